@@ -8,6 +8,9 @@ million buckets for pairs of words, as large models have.
 """
 
 import argparse
+import base64
+import gzip
+import hashlib
 import struct
 import tempfile
 import time
@@ -42,18 +45,37 @@ FIXTURES = Path(__file__).parent.parent / "tests" / "data" / "commoncrawl"
 FILES = {
     "wikipedia": SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2",
     "c4": SAMPLES / "c4-train.00000-of-01024-first1000.json.gz",
-    "wet": FIXTURES / "CC-MAIN-20140820021334-00006.warc.wet",
     "warc": FIXTURES / "CC-MAIN-20140820021334-00006.warc",
 }
 
 
-def read(source: str) -> list[Record]:
-    return list(READERS[source](Input(str(FILES[source])), ReadStats()))
+def read(source: str, path: Path) -> list[Record]:
+    return list(READERS[source](Input(str(path)), ReadStats()))
 
 
 def size(path: Path) -> int:
     with open_stream(str(path)) as stream:
         return len(stream.read())
+
+
+def write_wet(path: Path, pages: list[str]) -> None:
+    """Writes a WET archive as Common Crawl does: each page in a gzip member, with the SHA-1 of its text."""
+    with path.open("wb") as file:
+        for number, page in enumerate(pages):
+            block = page.encode()
+            fields = {
+                "WARC-Type": "conversion",
+                "WARC-Target-URI": f"https://example.org/{number}",
+                "WARC-Date": "2019-07-17T12:15:59Z",
+                "WARC-Record-ID": f"<urn:uuid:00000000-0000-4000-8000-{number:012}>",
+                "WARC-Refers-To": f"<urn:uuid:00000000-0000-4000-8001-{number:012}>",
+                "WARC-Block-Digest": f"sha1:{base64.b32encode(hashlib.sha1(block).digest()).decode()}",
+                "WARC-Identified-Content-Language": "eng",
+                "Content-Type": "text/plain",
+                "Content-Length": str(len(block)),
+            }
+            header = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            file.write(gzip.compress(f"WARC/1.0\r\n{header}\r\n".encode() + block + b"\r\n\r\n", 6))
 
 
 def speed(work: Callable[[], object], total_bytes: int, seconds: float) -> float:
@@ -111,11 +133,16 @@ def substrings(pages: list[str]) -> object:
 
 def measure(options: Options) -> Iterator[Table]:
     given, seconds = options.arguments, options.seconds
-    results = {f"read {source}": speed(partial(read, source), size(path), seconds) for source, path in FILES.items()}
-
-    pages = [record.text for record in read("c4")]
+    records = {source: read(source, path) for source, path in FILES.items()}
+    pages = [record.text for record in records["c4"]]
     page_bytes = sum(len(text.encode()) for text in pages)
-    wikitexts = [record.text for record in read("wikipedia")]
+    wikitexts = [record.text for record in records["wikipedia"]]
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        wet = Path(folder) / "wet"
+        write_wet(wet, [f"{page}\n{other}" for page, other in zip(pages, reversed(pages), strict=True)])
+        for source, path in {**FILES, "wet": wet}.items():
+            results[f"read {source}"] = speed(partial(read, source, path), size(path), seconds)
     results["wikitext to text"] = speed(
         over(wikitexts, plain_text), sum(len(text.encode()) for text in wikitexts), seconds
     )
@@ -141,7 +168,7 @@ def measure(options: Options) -> Iterator[Table]:
     results["language, langdetect"] = speed(
         over(few, detector("langdetect")), sum(len(text.encode()) for text in few), seconds
     )
-    urls = [record.url for record in read("c4")]
+    urls = [record.url for record in records["c4"]]
     results["URL normalisation (of the text's MB)"] = speed(over(urls, normalize_url), page_bytes, seconds)
 
     table = Table("One core, real text", ["step", "MB/s per core"])

@@ -93,9 +93,8 @@ def verify_command(
         damaged = any(not problem.endswith(verify.FOREIGN) for problem in problems)
         raise FailedError("\n".join([*problems, *([way_out] if damaged else [])]))
     shards = counted(len(corpus.manifest.shards), "shard")
-    documents = ""
-    if verify.has_documents(corpus):
-        documents = f" and {counted(len(corpus.manifest.documents), 'file')} of documents"
+    files = len(verify.documents_of(corpus))
+    documents = f" and {counted(files, 'file')} of documents" if files else ""
     following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
 

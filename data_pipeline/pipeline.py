@@ -12,6 +12,7 @@ from data_pipeline.cleaning import classifier
 from data_pipeline.cleaning.bad_words import list_of
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
+from data_pipeline.corpus.lineage import LINEAGE
 from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge, merge_tokens
 from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
@@ -189,7 +190,7 @@ def _forget_damaged(corpus: Path) -> None:
     _mark(corpus).unlink(missing_ok=True)
     for name in damaged:
         print(f"{corpus / name}: damaged, will be rebuilt")
-    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, blocks.parquet and report will be rewritten")
+    print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
 def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Render) -> report.Report:
@@ -198,13 +199,13 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
     Returns the report.
     """
     write_manifest.write_settings(config, corpus)
-    lineage = write_manifest.lineage(config)
+    settings = write_manifest.recorded(config)
     stages = {
-        stage: fingerprint([config.name, lineage, [unit.fingerprint for unit in units]])
+        stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
         for stage, units in built.by_stage.items()
     }
     recorded = read_valid_json(_mark(corpus), dict[str, str]) or {}
-    files = [corpus / report.FILE, *([corpus / MANIFEST, corpus / BLOCKS] if built.shards else [])]
+    files = [corpus / report.FILE, *((corpus / name for name in (MANIFEST, BLOCKS, LINEAGE)) if built.shards else ())]
     if stages.items() <= recorded.items() and all(file.exists() for file in files):
         found = report.read(corpus)  # perhaps of more stages than this command asks for
         if all((corpus / page).exists() for page in found.files):

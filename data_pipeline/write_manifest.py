@@ -1,4 +1,4 @@
-"""What a build has finished, and what it records of it: blocks.parquet, manifest.json and the settings."""
+"""What a build has finished, and what it records of it: its blocks, lineage, manifest and settings."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,13 @@ from data_pipeline.corpus.corpus import (
     DOCUMENTS,
     FORMAT_VERSION,
     MANIFEST,
-    BlocksEntry,
-    DocumentsEntry,
-    InputEntry,
+    FileEntry,
     Manifest,
     RowsEntry,
     ShardEntry,
     SplitEntry,
 )
+from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
@@ -86,7 +85,7 @@ _BLOCK_SCHEMA = pa.schema(
 
 
 def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
-    """Writes blocks.parquet, then manifest.json, which completes the corpus."""
+    """Writes blocks.parquet and lineage.parquet, then manifest.json, which completes the corpus."""
     tokenizer = read(corpus, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
@@ -98,8 +97,23 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         for name in unit.outputs
         for block in unit.result.blocks
     ]
-    with atomic_path(corpus / BLOCKS) as path:
-        pq.write_table(pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), path)
+    lineage = Lineage(
+        [
+            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
+            for unit in built.documents
+            for read in unit.result.inputs
+            if read.range.start == 0
+        ],
+        [
+            DocumentsEntry(name, output.bytes, output.sha256)
+            for unit in (*built.documents, *built.deduplicated)
+            for name, output in unit.outputs.items()
+            if name.startswith(DOCUMENTS)
+        ],
+    )
+    for file, table in {BLOCKS: pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
+        with atomic_path(corpus / file) as path:
+            pq.write_table(table, path)
     identity = {
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
         "rows": rows,
@@ -114,20 +128,9 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         tokenizer=tokenizer.describe(),
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
-        inputs=[
-            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
-            for unit in built.documents
-            for read in unit.result.inputs
-            if read.range.start == 0
-        ],
-        config=lineage(config),
-        documents=[
-            DocumentsEntry(name, output.bytes, output.sha256)
-            for unit in (*built.documents, *built.deduplicated)
-            for name, output in unit.outputs.items()
-            if name.startswith(DOCUMENTS)
-        ],
-        blocks=BlocksEntry(BLOCKS, sha256(corpus / BLOCKS)),
+        config=recorded(config),
+        blocks=FileEntry(BLOCKS, sha256(corpus / BLOCKS)),
+        lineage=FileEntry(LINEAGE, sha256(corpus / LINEAGE)),
         code_version=code_version(),
         objective_from=offering("objectives", config.rows.objective.name),
     )
@@ -169,10 +172,10 @@ def _absolute(path: str | list[str]) -> list[str]:
     return [one if "://" in one else str(Path(one).absolute()) for one in found]
 
 
-def lineage(config: CorpusConfig) -> dict[str, Any]:
+def recorded(config: CorpusConfig) -> dict[str, Any]:
     """The settings that the documents, the tokenizer and the shards were made with, defaults included, as in JSON.
 
-    It has no paths: the manifest's `inputs` list the files that were read, by name and checksum.
+    It has no paths: lineage.parquet lists the files that were read, by name and checksum.
     """
     settings = {
         "sources": [

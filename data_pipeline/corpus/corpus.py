@@ -1,7 +1,8 @@
 """A finished corpus, in a directory or at an fsspec URL: its manifest, tokenizer and blocks; or, where it is missing,
 the corpus file that makes it.
 
-manifest.json has the files with their checksums, the counts, and how the corpus was made.
+manifest.json has what training needs: the files with their checksums, the counts and the settings. `lineage.parquet`
+has the files that were read, and those of the documents.
 """
 
 import contextlib
@@ -21,10 +22,11 @@ import yaml
 from pydantic import NonNegativeInt
 
 from data_pipeline.corpus.blocks import Blocks
+from data_pipeline.corpus.lineage import Lineage
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.atomic import sha256, write_bytes
 from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
-from data_pipeline.foundation.json_file import PathBelow, read_json, seal_holds
+from data_pipeline.foundation.json_file import PathBelow, parse_json, read_json, seal_holds
 from data_pipeline.foundation.packages import installed_then
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.registry import AnyObjective
@@ -65,35 +67,17 @@ class RowsEntry:
 
 
 @dataclass(frozen=True)
-class InputEntry:
-    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
-
-    source: str
-    file: str
-    bytes: int
-    sha256: str
-    status: str
-    unchecked: bool = False
-
-
-@dataclass(frozen=True)
-class DocumentsEntry:
-    name: PathBelow
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class BlocksEntry:
+class FileEntry:
     file: PathBelow
     sha256: str
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`inputs`, `config` (the settings, without paths), `documents` and `code_version` say how the corpus was made.
+    """`config` (the settings, without paths), `lineage` and `code_version` say how the corpus was made.
 
-    `objective_from`: the package that offered the objective; "" if it ships.
+    `lineage` is None in a manifest that lists inputs and documents itself, as the first ones did. `objective_from`: the
+    package that offered the objective; "" if it ships.
     """
 
     format_version: int
@@ -103,10 +87,9 @@ class Manifest:
     tokenizer: TokenizerDescription
     rows: RowsEntry
     splits: dict[str, SplitEntry]
-    inputs: list[InputEntry] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
-    documents: list[DocumentsEntry] = field(default_factory=list)
-    blocks: BlocksEntry = field(kw_only=True)
+    blocks: FileEntry = field(kw_only=True)
+    lineage: FileEntry | None = None
     code_version: str = ""
     objective_from: str = ""
 
@@ -127,16 +110,24 @@ def read_manifest(directory: Path) -> Manifest:
     refuse_file(directory)
     path = directory / MANIFEST
     try:
-        beginning = read_json(path, _Beginning)
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {how_to_build(directory)} makes it") from None
+    except OSError as error:
+        raise FailedError(f"{path}: can't be read: {error.strerror}") from None
+    if is_sealed := seal_holds(content):
+        with contextlib.suppress(FailedError, MissingPackage):  # it is parsed once, unless something is wrong
+            manifest = parse_json(content, Manifest, path)
+            if manifest.format_version == FORMAT_VERSION:
+                return manifest
+    beginning = parse_json(content, _Beginning, path)
     if (version := beginning.format_version) != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
-    if not seal_holds(path.read_bytes()):
+    if not is_sealed:
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     try:
-        return read_json(path, Manifest)
+        return parse_json(content, Manifest, path)
     except MissingPackage as error:
         raise MissingPackage(f"{error}; {installed_then(beginning.objective_from)}") from None
 
@@ -202,6 +193,22 @@ class Corpus:
     def rows(self, split: str) -> int:
         return self.manifest.splits[split].rows
 
+    def lineage(self) -> Lineage:
+        """Raises FailedError if its file is missing or damaged, and what a store raises that refuses it."""
+        entry, path = self.manifest.lineage, self.directory / MANIFEST
+        if entry is None:
+            return read_json(path, Lineage)
+        path = self.directory / entry.file
+        if self.remote:
+            _copied(self.remote, self.directory, entry.file, entry.sha256)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FailedError(f"{path}: can't be read: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise FailedError(f"{path}: sha256 differs from the manifest's")
+        return Lineage.read(content, str(path))
+
     def blocks(self, split: str) -> Blocks:
         """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
         path = self.directory / "blocks.parquet"
@@ -244,26 +251,30 @@ def default_directory() -> Path:
 
 
 def _open_remote(remote: Remote) -> Corpus:
-    url = remote.url
-
-    def fetch(name: str) -> bytes:
-        with paths.opening(f"{url}/{name}"):
-            filesystem, root = stores.filesystem(url)
-            path = f"{root.rstrip('/')}/{name}"
-            return stores.with_retries(lambda: filesystem.cat_file(path), f"{url}/{name}", remote.wait_seconds)
-
-    content = fetch(MANIFEST)
+    content = _fetch(remote, MANIFEST)
     directory = remote.cache / "corpora" / hashlib.sha256(content).hexdigest()
     write_bytes(directory / MANIFEST, content)
     corpus = Corpus(directory, read_manifest(directory))
     blocks = corpus.manifest.blocks
     for name, expected in {**corpus.manifest.tokenizer.files, blocks.file: blocks.sha256}.items():
-        path = directory / name
-        if not path.exists() or sha256(path) != expected:
-            write_bytes(path, fetch(name))
-            if sha256(path) != expected:
-                raise FailedError(f"{url}/{name}: sha256 differs from the manifest's")
+        _copied(remote, directory, name, expected)
     return replace(corpus, remote=remote)
+
+
+def _fetch(remote: Remote, name: str) -> bytes:
+    with paths.opening(f"{remote.url}/{name}"):
+        filesystem, root = stores.filesystem(remote.url)
+        path = f"{root.rstrip('/')}/{name}"
+        return stores.with_retries(lambda: filesystem.cat_file(path), f"{remote.url}/{name}", remote.wait_seconds)
+
+
+def _copied(remote: Remote, directory: Path, name: str, expected: str) -> None:
+    """Makes sure that `directory` has a small file of the remote corpus, whose sha256 is `expected`."""
+    path = directory / name
+    if not path.exists() or sha256(path) != expected:
+        write_bytes(path, _fetch(remote, name))
+        if sha256(path) != expected:
+            raise FailedError(f"{remote.url}/{name}: sha256 differs from the manifest's")
 
 
 def corpus_file_of(directory: str | Path, folders: Iterable[Path] = ()) -> str | None:

@@ -27,10 +27,14 @@ def verify(corpus: Corpus) -> list[str]:
     read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
     if its store refuses or doesn't answer.
     """
-    manifest, with_documents = corpus.manifest, has_documents(corpus)
+    manifest = corpus.manifest
     problems = _checked(corpus, manifest.blocks.file, _verify_file, manifest.blocks.sha256)
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
-    files = manifest.tokenizer.files | ({one.name: one.sha256 for one in manifest.documents} if with_documents else {})
+    lineage = manifest.lineage
+    in_lineage = _checked(corpus, lineage.file, _verify_file, lineage.sha256) if lineage else []
+    documents = {} if in_lineage else documents_of(corpus)
+    problems += in_lineage
+    files = manifest.tokenizer.files | documents
     if not blocks:  # then only the checksums of shards can be checked
         files |= {shard.name: shard.sha256 for shard in manifest.shards}
     checks = [partial(_checked, corpus, name, _verify_file, sha256) for name, sha256 in files.items()]
@@ -44,8 +48,8 @@ def verify(corpus: Corpus) -> list[str]:
         finally:
             pool.shutdown(cancel_futures=True)
     problems += _verify_report(corpus)
-    known = {shard.name for shard in manifest.shards} | {file.name for file in manifest.documents}
-    folders = [SHARDS, *([DOCUMENTS] if with_documents else [])]
+    known = {shard.name for shard in manifest.shards} | documents.keys()
+    folders = [SHARDS, *([DOCUMENTS] if documents else [])]
     unknown = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
     problems += [f"{corpus.location}/{name}: {FOREIGN}" for name in unknown]
     for split, in_blocks in blocks.items():
@@ -55,9 +59,11 @@ def verify(corpus: Corpus) -> list[str]:
     return problems
 
 
-def has_documents(corpus: Corpus) -> bool:
-    """Whether this copy of the corpus has its documents."""
-    return bool(corpus.manifest.documents) and stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}")
+def documents_of(corpus: Corpus) -> dict[str, str]:
+    """The sha256 of each file of documents; {} if this copy of the corpus is without them."""
+    if not stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}"):
+        return {}
+    return {file.name: file.sha256 for file in corpus.lineage().documents}
 
 
 def _verify_report(corpus: Corpus) -> list[str]:

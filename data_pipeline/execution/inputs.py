@@ -26,7 +26,7 @@ _CORPORA_SHOWN = 3
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 WRITTEN = {  # by a build, in the directory of its corpus
     *(".stages", "documents", "tokenizer", "shards", "manifest.json", "blocks.parquet"),
-    *("report.json", "report.md", "report.html"),
+    *("lineage.parquet", "report.json", "report.md", "report.html"),
 }
 
 

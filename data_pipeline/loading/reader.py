@@ -5,10 +5,13 @@ the ranks of a machine share.
 """
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,13 +21,15 @@ import numpy as np
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, decode_block, examples_in, rows_in
 from data_pipeline.foundation import stores
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, atomic_file, lock
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, lock, temporary_path
 from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
 from data_pipeline.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
-# A process checks the size each time it has added 1 % of the limit; then it deletes files until 10 % is free.
-_LOOK, _KEEP = 0.01, 0.9
+_KEEP = 0.9  # of what the cache may have: as much stays when files are deleted, so that it isn't done for each block
+_FREE = 0.05  # of the disk, for all other programs
+_FULL = 0.8  # of what the cache has when the disk or the user's quota is full: that much it may have from then on
+_ABANDONED = 3600  # seconds after which a temporary file has no writer any more
 
 
 def mapped_file(path: str | Path) -> memoryview:
@@ -34,15 +39,16 @@ def mapped_file(path: str | Path) -> memoryview:
 
 
 class DiskCache:
-    """Stores contents by their sha256, one file each. Beyond about `limit` bytes it deletes the least recently used.
+    """Stores contents by their sha256, one file each. Before one is stored, the least recently used are deleted until
+    `limit` bytes suffice for all and 5 % of the disk stay free.
 
-    Any number of processes may use one directory. Files appear whole, and a deleted file stays readable to the
-    processes that have it open.
+    Any number of processes may use one directory: the file `lock` has the bytes of all. Files appear whole, and a
+    deleted file stays readable to the processes that have it open.
     """
 
     def __init__(self, directory: Path, limit: int):
         self.directory, self.limit = directory, limit
-        self._added, self._refused = 0, False
+        self._refused = False
 
     def get(self, sha256: str, fetch: Callable[[], bytes]) -> memoryview:
         """The content with that sha256. If it isn't cached, calls `fetch` and stores what that returns.
@@ -59,39 +65,72 @@ class DiskCache:
                 return mapped
         content = fetch()
         try:
-            with atomic_file(path) as file:
-                file.write(content)
-        except OSError as error:  # the disk is full: reading is slower, but the run can go on
+            self._store(path, content)
+        except OSError as error:  # reading is slower, but the run can go on
             if not self._refused:
                 self._refused = True
                 print(f"warning: {self.directory}: blocks can't be cached: {error.strerror}", file=sys.stderr)
-            return memoryview(content)
-        self._added += len(content)
-        if self._added > self.limit * _LOOK:
-            self._added = 0
-            self._make_room(path)
         return memoryview(content)
 
-    def _make_room(self, new: Path) -> None:
-        """Deletes the least recently used files, except `new`, while the cache is too large."""
-        with (self.directory / "lock").open("a") as file:
+    def _store(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._reserve(len(content))
+        try:
+            _write(path, content)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._reserve(len(content), is_full=True)
+            _write(path, content)
+
+    def _reserve(self, size: int, is_full: bool = False) -> None:
+        """Counts `size` bytes more, after deleting what they have no room beside. Raises OSError if that isn't enough.
+
+        `is_full`: the disk has no room for them, although it should.
+        """
+        with (self.directory / "lock").open("a+") as file:
             lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
-            files = sorted(self._files())
-            total = sum(size for _, size, _ in files)
-            for _, size, path in files:
-                if total <= self.limit * _KEEP:
-                    break
-                if path != new:
-                    path.unlink(missing_ok=True)
-                    total -= size
+            file.seek(0)
+            counted = file.read()
+            disk = shutil.disk_usage(self.directory)
+            room = disk.free - int(_FREE * disk.total)
+            if is_full or size > room or not counted.isdigit() or int(counted) + size >= self.limit:
+                counted = str(self._make_room(size, room, is_full))
+            file.truncate(0)
+            file.write(str(int(counted) + size))
+
+    def _make_room(self, size: int, room: int, is_full: bool) -> int:
+        """Deletes the least recently used files if `size` bytes more are too many; the bytes that stay."""
+        files = sorted(self._files())
+        before = total = sum(used for _, used, _ in files)
+        if is_full:
+            self.limit = min(self.limit, int(_FULL * total))
+        for _, used, path in files:
+            if total + size <= _KEEP * min(self.limit, before + room):
+                break
+            path.unlink(missing_ok=True)
+            total -= used
+        if size > room + before - total:
+            raise OSError(errno.ENOSPC, f"less than {_FREE:.0%} of the disk is free")
+        return total
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """(time of last use, bytes, path) of each file."""
+        """(time of last use, bytes, path) of each file, except those that are being written."""
         for path in self.directory.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
-                if not path.name.endswith(TEMPORARY_SUFFIX):
-                    status = path.stat()
+                status = path.stat()
+                if not path.name.endswith(TEMPORARY_SUFFIX) or status.st_mtime < time.time() - _ABANDONED:
                     yield status.st_mtime_ns, status.st_size, path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file that appears whole. Nothing waits for the disk: what a power cut leaves of it isn't believed."""
+    temporary = temporary_path(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 _ATTEMPTS = 3  # to read a remote block whose checksum differs

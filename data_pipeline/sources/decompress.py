@@ -5,7 +5,6 @@ import contextlib
 import io
 import shutil
 import tempfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import zstandard
+from zlib_ng import zlib_ng
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput
@@ -129,7 +129,7 @@ class Codec:
 
 
 def _gzip() -> Any:
-    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    return zlib_ng.decompressobj(wbits=16 + zlib_ng.MAX_WBITS)
 
 
 def _zstandard() -> Any:
@@ -262,7 +262,7 @@ class Members:
                 raise self._cut_off()
             try:
                 content = decompressor.decompress(data)
-            except (zlib.error, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
+            except (zlib_ng.error, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
                 raise self._corrupt(known, f"corrupt {self._codec.name} data ({error})") from None
             if content:
                 length += len(content)

@@ -120,7 +120,7 @@ def open_build(location: Path) -> FinishedBuild:
     if not build.documents:
         raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
     finished = (build.directory / MANIFEST).exists()
-    if finished and read_manifest(build.directory).config != write_manifest.lineage(config):
+    if finished and read_manifest(build.directory).config != write_manifest.recorded(config):
         raise UserError(f"{location}: {build.directory} was built with other settings; run data-pipeline build")
     return build
 

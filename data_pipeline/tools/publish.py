@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_pipeline.corpus.corpus import MANIFEST, Corpus
-from data_pipeline.corpus.verify import has_documents
+from data_pipeline.corpus.verify import documents_of
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
 from data_pipeline.foundation.json_file import parse_json
@@ -62,9 +62,10 @@ def _files(corpus: Corpus, documents: bool) -> dict[str, str]:
     """The files of the corpus, without its manifest, and the checksums that it lists: "" for pages of the report."""
     manifest = corpus.manifest
     checksums = {shard.name: shard.sha256 for shard in manifest.shards}
-    checksums |= {manifest.blocks.file: manifest.blocks.sha256, **manifest.tokenizer.files}
-    if documents and has_documents(corpus):
-        checksums |= {file.name: file.sha256 for file in manifest.documents}
+    tables = [manifest.blocks, *([manifest.lineage] if manifest.lineage else [])]
+    checksums |= {table.file: table.sha256 for table in tables} | manifest.tokenizer.files
+    if documents:
+        checksums |= documents_of(corpus)
     return checksums | {path.name: "" for path in sorted(corpus.directory.glob("report.*"))}
 
 

@@ -89,7 +89,7 @@ class CacheSection(Section):
     """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-UID under
     $SLURM_TMPDIR, $TMPDIR or /tmp."""
     gigabytes: Annotated[float, Field(gt=0, le=1e9)] = 100.0
-    """The largest size of the cache, in gigabytes."""
+    """The largest size of the cache, in gigabytes. 5 % of its disk stay free in any case."""
     wait_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT)] = stores.WAIT_SECONDS
     """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
 

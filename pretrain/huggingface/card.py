@@ -14,7 +14,7 @@ from data_pipeline import report as corpus_report
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import markdown, masked_values
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.objectives.objective import Objective
@@ -234,11 +234,13 @@ def _corpus(trained_on: TrainingCorpus) -> list[str]:
     ]
     parts = [f"### {corpus.name}", _table(["", ""], rows)]
     parts.append(_table(["source", "format", "language", "licence of the texts"], sources))
-    inputs = [[one.source, one.file, f"{one.bytes:,}", f"`{one.sha256}`"] for one in manifest.inputs]
+    inputs: list[list[str]] = []
+    with suppress(FailedError):  # a copy for training may be without this file
+        inputs = [[one.source, one.file, f"{one.bytes:,}", f"`{one.sha256}`"] for one in corpus.lineage().inputs]
     if inputs:
         parts.append(_table(["source", "file", "bytes", "sha256"], inputs[:_MOST_INPUTS]))
     if len(inputs) > _MOST_INPUTS:
-        parts.append(f"and {len(inputs) - _MOST_INPUTS:,} more files, which the corpus's manifest lists.")
+        parts.append(f"and {len(inputs) - _MOST_INPUTS:,} more files, which the corpus's lineage.parquet lists.")
     kinds = {"documents": report.documents.dropped, "lines": report.lines.dropped} if report else {}
     dropped = [
         [kind, rule, f"{count:,}"]

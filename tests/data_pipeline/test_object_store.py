@@ -37,6 +37,7 @@ from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import built, flip
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
 from tests.in_process import done_here, refused_here
+from tests.mounts import mounted
 from tests.tables import each
 
 
@@ -308,7 +309,7 @@ def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_p
     layout = BatchLayout(0, 1, 8, 1)
     for found, wanted in zip(validation_batches(remote, layout), validation_batches(local, layout), strict=True):
         assert torch.equal(found["labels"], wanted["labels"])
-    blocks = [path for path in (cache / "blocks").rglob("*") if path.is_file()]
+    blocks = list((cache / "blocks").glob("??/*"))
     assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))
     assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.name for path in blocks)
 
@@ -381,6 +382,56 @@ def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, cap
     assert capsys.readouterr().err == f"warning: {tmp_path}/file: blocks can't be cached: Not a directory\n"
 
 
+def test_the_loaders_of_a_machine_keep_the_limit_together(tmp_path):
+    """64 loaders, each of which stores a block in turn."""
+    caches = [DiskCache(tmp_path, limit=200_000) for _ in range(64)]
+    for number in range(400):
+        data = number.to_bytes(2, "big") * 500
+        caches[number % 64].get(hashlib.sha256(data).hexdigest(), lambda data=data: data)
+        if number % 10 == 9:
+            assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 200_000
+    assert len(list(tmp_path.glob("??/*"))) >= 180  # a tenth goes at a time
+
+
+# a cache that may have more than its disk; the most of the disk that is used, and which of the last blocks are there
+SMALL_DISK = """
+import hashlib, shutil, sys
+from pathlib import Path
+from data_pipeline.loading.reader import DiskCache
+
+folder = Path(sys.argv[1])
+cache, most = DiskCache(folder / "cache", limit=10**9), 0
+for number in range(int(sys.argv[2])):
+    content = number.to_bytes(4, "big") * 4096
+    assert cache.get(hashlib.sha256(content).hexdigest(), lambda: content) == content
+    disk = shutil.disk_usage(folder)
+    most = max(most, 1 - disk.free / disk.total)
+stored = [(cache.directory / name[:2] / name).exists() for name in (
+    hashlib.sha256(one.to_bytes(4, "big") * 4096).hexdigest() for one in range(number - 9, number + 1))]
+print(f"{most} {sum(stored)}")
+"""
+
+
+@each("options, blocks", [("size=4m", 600), ("size=64m,nr_inodes=600", 600)])
+def test_a_cache_on_a_disk_smaller_than_its_limit_makes_room(tmp_path, options, blocks):
+    """600 blocks of 16 KiB on 4 MiB, of which 5 % stay free; and on a disk that is full while it has free bytes."""
+    command = [sys.executable, "-c", SMALL_DISK, str(tmp_path / "disk"), str(blocks)]
+    done = mounted(tmp_path / "disk", options, command, tmp_path / "errors")
+    assert (done.returncode, done.stderr) == (0, "")
+    most, stored = map(float, done.stdout.split())
+    assert most <= 0.95
+    assert stored == 10
+
+
+def test_a_disk_that_others_have_filled_is_left_alone(tmp_path):
+    fill = f'head -c 3900k /dev/zero > {tmp_path}/disk/others; exec "$0" "$@"'
+    command = ["sh", "-c", fill, sys.executable, "-c", SMALL_DISK, str(tmp_path / "disk"), "20"]
+    done = mounted(tmp_path / "disk", "size=4m", command, tmp_path / "errors")
+    warning = f"warning: {tmp_path}/disk/cache: blocks can't be cached: less than 5% of the disk is free\n"
+    assert (done.returncode, done.stderr) == (0, warning)
+    assert done.stdout.split()[1] == "0"
+
+
 SHARE = """
 import hashlib, sys
 from pathlib import Path
@@ -397,4 +448,4 @@ for turn in range(300):
 def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path):
     processes = [subprocess.Popen([sys.executable, "-c", SHARE, tmp_path, str(step)]) for step in (1, 3, 7)]
     assert [process.wait() for process in processes] == [0, 0, 0]
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 22_000
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 20_000

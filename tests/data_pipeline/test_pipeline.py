@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import pickle
 import random
 import shutil
 from hashlib import md5, sha256
@@ -24,13 +25,14 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
 from data_pipeline.foundation import atomic
-from data_pipeline.foundation.atomic import lock
+from data_pipeline.foundation.atomic import lock, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.pipeline import build
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
+from data_pipeline.tools.publish import publish
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
 from tests.in_process import done_here, refused_here, run_here
@@ -216,6 +218,11 @@ def test_damage_in_any_file_is_named_and_repair_makes_it_again_to_the_byte(small
     files = sorted(map(str, [*(copy / name for name in [*damaged, "report.json"]), extra]))
     assert sorted(line.split(": ")[0] for line in named) == files
     assert "data-pipeline build CORPUS.yaml --repair" in way_out
+    flip(copy / "lineage.parquet")  # without it, the checksums of documents are unknown
+    unknown = {f"{copy / name}" for name in ["lineage.parquet", *damaged[1:], "report.json"]} | {str(extra)}
+    assert {line.split(": ")[0] for line in verify(open_corpus(copy))} == unknown
+    with pytest.raises(FailedError, match=r"lineage\.parquet: sha256 differs from the manifest's"):
+        open_corpus(copy).lineage()
     repaired = done_here("data-pipeline", "build", config, f"output={copy}", "--repair")
     assert f"{copy}/.stages/tokens/part-00002.safetensors: damaged, will be rebuilt" in repaired
     assert "documents: 1 unit to do (new), 2 up to date" in repaired
@@ -264,7 +271,7 @@ def test_a_disk_that_is_full_while_the_driver_writes_is_one_line_and_the_next_bu
         patched.setattr("os.pwrite", refuse)
         assert build_on_full_disk() == said
     whole = atomic.commit
-    for full in ("config.json", "blocks.parquet", "manifest.json", "report.json", "complete"):
+    for full in ("config.json", "blocks.parquet", "lineage.parquet", "manifest.json", "report.json", "complete"):
 
         def commit(temporary: Path, path: Path, full: str = full) -> None:
             refuse() if path.name == full else whole(temporary, path)
@@ -317,8 +324,32 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
     assert source["options"] == {"max_record_bytes": 64 * 2**20}  # no option was given: this is the default
     assert (source["cleaning"]["profile"], source["cleaning"]["min_sentences_per_page"]) == ("none", 0)
     assert made["split"] == {"by": "hash", "validation_fraction": 0.05}
-    assert [file["name"] for file in manifest["documents"]] == [f"documents/part-{n:05d}.parquet" for n in range(3)]
+    documents = open_corpus(small_corpus).lineage().documents
+    assert [file.name for file in documents] == [f"documents/part-{n:05d}.parquet" for n in range(3)]
+    for file in documents:
+        content = (small_corpus / file.name).read_bytes()
+        assert (file.bytes, file.sha256) == (len(content), sha256(content).hexdigest())
     assert manifest["code_version"] == code_version()
+
+
+def test_a_manifest_that_lists_inputs_and_documents_itself_is_read_and_holds_nothing_of_them(small_corpus, tmp_path):
+    """As manifests had it before lineage.parquet. Each loader process is sent the corpus."""
+    copy = shutil.copytree(small_corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns(".stages"))
+    manifest, lineage = json.loads((copy / "manifest.json").read_text()), open_corpus(small_corpus).lineage()
+    del manifest["lineage"], manifest["sha256"]
+    (copy / "lineage.parquet").unlink()
+    one = vars(lineage.inputs[0])
+    manifest["inputs"] = [{**one, "file": f"{number}"} for number in range(1000)]
+    manifest["documents"] = [vars(file) for file in lineage.documents]
+    write_json(copy / "manifest.json", manifest, sealed=True)
+    corpus = open_corpus(copy)
+    assert [file.file for file in corpus.lineage().inputs] == [str(number) for number in range(1000)]
+    assert corpus.lineage().documents == lineage.documents
+    assert verify(corpus) == []
+    (copy / "documents/part-00000.parquet").unlink()
+    assert verify(corpus) == [f"{copy}/documents/part-00000.parquet: missing"]
+    assert publish(corpus, f"file://{tmp_path}/published", documents=False).sent > 0
+    assert len(pickle.dumps(corpus)) < 1000 * 64  # a checksum has 64 digits
 
 
 def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_corpus, tmp_path):
@@ -471,8 +502,7 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
         assert done.stderr.count("warning: ") == 3
         found[share] = report.read(corpus)
         written[share] = {path.name: path.read_bytes() for path in (corpus / "shards").rglob("*.tar")}
-        inputs = json.loads((corpus / "manifest.json").read_text())["inputs"]
-        checked = {file["file"]: file["sha256"] for file in inputs if file["source"] == "a"}
+        checked = {file.file: file.sha256 for file in open_corpus(corpus).lineage().inputs if file.source == "a"}
         assert checked == {path.name: sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "a").iterdir()}
     units = [found[share].stages[0].units for share in found]
     assert (units[0], units[2]) == (14, 2)

@@ -228,7 +228,7 @@ def test_another_model_at_the_same_path_and_another_threshold_clean_again(corpor
     """And the manifest has the model's checksum, not its path."""
     corpus, model = corpora[0], corpora[0].parents[1] / "model.bin"
     config, whole = corpus.parent / "corpus.yaml", documents(corpus)
-    recorded = write_manifest.lineage(load(config, [], CorpusConfig))
+    recorded = write_manifest.recorded(load(config, [], CorpusConfig))
     assert recorded["sources"][0]["cleaning"]["classifier"]["path"] == hashlib.sha256(model.read_bytes()).hexdigest()
     assert "model.bin" not in json.dumps(recorded)
     undecided = 0 * OUTPUTS  # 0.5 for every page, which is kept

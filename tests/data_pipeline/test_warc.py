@@ -81,10 +81,11 @@ def test_records_of_an_archive(tmp_path, records, kept, counters, options):
     assert {page.language for page in found} <= ({"eng"} if OTHER_LINES in records else {""})
 
 
-def test_a_cut_at_any_byte_is_never_silent(tmp_path):
+@each("compress", [bytes, gzip.compress])
+def test_a_cut_at_any_byte_is_never_silent(tmp_path, compress):
     """Cuts at every length, except between two records, where a valid archive is left."""
     texts = ["One.\n" * 20, "Two.\n" * 20, "Three.\n" * 20]
-    pages = [record(text.encode(), digest=number != 1) for number, text in enumerate(texts)]
+    pages = [compress(record(text.encode(), digest=number != 1)) for number, text in enumerate(texts)]
     whole, ends = b"".join(pages), list(itertools.accumulate(map(len, pages)))
     path = tmp_path / "a"
     for length in set(range(4, len(whole))) - set(ends):
@@ -114,6 +115,33 @@ def test_a_changed_bit_never_changes_a_text_or_loses_another_page(tmp_path):
             lacking = sum(stats.counters[rule] for rule in ("no_url", "no_timestamp"))
             assert stats.counters["damaged"] + lacking == 1
             assert stats.counters["read"] == 3
+
+
+def test_every_changed_bit_that_zlib_notices_in_a_compressed_archive_is_noticed(tmp_path):
+    """Each bit of the middle one of three gzip members. The reader inflates with zlib-ng."""
+    members = [gzip.compress(record(text)) for text in (b"First page.", b"A second one.", b"The last.")]
+    path = tmp_path / "a"
+    unseen = 0
+    for place, bit in itertools.product(range(len(members[1])), range(8)):
+        changed = bytearray(members[1])
+        changed[place] ^= 1 << bit
+        path.write_bytes(members[0] + changed + members[2])
+        inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        try:
+            inflate.decompress(changed)
+            noticed = not inflate.eof or bool(inflate.unused_data)
+        except zlib.error:
+            noticed = True
+        if noticed:
+            kept, _, _ = read_until_damage("wet", path)
+            assert [page.text for page in kept] == ["First page."]
+        else:
+            unseen += 1
+            kept, _ = read("wet", path)
+            assert [page.text for page in kept] == ["First page.", "A second one.", "The last."]
+    # RFC 1952: nothing checks the time, the extra flags, the system, the bit that only says that it is text, and those
+    # that fill the last byte of the data
+    assert unseen - (8 * (4 + 1 + 1) + 1) in range(8)
 
 
 LENGTHS = {"3": "doesn't lead", "400": "doesn't lead", "99999999999": "max_record_bytes", "x": "is 'x'", None: "is ''"}

@@ -324,7 +324,7 @@ def test_the_card_has_the_figures_of_run_and_corpus(run, small_corpus, tmp_path)
     documents = report["documents"]
     assert found["documents"][0] == f"{documents['kept']:,} of {documents['read']:,} kept"
     assert LICENCES["c4"] in text
-    assert all(one["sha256"] in text for one in manifest["inputs"])
+    assert all(one.sha256 in text for one in open_corpus(small_corpus).lineage().inputs)
     metrics = read_metrics(run)
     loss = metrics[-1].metrics["validation/small/loss"]
     assert float(found["validation/small/loss"][0]) == pytest.approx(loss, rel=1e-5)
