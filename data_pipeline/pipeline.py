@@ -17,8 +17,8 @@ from data_pipeline.execution import ownership, workers
 from data_pipeline.execution.buckets import merge, merge_tokens
 from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.execution.parts import PartsResult, parts_of
-from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, keep_only, outputs_of, run
-from data_pipeline.foundation.atomic import fingerprint, remove_leftovers, write_json
+from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, keep_only, outputs_of, run, unfinished
+from data_pipeline.foundation.atomic import fingerprint, flush, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
@@ -50,7 +50,7 @@ def build(
     try:
         with failing_in_one_line(Path(config.output), KEPT):
             corpus = _build(config, until, strict, repair, render)
-            remove_leftovers(corpus, WRITTEN)  # of workers that were lost while they wrote
+            _remove_leftovers(corpus)
             return corpus
     finally:
         ownership.release(Path(config.output))
@@ -72,7 +72,7 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
     with workers.without_ray() if small else contextlib.nullcontext():
         _prepare(corpus)
         if repair:
-            _forget_damaged(corpus)
+            _forget_damaged(corpus, config)
         built = _run_stages(config, corpus, inputs, until, strict)
         found = _record(config, corpus, built, render)
         if (not built.tokenizer and until != "documents") or not documents.total(built.left):
@@ -89,7 +89,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     _report_unchecked(built.documents)
     parts = parts_of(built.documents)
     if config.steps:
-        keep_only(corpus, ".stages/documents/part-*.parquet", outputs_of(built.documents))
+        keep_only(corpus, ".stages/documents/**/part-*.parquet", outputs_of(built.documents))
         built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
         parts = parts_of(built.deduplicated)
     keep_only(corpus, "documents/part-*.parquet", outputs_of(built.left))
@@ -126,7 +126,17 @@ def _prepare(corpus: Path) -> None:
     except OSError as error:
         raise UserError(f"output: can't create {corpus}: {error.strerror}") from None
     ownership.claim(corpus)  # before removing anything that another build may be using
-    remove_leftovers(corpus, WRITTEN)
+    _remove_leftovers(corpus)
+
+
+def _remove_leftovers(corpus: Path) -> None:
+    """Removes what workers that were lost while they wrote have left. Those of a stage write in one folder, so that the
+    files of all stages needn't be listed."""
+    stages = corpus / ".stages"
+    shutil.rmtree(unfinished(corpus), ignore_errors=True)
+    remove_leftovers(corpus, {*WRITTEN} - {stages.name})
+    for folder in (stages, *(path for path in stages.iterdir() if path.is_dir())):
+        remove_leftovers(folder, ())
 
 
 def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
@@ -183,9 +193,9 @@ def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResu
         )
 
 
-def _forget_damaged(corpus: Path) -> None:
+def _forget_damaged(corpus: Path, config: CorpusConfig) -> None:
     """Removes the records of damaged files, so that the stages rebuild them."""
-    damaged = forget_damaged(corpus)
+    damaged = forget_damaged(corpus, config.ray)
     shutil.rmtree(corpus / ".stages" / "plans", ignore_errors=True)  # they have no checksums
     _mark(corpus).unlink(missing_ok=True)
     for name in damaged:
@@ -210,6 +220,8 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
         found = report.read(corpus)  # perhaps of more stages than this command asks for
         if all((corpus / page).exists() for page in found.files):
             return found
+    _mark(corpus).unlink(missing_ok=True)  # it speaks of the manifest and report that are replaced now
+    flush(_mark(corpus).parent)
     if built.shards:
         write_manifest.write(config, corpus, built)
     written = report.write(corpus, config.name, built, render)

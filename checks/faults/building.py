@@ -15,7 +15,7 @@ MODULE = "data_pipeline.execution.work_units"
 OUTSIDE = ("the driver killed", "a lost node", "a bit of an input")  # the matrix does these when it sees the marker
 SECONDS_TO_ACT = 60.0  # for the matrix, which ends the wait by removing the file beside the marker
 FAULTS: dict[str, Fault] = {"SIGKILL": KILLS["SIGKILL"], **DISK}
-WHEN = ("before the work", "after the work")  # after it, the unit's files are there but not its sidecar
+WHEN = ("before the work", "after the work")  # after it, the unit's files are there but not its record
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,22 @@
 """Parts: Parquet files of documents, each small enough to be held in memory as keys or as token ids.
 
-Each unit of the documents stage writes one or more parts, and every later stage has a unit for each part.
+Each unit of the documents stage writes one or more parts. A unit of a later stage reads a part or, where there are
+many, a group of neighbours that is no larger than a part may be.
 """
 
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.errors import FailedError, one_line
@@ -29,6 +31,7 @@ _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
 # A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
+_ENOUGH_UNITS = 1000  # of a stage; the fixed cost of more, such as their files, outweighs what they compute
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class WrittenPart:
 
     `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
     counts them by split. `urls` is the file with the addresses of pages that cleaning dropped, which are compared
-    with others of their URL, or "" if the config doesn't compare URLs.
+    with others of their URL, or "" if the config doesn't compare URLs. `characters` is the sum of the documents'
+    `size_of`; None in a part of an earlier version, which didn't count them.
     """
 
     path: str
@@ -46,6 +50,7 @@ class WrittenPart:
     text_bytes: int
     documents: dict[str, int]
     urls: str = ""
+    characters: int | None = None
 
     @property
     def name(self) -> str:
@@ -63,6 +68,9 @@ class Part(WrittenPart):
     checksums: list[str]
 
 
+PartType = TypeVar("PartType", bound=WrittenPart)
+
+
 def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
     """The parts that the `units` of a stage wrote, in order."""
     return [
@@ -70,6 +78,27 @@ def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
         for unit in units
         for part in unit.result.parts
     ]
+
+
+def grouped(parts: Sequence[PartType], config: CorpusConfig) -> list[list[PartType]]:
+    """`parts`, whose order stays, in the groups that units read: neighbours of a source, if there are many parts.
+
+    A group has at most `characters_per_part`, and no more than a stage of 1,000 units needs. The groups depend on the
+    parts alone, so that any number of workers makes the same units.
+    """
+    if len(parts) <= _ENOUGH_UNITS:
+        return [[part] for part in parts]
+    most = min(config.characters_per_part, sum(part.characters or 0 for part in parts) // _ENOUGH_UNITS)
+    groups: list[list[PartType]] = []
+    size = 0.0
+    for part in parts:
+        own = math.inf if part.characters is None else part.characters
+        size += own
+        if not groups or size > most or groups[-1][-1].source != part.source:
+            groups.append([])
+            size = own
+        groups[-1].append(part)
+    return groups
 
 
 def size_of(text: str) -> int:
@@ -171,17 +200,19 @@ class PartFile:
     def __init__(self, rows: RowsFile):
         self._rows = rows
         self.documents: Counter[str] = Counter()
-        self.text_bytes = 0
+        self.text_bytes = self.characters = 0
 
     def add(self, document: Document) -> None:
         row = {name: getattr(document, name) for name in _COLUMNS}  # asdict takes four times as long
-        self._rows.add(row, size_of(document.text))
+        characters = size_of(document.text)
+        self._rows.add(row, characters)
         self.documents[document.split] += 1
+        self.characters += characters + len(document.target)
         self.text_bytes += len(document.text.encode()) + len(document.target.encode())
 
     def describe(self, path: str, source: str, first_id: str) -> WrittenPart:
         documents = dict(sorted(self.documents.items()))
-        return WrittenPart(path, source, first_id, self.text_bytes, documents)
+        return WrittenPart(path, source, first_id, self.text_bytes, documents, characters=self.characters)
 
 
 @contextlib.contextmanager
@@ -191,16 +222,17 @@ def part_file(path: Path) -> Iterator[PartFile]:
         yield PartFile(rows)
 
 
-def read_documents(corpus: Path, part: str, columns: list[str]) -> Iterator[Document]:
-    """The documents of one part with the fields `columns`, a row group at a time. Other columns aren't read."""
-    path = corpus / part
-    with _readable(path):
-        opened = pq.ParquetFile(path)
-    with opened as file:
-        for group in range(file.num_row_groups):
-            with _readable(path):
-                table = file.read_row_group(group, columns)
-            yield from (Document(**row) for row in table.to_pylist())
+def read_documents(corpus: Path, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
+    """The documents of `parts` with the fields `columns`, a row group at a time. Other columns aren't read."""
+    for part in parts:
+        path = corpus / part
+        with _readable(path):
+            opened = pq.ParquetFile(path)
+        with opened as file:
+            for group in range(file.num_row_groups):
+                with _readable(path):
+                    table = file.read_row_group(group, columns)
+                yield from (Document(**row) for row in table.to_pylist())
 
 
 @contextlib.contextmanager

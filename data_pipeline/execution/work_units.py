@@ -2,9 +2,8 @@
 
 A stage is a list of units, and on a cluster each unit is a Ray task. The worker writes the unit's files atomically and
 returns only counts. The driver decides which units run; `workers` decides only where and when: the bytes are the same
-for any number of workers, and a build that was killed goes on with the units that are missing. The unit's sidecar,
-`CORPUS/.stages/STAGE/UNIT.json`, is written last and commits it: it has the fingerprint of the unit's inputs, its files
-and its counts.
+for any number of workers, and a build that was killed goes on with the units that are missing. The unit's record, which
+the driver writes last, commits it (`records`): it has the fingerprint of the unit's inputs, its files and its counts.
 """
 
 import errno
@@ -16,19 +15,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.config import RayConfig
 from data_pipeline.execution import ownership, workers
+from data_pipeline.execution.records import Records, stages_of
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.atomic import fingerprint, sha256, write_bytes, write_json
+from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write_bytes
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, of_files
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.progress import track
 
 KEPT = "what is finished is kept"
+_BYTES_CHECKED = 1 << 30  # by a worker at once
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ def run(
     for each failure, or StoreError.
     """
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
-    recorded = {sidecar.stem for sidecar in (corpus / ".stages" / stage.name).glob("*.json")}
-    done = {unit.name: unit for unit in read_finished(stage, corpus)}
+    records = Records(corpus, stage.name)
+    done: dict[str, Finished[ResultType]] = records.read(stage.finished)
     with ThreadPoolExecutor() as pool:
         why = pool.map(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
         reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
@@ -152,18 +153,28 @@ def run(
     else:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
         print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
-        finished, errors = _work_off(stage, todo, corpus, ray_config)
+        records.remove({unit.name for unit in todo})
+        with records as record:
+            finished, errors = _work_off(stage, todo, corpus, ray_config, record)
         done |= finished
         if errors:
             _raise(errors)
-    _forget_others(corpus, stage.name, recorded - reasons.keys())
+    if others := done.keys() - reasons.keys():  # no longer in the plan
+        planned = outputs_of([done[unit.name] for unit in units])
+        for output in outputs_of([done[name] for name in others]).keys() - planned.keys():
+            (corpus / output).unlink(missing_ok=True)
+        records.remove(others)
     return [done[unit.name] for unit in units]
 
 
 def _work_off(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+    stage: Stage[Spec, ResultType],
+    todo: list[Unit[Spec]],
+    corpus: Path,
+    ray_config: RayConfig,
+    record: Callable[[Finished[ResultType]], None],
 ) -> tuple[dict[str, Finished[ResultType]], list[_Failed]]:
-    """Does the units `todo`, shows how far they are, and records how long it took."""
+    """Does the units `todo`, hands each to `record`, shows how far they are, and notes how long it took."""
     began, used = time.monotonic(), time.process_time()
     pool = workers.ready(corpus, ownership.begin(corpus), ray_config)
     waited = time.monotonic() - began
@@ -182,6 +193,7 @@ def _work_off(
             if isinstance(answer.error, StoreError):  # every other unit would wait for it too
                 break
         else:
+            record(answer)
             done[answer.name] = answer
     shutil.rmtree(folder, ignore_errors=True)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
@@ -207,35 +219,46 @@ def _why_redo(corpus: Path, finished: Finished[Result] | None, expected: str) ->
 
 
 def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
-    """The committed units of `stage` in a corpus, by name. Those whose sidecar is damaged are left out."""
-    sidecars = sorted((corpus / ".stages" / stage.name).glob("*.json"), key=lambda path: (len(path.stem), path.stem))
-    kind = stage.finished
-    with ThreadPoolExecutor() as pool:  # several requests at once, for slow file systems
-        return [unit for unit in pool.map(lambda sidecar: _committed(sidecar, kind), sidecars) if unit is not None]
+    """The committed units of `stage` in a corpus, by name. Those whose record is damaged are left out."""
+    return [*Records(corpus, stage.name).read(stage.finished).values()]
 
 
-def forget_damaged(corpus: Path) -> list[str]:
-    """Removes the sidecars of units with a damaged or missing file, so that `run` does those units again.
+def unfinished(corpus: Path) -> Path:
+    """The folder in which units begin files of `.stages`."""
+    return corpus / ".stages" / "unfinished"
 
-    Reads every file of every stage. Returns the names of the damaged files, relative to `corpus`.
+
+def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
+    """Removes the records of units with a damaged or missing file, so that `run` does those units again.
+
+    Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
     """
-    sidecars = sorted((corpus / ".stages").glob("*/*.json"))
-    found = [(sidecar, _committed(sidecar, Finished[Result])) for sidecar in sidecars]
-    written = [
-        (sidecar, name, output)
-        for sidecar, finished in found
-        if finished is not None
-        for name, output in finished.outputs.items()
-    ]
-    damaged = []
-    with ThreadPoolExecutor() as pool:
-        whole = pool.map(lambda item: _is_whole(corpus / item[1], item[2]), written)
-        checked = track(zip(written, whole, strict=True), len(written), "checking")
-        for (sidecar, name, _), as_written in checked:
-            if not as_written:
-                sidecar.unlink(missing_ok=True)
-                damaged.append(name)
-    return damaged
+    stages = {name: Records(corpus, name).read(Finished[Result]) for name in stages_of(corpus)}
+    units_of = {
+        name: (stage, unit.name, output)
+        for stage, units in stages.items()
+        for unit in units.values()
+        for name, output in unit.outputs.items()
+    }
+    ends = accumulate(output.bytes for _, _, output in units_of.values())
+    together: dict[str, dict[str, Output]] = {}
+    for (name, (_, _, output)), end in zip(units_of.items(), ends, strict=True):
+        together.setdefault(str(end // _BYTES_CHECKED), {})[name] = output
+    damaged: list[str] = []
+    pool = workers.ready(corpus, ownership.begin(corpus), ray_config)
+    answers = pool.each(partial(_damaged, corpus.resolve()), together, "checking")
+    for _, answer in track(answers, len(together), "checking"):
+        if isinstance(answer, FailedError):
+            raise answer
+        damaged += answer
+    for stage in stages:
+        Records(corpus, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
+    return [name for name in units_of if name in set(damaged)]
+
+
+def _damaged(corpus: Path, files: dict[str, Output]) -> list[str]:
+    """Those of `files` that aren't as they were written. Runs in a worker."""
+    return [name for name, output in files.items() if not _is_whole(corpus / name, output)]
 
 
 def _is_whole(path: Path, output: Output) -> bool:
@@ -245,42 +268,21 @@ def _is_whole(path: Path, output: Output) -> bool:
         return False
 
 
-def _committed(sidecar: Path, kind: type[Finished[ResultType]]) -> Finished[ResultType] | None:
-    """The unit recorded in its sidecar, or None if the sidecar is missing or damaged: the work is then done again."""
-    try:
-        return parse_json(sidecar.read_bytes(), kind, sidecar)
-    except (OSError, FailedError):
-        return None
-
-
-def _sidecar(corpus: Path, stage: str, unit: str) -> Path:
-    return corpus / ".stages" / stage / f"{unit}.json"
-
-
 def _progress_folder(corpus: Path, stage: str) -> Path:
     """Where workers write their progress."""
     return corpus / ".stages" / "progress" / stage
 
 
-def _forget_others(corpus: Path, stage: str, names: Collection[str]) -> None:
-    """Removes sidecars and outputs of the units `names`, which are no longer in the plan."""
-    for name in names:
-        sidecar = _sidecar(corpus, stage, name)
-        stale = _committed(sidecar, Finished[Result])
-        sidecar.unlink(missing_ok=True)
-        for output in stale.outputs if stale else ():
-            (corpus / output).unlink(missing_ok=True)
-
-
 def _perform(
     stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str
 ) -> Finished[ResultType] | _Failed:
-    """Runs in a worker: does the work and commits it."""
+    """Runs in a worker: does the work. The driver commits it."""
     began, used = time.monotonic(), time.process_time()
     try:
         with (
             ownership.at_work(corpus, token),
             progress.reporting_progress(_progress_folder(corpus, stage.name) / unit.name),
+            begun_in(unfinished(corpus)),
         ):
             result = stage.work(corpus, unit.spec)
             outputs = {
@@ -288,9 +290,7 @@ def _perform(
                 for name in (*unit.outputs, *result.files)
             }
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
-            finished = Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
-            write_json(_sidecar(corpus, stage.name, unit.name), finished)
-            return finished
+            return Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
     except UserError as error:
         return _Failed(unit.name, error)
     except OSError as error:

@@ -1,4 +1,8 @@
-"""Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks."""
+"""Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks.
+
+A file is on the disk when its writer returns. For those that can be made again, `begun_in` leaves the flush of their
+folder to whoever records them: a thousand files of a folder then take one.
+"""
 
 import contextlib
 import fcntl
@@ -24,18 +28,50 @@ TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _BYTES_AT_A_TIME = 1 << 20
 _warned: set[str] = set()  # of what locks would protect
+_begun_in: Path | None = None
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(path)
+    """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises.
+
+    It is in the folder of `begun_in`, if that is responsible for `path`.
+    """
+    folder = _begun_in if _begun_in is not None and _begun_in.parent in path.parents else None
+    temporary = temporary_path(path if folder is None else folder / path.name)
+    if not temporary.parent.exists():
+        temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
-        commit(temporary, path)
-    finally:
+        if folder is None:
+            commit(temporary, path)
+        else:
+            flush(temporary)
+            _rename(temporary, path)
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def begun_in(folder: Path) -> Iterator[None]:
+    """Within the block, files below the directory that has `folder` are written in `folder`, and renamed when their
+    content is on the disk. Their new names may still be lost in a power cut, until their folders are flushed."""
+    global _begun_in
+    before, _begun_in = _begun_in, folder
+    try:
+        yield
+    finally:
+        _begun_in = before
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Renames a file to `path`, whose folder is made if it isn't there."""
+    try:
+        temporary.replace(path)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.replace(path)
 
 
 @contextlib.contextmanager

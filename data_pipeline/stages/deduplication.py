@@ -1,9 +1,9 @@
 """Deduplication: the order of its steps. Keys are gathered and decided step by step, and text is written once.
 
-Each step reads every part as the earlier steps left it: the part, the table of what they have changed of it, and what
-the last of them decided. It writes the new table and its own keys. Then each bucket of hashes decides which duplicates
-are dropped, and the last stage writes the remaining documents. For near-duplicates the buckets find pairs, and one more
-unit clusters them.
+Each unit of a step reads its parts as the earlier steps left them: the parts, the table of what they have changed of
+them, and what the last of them decided. It writes the new table and its own keys. Then each bucket of hashes decides
+which duplicates are dropped, and the last stage writes the remaining documents. For near-duplicates the buckets find
+pairs, and one more unit clusters them.
 
 Language and bad words are checked between two steps, in the reading for the second of them: like C4, they are checked
 on what is left of a page after duplicate lines are removed. Items of evaluation sets are looked for after all other
@@ -19,7 +19,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.keys import KeyBucket
 from data_pipeline.execution.buckets import merge, without_level, write_names
-from data_pipeline.execution.parts import Part
+from data_pipeline.execution.parts import Part, grouped
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import evaluation_sets
@@ -44,7 +44,7 @@ def deduplicate(
     order = _Order(config, corpus, parts)
     for step in config.steps:
         order.take(step)
-    return order.finished, run(LAST, order.units(parts, "", LAST.name), corpus, config.ray)
+    return order.finished, run(LAST, order.units("", LAST.name), corpus, config.ray)
 
 
 class _Order:
@@ -52,8 +52,9 @@ class _Order:
 
     def __init__(self, config: CorpusConfig, corpus: Path, parts: list[Part]):
         self._config, self._corpus = config, corpus
-        self._parts = sorted(parts, key=lambda part: part.first_id)
-        self._number = {part.name: position for position, part in enumerate(self._parts)}
+        self._groups = grouped(parts, config)
+        in_order = in_order_of_ids(self._groups)
+        self._number = {group[0].name: position for position, group in enumerate(in_order)}
         self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
         self._changes = ""  # the stage whose tables of changes are the newest
         self._last: Decided | None = None  # what the last step decided, which no table has yet
@@ -73,7 +74,7 @@ class _Order:
             settings["custom"] = custom
         self._depends = fingerprint([self._depends, step, settings])
         stage = keys_stage(step)
-        read = self._run(stage, self.units(self._parts, step, stage.name))
+        read = self._run(stage, sorted(self.units(step, stage.name), key=lambda unit: unit.spec.unit))
         if self._new_changes:
             self._changes = stage.name
         files = {name: sha256 for name, sha256 in outputs_of(read).items() if not name.endswith(_CHANGES)}
@@ -84,33 +85,36 @@ class _Order:
         """Whether the last step, which all checks follow, has changed what no table has yet."""
         return self._last is not None and STEPS[self._last.step].drops
 
-    def units(self, parts: list[Part], step: str, stage: str) -> list[Unit[PartSpec]]:
-        """The units of a stage that reads `parts`; no `step` for the one that writes what is left."""
+    def units(self, step: str, stage: str) -> list[Unit[PartSpec]]:
+        """The units of a stage that reads the parts; no `step` for the one that writes what is left."""
         last = self._last
         duplicates = write_names(self._corpus, last.duplicates) if last else ""
         filters = "filters" in self._checks
         units = []
-        for part in parts:
-            number, rules = self._number[part.name], self._cleaning[part.source]
+        for group in self._groups:
+            name, source = group[0].name, group[0].source
+            number, rules = self._number[name], self._cleaning[source]
             checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
             content = rules.identity if filters else []
-            inputs = fingerprint([part.checksums, number, settings, self._depends, *content])
-            output = f".stages/{stage}/{part.name}.safetensors" if step else f"documents/{part.name}.parquet"
+            checksums = [checksum for part in group for checksum in part.checksums]
+            inputs = fingerprint([checksums, number, settings, self._depends, *content])
+            output = f".stages/{stage}/{name}.safetensors" if step else f"documents/{name}.parquet"
             spec = PartSpec(
-                part,
+                group,
                 number,
                 rules,
                 self._config.dedup,
-                changes=f".stages/{self._changes}/{part.name}{_CHANGES}" if self._changes else "",
+                changes=f".stages/{self._changes}/{name}{_CHANGES}" if self._changes else "",
                 last=Applied(last.step, last.files[number], duplicates) if last else None,
                 checks=self._checks,
                 step=step,
                 output=output,
-                new_changes=f".stages/{stage}/{part.name}{_CHANGES}" if step and self._new_changes else "",
+                new_changes=f".stages/{stage}/{name}{_CHANGES}" if step and self._new_changes else "",
             )
-            outputs = tuple(name for name in (output, spec.new_changes) if name)
-            units.append(Unit(part.name, spec, inputs, outputs if step else (), part.text_bytes))
+            outputs = tuple(file for file in (output, spec.new_changes) if file)
+            size = sum(part.text_bytes for part in group)
+            units.append(Unit(name, spec, inputs, outputs if step else (), size))
         return units
 
     def _find_duplicates(self, step: str, files: dict[str, str], read: Sequence[Finished]) -> list[str]:
@@ -124,15 +128,15 @@ class _Order:
         units = []
         for number in range(buckets):
             name = f".stages/{stage.name}/{number:04d}-of-{buckets:04d}.safetensors"
-            spec = BucketSpec(listed, len(self._parts), KeyBucket(number, buckets), step, config.dedup, name)
+            spec = BucketSpec(listed, len(self._groups), KeyBucket(number, buckets), step, config.dedup, name)
             units.append(Unit(Path(name).stem, spec, fingerprint([self._depends, number, buckets]), (name,)))
         decided = self._run(stage, units)
         if STEPS[step].clusters:
             name = f".stages/{clusters_of(step).name}/clusters.safetensors"
-            joined = ClustersSpec(listed, len(self._parts), list(outputs_of(decided)), name)
+            joined = ClustersSpec(listed, len(self._groups), list(outputs_of(decided)), name)
             self._run(clusters_of(step), [Unit("clusters", joined, self._depends, (name,))])
             return [name]
-        found, merged = merge(stage.name, merge_decided, outputs_of(decided), len(self._parts), corpus, config.ray)
+        found, merged = merge(stage.name, merge_decided, outputs_of(decided), len(self._groups), corpus, config.ray)
         self.finished |= merged
         return found
 
@@ -145,22 +149,27 @@ class _Order:
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its files by part in the order of ids, which have keys, and the files of its duplicates. A check
-    of single documents has neither."""
+    """A finished step: its files by group of parts in the order of ids, which have keys, and the files of its
+    duplicates. A check of single documents has neither."""
 
     step: str
     files: list[str]
     duplicates: list[str]
 
 
-def decided(corpus: Path, config: CorpusConfig, in_order: list[Part]) -> list[Decided]:
-    """The finished steps of a corpus that drop anything; its parts are `in_order` of their ids."""
+def in_order_of_ids(groups: list[list[Part]]) -> list[list[Part]]:
+    """Groups of parts in the order that numbers their units."""
+    return sorted(groups, key=lambda group: group[0].first_id)
+
+
+def decided(corpus: Path, config: CorpusConfig, in_order: list[list[Part]]) -> list[Decided]:
+    """The finished steps of a corpus that drop anything; its groups of parts are `in_order_of_ids`."""
     steps = []
     for step in config.steps:
         if step in CHECKS:
             steps.append(Decided(step, [], []))
         elif STEPS[step].drops:
-            own = [f".stages/{keys_stage(step).name}/{part.name}.safetensors" for part in in_order]
+            own = [f".stages/{keys_stage(step).name}/{group[0].name}.safetensors" for group in in_order]
             stage: Stage = clusters_of(step) if STEPS[step].clusters else buckets_of(step)
             found = read_finished(stage, corpus)
             steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
@@ -179,5 +188,5 @@ def forget(corpus: Path, config: CorpusConfig) -> None:
         if without_level(folder.name) in stale:
             shutil.rmtree(folder, ignore_errors=True)
     for pattern in ([] if "urls" in steps else ["*.urls.parquet"]) + ([] if steps else ["*.parquet"]):
-        for file in (stages / "documents").glob(pattern):
+        for file in (stages / "documents").rglob(pattern):
             file.unlink()

@@ -31,6 +31,7 @@ from data_pipeline.text.document import Document, Tally, is_chosen, most_common,
 from data_pipeline.text.languages import shortest_tag
 
 _HOLES_IN_RESULT = 100  # a report shows 20
+_FILES_IN_FOLDER = 1000  # twice as many, if there are addresses
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 
@@ -169,6 +170,8 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: a file may be moved
         settings["held_out"] = [one.held_out for one in specs]
         inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity])
+        if steps and number >= _FILES_IN_FOLDER:  # where the files are isn't part of what they depend on
+            spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
 

@@ -1,4 +1,4 @@
-"""The units of deduplication that read a part as the earlier steps left it: for keys, and for the corpus.
+"""The units of deduplication that read parts as the earlier steps left them: for keys, and for the corpus.
 
 What a step decides by comparing documents is applied in the reading after it. The checks of single documents, "filters"
 and "decontamination", are made in the same reading.
@@ -34,7 +34,7 @@ from data_pipeline.stages import evaluation_sets
 from data_pipeline.text.document import Document, Tally
 
 Row = tuple[int, Document, Document | None]
-"""(number, document of a part, what is left of it)"""
+"""(number, document of a unit, what is left of it)"""
 
 _SCHEMA = pa.schema(
     [
@@ -94,8 +94,8 @@ _DOCUMENTS_AT_ONCE = 100  # in which items of evaluation sets are looked for
 
 @dataclass(frozen=True)
 class Applied:
-    """What the last step decided about one part: `file` has the part's own keys, and `duplicates` is the list of the
-    files with the duplicates (`write_names`)."""
+    """What the last step decided about some parts: `file` has their own keys, and `duplicates` is the list of the files
+    with the duplicates (`write_names`)."""
 
     step: str
     file: str
@@ -104,14 +104,14 @@ class Applied:
 
 @dataclass(frozen=True)
 class PartSpec:
-    """A part as the earlier steps left it; `unit` is its number in the order of ids.
+    """A group of neighbouring parts as the earlier steps left them; `unit` is its number in the order of ids.
 
     `changes` is the table of what the steps before the `last` one changed ("": nothing); `checks` follow that one.
     `new_changes` will be the table of what all of them did; "" if it isn't needed. `step` is the one whose keys are
     gathered, or "" for the documents that are left.
     """
 
-    part: Part
+    parts: list[Part]
     unit: int
     cleaning: CleaningConfig
     dedup: DedupConfig
@@ -143,7 +143,7 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     keys = Keys(step.group, step.order)
     documents = _left(corpus, spec, step.columns, Tally(), _checks(corpus, spec))
     if step.compares_dropped_pages:
-        pages = read_documents(corpus, spec.part.urls, ["url", "timestamp"])
+        pages = read_documents(corpus, (part.urls for part in spec.parts), ["url", "timestamp"])
         documents = chain(documents, ((NO_DOCUMENT, page) for page in pages))
     repeated = None
     if spec.last and not STEPS[spec.last.step].drops:
@@ -159,7 +159,7 @@ def write_left(corpus: Path, spec: PartSpec) -> LeftResult:
         for _, document in _left(corpus, spec, SCHEMA.names, tally, checks):
             file.add(document)
             histograms.add(document)
-    parts = [file.describe(spec.output, spec.part.source, spec.part.first_id)]
+    parts = [file.describe(spec.output, spec.parts[0].source, spec.parts[0].first_id)]
     searched = [check for check in checks if isinstance(check, Decontamination)]
     return LeftResult(
         **vars(PartsResult.of(tally, parts, histograms)),
@@ -178,10 +178,10 @@ LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part, or look 
 def _left(
     corpus: Path, spec: PartSpec, columns: Sequence[str], tally: Tally, checks: list[Apply]
 ) -> Iterator[tuple[int, Document]]:
-    """(number, document) of each document of a part that the earlier steps left. Writes the table of their changes."""
+    """(number, document) of each document of a unit that the earlier steps left. Writes the table of their changes."""
     decided = STEPS[spec.last.step] if spec.last and STEPS[spec.last.step].drops else None
     needed = dict.fromkeys([*columns, *(decided.columns if decided else ()), *(_NEEDED if decided or checks else ())])
-    documents = enumerate(read_documents(corpus, spec.part.path, [*needed]))
+    documents = enumerate(read_documents(corpus, (part.path for part in spec.parts), [*needed]))
     rows: Iterator[Row] = ((number, document, document) for number, document in documents)
     if spec.changes:
         rows = changed(corpus / spec.changes, rows, tally)

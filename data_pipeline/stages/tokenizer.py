@@ -89,10 +89,9 @@ def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> 
 def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
     """Writes the training documents of some parts whose hashes are below the bound."""
     with part_file(corpus / spec.output) as file:
-        for part in spec.parts:
-            for document in read_documents(corpus, part, SCHEMA.names):
-                if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
-                    file.add(document)
+        for document in read_documents(corpus, spec.parts, SCHEMA.names):
+            if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
+                file.add(document)
     return Candidates(file.documents.total(), file.text_bytes)
 
 

@@ -1,7 +1,7 @@
-"""The tokens stage: the documents of each part as token ids, in the order of the global shuffle.
+"""The tokens stage: the documents of each unit's parts as token ids, in the order of the global shuffle.
 
 Documents are sorted by a hash of (seed, id), the pieces of one text file by a hash of the file and then in order. A
-bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of parts. If
+bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of units. If
 that is large, files are merged (`execution.buckets`).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.buckets import SPLITS
-from data_pipeline.execution.parts import Part, read_documents
+from data_pipeline.execution.parts import Part, grouped, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
@@ -31,9 +31,9 @@ _CHARACTERS_IN_RESULT = 1000
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """The part at `part`, and the settings that its tokens depend on; `together` is that of its source."""
+    """Neighbouring parts of one source, and the settings that their tokens depend on; `together` is the source's."""
 
-    part: str
+    parts: list[str]
     output: str
     together: int
     config: CorpusConfig
@@ -101,27 +101,28 @@ class Coverage:
 
 
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
-    """One unit for each part."""
+    """One unit for each group of parts."""
     units = []
     together = {source.name: source.together for source in config.sources}
-    for part in parts:
-        output = f".stages/tokens/{part.name}.safetensors"
-        spec = TokensSpec(part.path, output, together[part.source], config)
+    for group in grouped(parts, config):
+        output = f".stages/tokens/{group[0].name}.safetensors"
+        spec = TokensSpec([part.path for part in group], output, together[group[0].source], config)
         settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
-        inputs = [settings, part.checksums, trained.checksums]
-        units.append(Unit(part.name, spec, fingerprint(inputs), (output,), part.text_bytes))
+        inputs = [settings, [checksum for part in group for checksum in part.checksums], trained.checksums]
+        size = sum(part.text_bytes for part in group)
+        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size))
     return units
 
 
 def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
-    """Writes the token ids of one part's documents by split, sorted by hash."""
+    """Writes the token ids of a unit's documents by split, sorted by hash."""
     config = spec.config
     model = tokenizer.read(corpus, **config.tokenizer.layout)
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
-    documents = read_documents(corpus, spec.part, ["id", "split", "text", "target"])
+    documents = read_documents(corpus, spec.parts, ["id", "split", "text", "target"])
     end = [model.vocabulary.eos] if config.rows.end_of_document else []
     coverage = Coverage(model.model)
     for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):

@@ -102,7 +102,7 @@ def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sampl
     size = 0
     for number, part in enumerate(parts, 1):
         set_activity(f"reading part {number:,} of {len(parts):,}")
-        for document in read_documents(corpus, part, ["id", "text", "target", "split"]):
+        for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
             if document.split != "train":
                 continue
             rank = -sample_rank(seed, document.id)

@@ -39,7 +39,7 @@ class _Side:
         kept: Documents = {}
         for built in self.ranges:
             for part in built.unit.result.parts:
-                kept |= documents_of(self.build.directory / f"documents/{part.name}.parquet").get(built.name, {})
+                kept |= documents_of(self.build.directory / self.build.files[part.name]).get(built.name, {})
         return kept
 
     def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
@@ -133,7 +133,7 @@ def _documents_of(part: Path) -> dict[str, Documents]:
     if not part.exists():
         raise FailedError(f"{part}: missing; run data-pipeline build")
     inputs: dict[str, Documents] = {}
-    for document in read_documents(part.parent, part.name, ["id", "text", "target", "split"]):
+    for document in read_documents(part.parent, [part.name], ["id", "text", "target", "split"]):
         documents = inputs.setdefault(document.id.rpartition("/")[0], {})
         documents[document.id] = document.digest, document.split
     return inputs

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-
-import pyarrow.parquet as pq
+from itertools import islice
 
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.config import step_of
@@ -115,11 +114,14 @@ def trace_records(
     traces = list(_as_read(*build.spec_of(built), ordinals))
     kept = {trace.id: trace for trace in traces if not trace.dropped_by}
     paths = {part.path for part in built.unit.result.parts if kept}
-    for unit, part in enumerate(build.in_order):
-        if part.path in paths:
-            read = enumerate(read_documents(build.directory, part.path, SCHEMA.names))
-            documents = {number: document for number, document in read if document.id in kept}
-            _deduplicate(build, unit, documents, kept, find_copies)
+    for unit, group in enumerate(build.in_order):
+        first = 0
+        for part in group:
+            if part.path in paths:
+                read = enumerate(read_documents(build.directory, [part.path], SCHEMA.names), first)
+                documents = {number: document for number, document in read if document.id in kept}
+                _deduplicate(build, unit, documents, kept, find_copies)
+            first += sum(part.documents.values())
     return traces
 
 
@@ -173,8 +175,8 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
 def _deduplicate(
     build: FinishedBuild, unit: int, documents: dict[int, Document], traces: dict[str, DocumentTrace], find_copies: bool
 ) -> None:
-    """Adds to `traces` what the steps of deduplication did to `documents` of one part, by number."""
-    source = build.in_order[unit].source
+    """Adds to `traces` what the steps of deduplication did to `documents` of one unit, by number."""
+    source = build.in_order[unit][0].source
     cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == source)
     for decided in build.steps if documents else ():
         is_check = decided.step in CHECKS
@@ -221,4 +223,5 @@ def _name(build: FinishedBuild, unit: int, number: int) -> str:
     """The id of a document, or a word for a page that cleaning dropped."""
     if number == NO_DOCUMENT:
         return "a page that cleaning drops"
-    return pq.read_table(build.directory / build.in_order[unit].path, columns=["id"])["id"][number].as_py()
+    paths = (part.path for part in build.in_order[unit])
+    return next(islice(read_documents(build.directory, paths, ["id"]), number, None)).id

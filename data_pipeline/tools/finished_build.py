@@ -13,7 +13,7 @@ from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST, read_manifest
 from data_pipeline.dedup.keys import hash64, smallest_keys
-from data_pipeline.execution.parts import Part, parts_of
+from data_pipeline.execution.parts import Part, grouped, parts_of
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
@@ -82,9 +82,16 @@ class FinishedBuild:
         return {unit.name: unit for unit in documents.plan(self.config, self.directory)}
 
     @cached_property
-    def in_order(self) -> list[Part]:
-        """The parts before deduplication, in the order of their ids."""
-        return sorted(parts_of(self.documents), key=lambda part: part.first_id)
+    def in_order(self) -> list[list[Part]]:
+        """The parts before deduplication, in the groups that units read, in the order of their ids."""
+        return deduplication.in_order_of_ids(grouped(parts_of(self.documents), self.config))
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The file in `documents/` with what is left of each part, by the part's name."""
+        if not self.config.steps:
+            return {part.name: part.path for group in self.in_order for part in group}
+        return {part.name: f"documents/{group[0].name}.parquet" for group in self.in_order for part in group}
 
     @cached_property
     def steps(self) -> list[deduplication.Decided]:
@@ -169,19 +176,17 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
     """The units that have `url`: among their keys of URLs or, if URLs weren't deduplicated, among their documents."""
     if build.config.dedup.urls:
         key: set[tuple[int, ...]] = {(hash64(url),)}
-        keys = {part.name: file for part, file in zip(build.in_order, build.steps[0].files, strict=True)}
-        return {
-            unit.name
-            for unit in build.documents
-            if smallest_keys(build.directory, [keys[part.name] for part in unit.result.parts], 1, key)
-        }
-    return {
-        unit.name
-        for unit in build.documents
-        for part in unit.result.parts
-        for one in pq.read_table(build.directory / part.path, columns=["url"])["url"].to_pylist()
-        if normalize_url(one) == url
-    }
+        groups = zip(build.in_order, build.steps[0].files, strict=True)
+        found = [group for group, file in groups if smallest_keys(build.directory, [file], 1, key)]
+    else:
+        found = build.in_order
+    names = {part.name for group in found for part in group if _has_url(build, part, url)}
+    return {unit.name for unit in build.documents if names.intersection(part.name for part in unit.result.parts)}
+
+
+def _has_url(build: FinishedBuild, part: Part, url: str) -> bool:
+    addresses = (pq.read_table(build.directory / name, columns=["url"])["url"].to_pylist() for name in part.files)
+    return any(normalize_url(one) == url for of_file in addresses for one in of_file)
 
 
 def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:

@@ -1,6 +1,7 @@
 """Units: what each is sent and returns doesn't grow with their number; merged files hold what the files held."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from safetensors.numpy import save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys
-from data_pipeline.execution import buckets
+from data_pipeline.execution import buckets, parts
 from data_pipeline.execution.buckets import SPLITS, TokenBucket
-from data_pipeline.execution.parts import Histograms
+from data_pipeline.execution.parts import Histograms, WrittenPart
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
@@ -26,8 +27,10 @@ from data_pipeline.stages import shards, tokens
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
+from data_pipeline.tools import differences, trace
+from data_pipeline.tools.finished_build import open_build
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.builds import checksums, flip, plain, trained
+from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
 from tests.tables import each
 
 CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet", rows={"packing": "complete_documents"})
@@ -229,6 +232,53 @@ def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsy
         assert found == {of + name for of in (*steps, "minhash-keys", "tokens") for name in names}
         again = [line for line in capsys.readouterr().out.splitlines() if " to do (" in line]
         assert [line for line in again if "-merged" not in line] == []
+
+
+def test_units_that_read_several_parts_make_the_same_shards(config, unmerged, tmp_path, monkeypatch):
+    """Pairs of parts: their documents stand in one file, in the same order, and can be traced and compared."""
+    apart = Path(config.output)
+    kept = documents_of(apart)[-1]
+    names = [kept["id"], kept["url"], *(f"c4/c4-{part}.json.gz/000000003" for part in range(4))]
+
+    def traces(directory: Path) -> list[object]:
+        return [trace.as_json(one) for name in names for one in trace.trace(open_build(directory), name)]
+
+    wanted = traces(apart)
+    assert any(one["rule"] for one in wanted)
+    monkeypatch.setattr(parts, "_ENOUGH_UNITS", 2)
+    corpus = build(config.model_copy(update={"output": str(tmp_path / "corpus")}))
+    assert traces(corpus) == wanted
+    assert documents_of(corpus) == documents_of(apart)
+    found = checksums(corpus)
+    files = [name for name in found if name.startswith("documents/")]
+    assert len(files) < sum(name.startswith("documents/") for name in unmerged) == 4
+    for name in {*found, *unmerged} - {"manifest.json"}:
+        assert name.startswith("documents/") or found[name] == unmerged[name]
+    units = {stage.name: stage.units for stage in report.read(corpus).stages}
+    assert units["documents"] == 4
+    assert {units[stage] for stage in ("urls-keys", "lines-keys", "minhash-keys", "deduplicated")} == {len(files)}
+    assert differences.summary(open_build(corpus), open_build(corpus), 1).same == len(documents_of(apart))
+
+
+def test_a_crawl_has_two_thousand_units_in_each_later_stage():
+    """72,000 files of which 806 GB of text are left, as of Common Crawl by C4's rules, beside a small source."""
+    chance = np.random.default_rng(0)
+    sizes = [*chance.normal(806e9 / 72_000, 3e6, 72_000).clip(0).astype(int).tolist(), *[900_000_000] * 2, *[10] * 50]
+    written = [
+        WrittenPart(f"part-{number:05d}", "wet" if number < 72_000 else "books", "", size, {}, characters=size)
+        for number, size in enumerate(sizes)
+    ]
+    groups = parts.grouped(written, CONFIG)
+    assert [part for group in groups for part in group] == written
+    assert 806e9 / 500e6 < len(groups) <= 2000
+    for group in groups:
+        assert len({part.source for part in group}) == 1
+        assert len(group) == 1 or sum(part.text_bytes for part in group) <= 500_000_000
+    assert [len(group) for group in groups[-3:]] == [1, 1, 50]
+    few = parts.grouped(written[:1000], CONFIG)
+    assert few == [[part] for part in written[:1000]]  # as many as there were without groups
+    uncounted = [replace(part, characters=None) for part in written]
+    assert len(parts.grouped(uncounted, CONFIG)) == len(written)  # of an earlier version
 
 
 def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unmerged, grouped, tmp_path):
