@@ -128,9 +128,8 @@ class Dispatch(Generic[Given]):
         except ray.exceptions.RayError as error:
             raise FailedError(f"{self._what}: Ray gave up: {one_line(error)}") from None
         finally:
-            for task in self._running.values():
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.cancel(task.ref)
+            if self._running:  # ends the workers too; `ray.cancel` of many tasks that just end can crash the driver
+                ray.shutdown()
 
     def _submit(self) -> bool:
         """Submits units, some at a time; returns whether there is room for more."""

@@ -38,7 +38,7 @@ OBJECT_STORE_BYTES = 256 * 2**20  # only counts pass through it; workers get the
 Given = TypeVar("Given")
 _SECONDS_TO_CONNECT = 10.0
 _in_process = False  # whether units run in this process
-_board: tuple[str, Any] | None = None  # the job and the actor to which its workers report
+_board: tuple[str, str, Any] | None = None  # the node and the job of this driver; the actor to which workers report
 
 
 @contextlib.contextmanager
@@ -117,12 +117,13 @@ def _one_by_one(
 def _its_board() -> Any:
     """The actor to which the workers of this driver report, on the driver's node."""
     global _board
-    here = ray.get_runtime_context()
-    if _board is None or _board[0] != here.get_job_id():
-        on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here.get_node_id(), soft=True)
+    context = ray.get_runtime_context()
+    here = context.get_node_id(), context.get_job_id()
+    if _board is None or _board[:2] != here:
+        on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here[0], soft=True)
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Board)
-        _board = here.get_job_id(), actor.options(scheduling_strategy=on_this_node).remote()
-    return _board[1]
+        _board = *here, actor.options(scheduling_strategy=on_this_node).remote()
+    return _board[2]
 
 
 def _start(config: RayConfig) -> None:
