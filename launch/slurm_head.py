@@ -13,12 +13,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.corpus import MANIFEST, read_manifest
+from data_pipeline.execution import workers
 from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.command import STOPPED, print_error
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import human_size
@@ -32,9 +35,10 @@ from pretrain.run import slurm
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
 _SECONDS_TO_START, _SECONDS_TO_STOP, _SECONDS_TO_ANSWER = 180.0, 30.0, 0.2
+_SECONDS_TO_NOTICE = 5.0  # `ray start` looks each second at what it has started
+_RESTARTS = 3  # of Ray on a node
 _LAST_LINES = 5
 _RAY = "from ray.scripts.scripts import main; main()"
-_NOT_FOR_TRAINING = ("documents", ".stages")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def head(job: HeadJob) -> int:
     if job.is_run:
         ended = _train(job, [Node(name, job.per_node) for name in names])
     else:
-        ended = _build_corpus([str(job.path), *job.overrides], names, number, job.srun, job.container)
+        ended = _build_corpus(job, names, number)
     if job.requeue and ended.interrupted:
         _requeue(number)
     return ended.code
@@ -164,13 +168,13 @@ def stage(config: RunConfig, directory: Path) -> None:
 
 
 def _copy(corpus: Path, copy: Path) -> None:
-    copied = 0
-    for source in sorted(path for path in corpus.rglob("*") if path.is_file()):
-        name = source.relative_to(corpus)
-        target = copy / name
+    """Copies what the manifest lists for training, and the manifest last."""
+    copied, manifest = 0, read_manifest(corpus)
+    shards = [shard.name for shard in manifest.shards]
+    for name in [manifest.blocks.file, *manifest.tokenizer.files, *shards, MANIFEST]:
+        source, target = corpus / name, copy / name
         there, here = source.stat(), target.stat() if target.exists() else None
-        same = here and (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns)
-        if name.parts[0] in _NOT_FOR_TRAINING or same:
+        if here and (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp")
@@ -194,31 +198,52 @@ def _copy_of(directory: Path, corpus: str) -> Path:
     return directory / re.sub(r"[^A-Za-z0-9._-]", "-", str(Path(corpus).absolute()).strip("/"))
 
 
-def _build_corpus(arguments: Sequence[str], names: list[str], job: str, srun: list[str], container: list[str]) -> Ended:
-    """Starts Ray on the nodes `names`, builds the corpus with the `arguments` of the command, and ends Ray.
+def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
+    """Starts Ray on the nodes `names`, builds the corpus, and ends Ray.
 
-    The build begins on the first node; the others take part as soon as their Ray is up. SIGUSR1, SLURM's warning, ends
-    the build, which can be resumed at any moment. So do SIGTERM and SIGINT. Raises FailedError if Ray ends on a node.
+    The build begins on the first node; the others take part as soon as their Ray is up. If Ray ends on one of these, it
+    is started again, and the build goes on meanwhile. If it ends on the first node, the job is interrupted. SIGUSR1,
+    SLURM's warning, ends the build, which can be resumed at any moment. So do SIGTERM and SIGINT. Raises FailedError if
+    Ray doesn't start on the first node.
     """
-    host, port = slurm.node_address(names[0]), slurm.master_port(job)
-    cpus = os.environ.get("SLURM_CPUS_ON_NODE")
+    workers.check_dashboard(config := load(job.path, job.overrides, CorpusConfig).ray)
+    host, port = slurm.node_address(names[0]), slurm.master_port(number)
+    cpus = dict(zip(names, slurm.cpus_per_node(os.environ), strict=False))
     # Ray answers only those who send its token, which nobody outside this job has
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name, value in workers.SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+    def ray_on(name: str) -> Process:
+        where = [f"--address={host}:{port}"]
+        if name == names[0]:
+            where = ["--head", f"--port={port}", f"--include-dashboard={str(config.dashboard).lower()}"]
+        options = [*where, "--block", "--disable-usage-stats", f"--object-store-memory={workers.OBJECT_STORE_BYTES}"]
+        options += [f"--num-cpus={cpus[name]}"] if name in cpus else []
+        command = [*_on(name), *job.srun, *job.container, sys.executable, "-c", _RAY, "start", *options]
+        return group.add(Process(command, output="kept"))
+
     with caught() as received, ProcessGroup() as group:  # srun forwards SIGTERM to Ray, which ends its processes
-        for number, name in enumerate(names):
-            where = ["--head", f"--port={port}", "--include-dashboard=false"] if number == 0 else []
-            where = where or [f"--address={host}:{port}"]
-            options = [*where, "--block", "--disable-usage-stats", *([f"--num-cpus={cpus}"] if cpus else [])]
-            command = [*_on(name), *srun, *container, sys.executable, "-c", _RAY, "start", *options]
-            ray = group.add(Process(command, output="kept"))
-            if number == 0:
-                _wait_for_head(ray, host, port, received)
-        command = [sys.executable, "-m", "data_pipeline", "build", *arguments, f"ray.address={host}:{port}"]
-        process = group.add(Process(command))
-        if ended := group.watch(stop=lambda: received):
-            if ended is not process:
-                raise _ended(ended)
-            return Ended(ended.code or 0, False)
+        head = ray_on(names[0])
+        _wait_for_head(head, host, port, received)
+        others, starts = {ray_on(name): name for name in names[1:]}, Counter[str]()
+        command = [sys.executable, "-m", "data_pipeline", "build", str(job.path), *job.overrides]
+        process = group.add(Process([*command, f"ray.address={host}:{port}"]))
+        while (ended := group.watch(stop=lambda: received)) in others:
+            name = others.pop(ended)
+            again = starts[name] < _RESTARTS
+            what = "it is started again" if again else "the build goes on without it"
+            print(f"warning: node {name}: {_ended(ended)}; {what}", file=sys.stderr, flush=True)
+            group.remove(ended)
+            if again:
+                starts[name] += 1
+                others[ray_on(name)] = name
+        if ended:
+            failed = ended is head or process.code not in (0, UserError.exit_code)
+            if failed and until(lambda: head.code is not None, _SECONDS_TO_NOTICE):
+                print_error(_ended(head))
+                return Ended(FailedError.exit_code, True)
+            return Ended(process.code or 0, False)
         process.send_signal(signal.SIGINT)
         until(lambda: process.code is not None, _SECONDS_TO_STOP)
     return Ended(STOPPED, received[0] == signal.SIGUSR1)

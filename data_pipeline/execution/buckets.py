@@ -33,6 +33,7 @@ from data_pipeline.packing.rows import Documents
 
 _MOST_FILES = 1024  # that one reader opens
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
+_MERGE_BYTES = 500_000_000  # that a unit takes at most
 _LEVEL = re.compile(r"-merged(-\d+)?$")
 _LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usually open 1,024
 
@@ -74,7 +75,8 @@ def merge(
     finished: dict[str, Sequence[Finished[Result]]] = {}
     for level, size in enumerate(group_sizes(len(files), readers), 1):
         name = f"{written_by}-merged" + (f"-{level}" if level > 1 else "")
-        units = run(Stage(name, 1, work, "lower ray.num_cpus"), plan(name, files, size), corpus, ray_config)
+        stage = Stage(name, 1, work, "lower ray.num_cpus", memory=lambda unit: _MERGE_BYTES)
+        units = run(stage, plan(name, files, size), corpus, ray_config)
         finished[name], files = units, outputs_of(units)
     for folder in (corpus / ".stages").iterdir():
         if without_level(folder.name) == written_by and folder.name not in (written_by, *finished):

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, UserError
 
-_SECONDS_FOR_FORMER_WORKERS = 60.0  # Ray ends the workers of a dead driver within seconds
+# Ray ends the workers of a dead driver within seconds; an NFS server releases the locks of a dead node after 90.
+_SECONDS_FOR_FORMER_WORKERS = 120.0
 _claimed: dict[Path, int] = {}  # descriptors: closing one releases its lock
 _tokens: dict[Path, str] = {}
 
@@ -87,22 +88,15 @@ def _wait_for_former_workers(descriptor: int, corpus: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(corpus: Path, token: str) -> Iterator[None]:
-    """Lets a worker write to `corpus` inside the block. Raises FailedError if the last build has another token."""
+    """Lets a worker write to `corpus` inside the block. Raises NodeUnfit if this isn't the directory of the build with
+    the token, or another build has it now."""
     path = corpus / ".stages" / "workers"
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open())
         except OSError as error:
-            raise FailedError(f"{path}: {error.strerror} on host {socket.gethostname()}") from None
+            raise NodeUnfit(f"{path}: {error.strerror} on host {socket.gethostname()}") from None
         lock(file, None, shared=True, wait=True)
         if file.read() != token:
-            raise FailedError(f"{corpus}: another build has taken over")
+            raise NodeUnfit(f"{corpus} isn't the directory that this build writes to, or another build has taken over")
         yield
-
-
-def sees(corpus: Path, token: str) -> bool:
-    """Whether `corpus`, as seen from this host, is the directory of the build with `token`."""
-    try:
-        return (corpus / ".stages" / "workers").read_text() == token
-    except OSError:
-        return False

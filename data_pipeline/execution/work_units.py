@@ -6,8 +6,8 @@ for any number of workers, and a build that was killed goes on with the units th
 the driver writes last, commits it (`records`): it has the fingerprint of the unit's inputs, its files and its counts.
 """
 
+import contextlib
 import errno
-import shutil
 import socket
 import time
 import traceback
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, workers
+from data_pipeline.execution import fitness, ownership, workers
+from data_pipeline.execution.dispatch import Failed, Needs
 from data_pipeline.execution.records import Records, stages_of
-from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write_bytes
-from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, of_files
+from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
 
@@ -68,7 +68,8 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory. `without(spec, file, reason)`, for specs of several files, is the spec
+    of the corpus file reduces a unit's memory. `memory(unit)`: what its work takes, in bytes, beside the 0.3 GB of any
+    worker; `cpus`: how many threads it has. `without(spec, file, reason)`, for specs of several files, is the spec
     without a `file` that has killed every worker that read it; `work` names each as its activity.
     """
 
@@ -77,6 +78,8 @@ class Stage(Generic[Spec, ResultType]):
     work: Callable[[Path, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
+    memory: Callable[[Unit[Spec]], int] = lambda unit: 0
+    cpus: int = 1
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
@@ -124,12 +127,6 @@ def keep_only(corpus: Path, pattern: str, names: Collection[str]) -> None:
             path.unlink()
 
 
-@dataclass(frozen=True)
-class _Failed:
-    name: str
-    error: UserError
-
-
 def run(
     stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
 ) -> list[Finished[ResultType]]:
@@ -158,7 +155,8 @@ def run(
             finished, errors = _work_off(stage, todo, corpus, ray_config, record)
         done |= finished
         if errors:
-            _raise(errors)
+            count = kept + len(finished)
+            _raise(errors, f"{stage.name}: {count} of {counted(len(units), 'unit')} done; the same command continues")
     if others := done.keys() - reasons.keys():  # no longer in the plan
         planned = outputs_of([done[unit.name] for unit in units])
         for output in outputs_of([done[name] for name in others]).keys() - planned.keys():
@@ -173,29 +171,32 @@ def _work_off(
     corpus: Path,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
-) -> tuple[dict[str, Finished[ResultType]], list[_Failed]]:
+) -> tuple[dict[str, Finished[ResultType]], list[Failed]]:
     """Does the units `todo`, hands each to `record`, shows how far they are, and notes how long it took."""
     began, used = time.monotonic(), time.process_time()
-    pool = workers.ready(corpus, ownership.begin(corpus), ray_config)
+    pool = workers.ready(ray_config)
     waited = time.monotonic() - began
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
     size = (lambda answer: sizes[answer.name]) if all(sizes.values()) else None
-    folder = _progress_folder(corpus, stage.name)
-    shutil.rmtree(folder, ignore_errors=True)  # left by workers that were killed
-    folder.mkdir(parents=True, exist_ok=True)
     answers = _performed(stage, todo, corpus, pool)
-    in_progress, doing = partial(progress.bytes_done, folder), partial(progress.activity, folder)
-    for answer in track(answers, len(todo), stage.name, size, sum(sizes.values()), in_progress, doing):
-        if isinstance(answer, _Failed):
-            errors.append(answer)
-            if isinstance(answer.error, StoreError):  # every other unit would wait for it too
-                break
-        else:
-            record(answer)
-            done[answer.name] = answer
-    shutil.rmtree(folder, ignore_errors=True)
+    shown = track(
+        *(answers, len(todo), stage.name, size, sum(sizes.values())),
+        in_progress=lambda: sum(activity.done for activity in pool.at_work()),
+        doing=lambda: next((activity.doing for activity in pool.at_work()), ""),
+    )
+    try:
+        for answer in shown:
+            if isinstance(answer, Failed):
+                errors.append(answer)
+                if isinstance(answer.error, StoreError):  # every other unit would wait for it too
+                    break
+            else:
+                record(answer)
+                done[answer.name] = answer
+    except FailedError as error:  # no worker is left
+        errors.append(Failed(stage.name, error))
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
     idle = max(0.0, pool.number * (seconds - waited) - busy)
@@ -245,8 +246,8 @@ def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
     for (name, (_, _, output)), end in zip(units_of.items(), ends, strict=True):
         together.setdefault(str(end // _BYTES_CHECKED), {})[name] = output
     damaged: list[str] = []
-    pool = workers.ready(corpus, ownership.begin(corpus), ray_config)
-    answers = pool.each(partial(_damaged, corpus.resolve()), together, "checking")
+    pool = workers.ready(ray_config)
+    answers = pool.each(partial(_damaged, corpus.resolve()), together, "checking", lambda _: Needs())
     for _, answer in track(answers, len(together), "checking"):
         if isinstance(answer, FailedError):
             raise answer
@@ -268,22 +269,16 @@ def _is_whole(path: Path, output: Output) -> bool:
         return False
 
 
-def _progress_folder(corpus: Path, stage: str) -> Path:
-    """Where workers write their progress."""
-    return corpus / ".stages" / "progress" / stage
-
-
 def _perform(
-    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str
-) -> Finished[ResultType] | _Failed:
-    """Runs in a worker: does the work. The driver commits it."""
+    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str, versions: dict[str, str] | None
+) -> Finished[ResultType] | Failed:
+    """Runs in a worker: does the work; the driver commits it. `versions`: those of the driver, if this is another
+    process."""
     began, used = time.monotonic(), time.process_time()
     try:
-        with (
-            ownership.at_work(corpus, token),
-            progress.reporting_progress(_progress_folder(corpus, stage.name) / unit.name),
-            begun_in(unfinished(corpus)),
-        ):
+        if versions is not None:
+            fitness.check(versions)
+        with ownership.at_work(corpus, token), begun_in(unfinished(corpus)):
             result = stage.work(corpus, unit.spec)
             outputs = {
                 name: Output((corpus / name).stat().st_size, sha256(corpus / name))
@@ -292,12 +287,12 @@ def _perform(
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
             return Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
     except UserError as error:
-        return _Failed(unit.name, error)
+        return Failed(unit.name, error, may_be_of_node(error))
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
         if failed := of_files(error, corpus, KEPT):
-            return _Failed(unit.name, failed)
+            return Failed(unit.name, failed, of_node=True)
         return _bug(stage, unit, corpus, error)
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
@@ -306,45 +301,50 @@ def _perform(
         return _bug(stage, unit, corpus, error)
 
 
-def _out_of_memory(stage: Stage, unit: str, reason: str) -> _Failed:
+def _out_of_memory(stage: Stage, unit: str, reason: str) -> Failed:
     way_out = f"{stage.way_out}, or use a machine with more memory"
-    return _Failed(unit, FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
+    return Failed(unit, FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
 
 
-def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> _Failed:
+def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Failed:
     """Saves the traceback of an unexpected error for a bug report, and names its file."""
     path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
-    write_bytes(path, "".join(traceback.format_exception(error)).encode())
+    with contextlib.suppress(OSError):  # the disk may be what is wrong
+        write_bytes(path, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return _Failed(unit.name, FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})"))
+    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})")
+    return Failed(unit.name, failed, may_be_of_node(error))
 
 
-def _raise(errors: list[_Failed]) -> None:
+def _raise(errors: list[Failed], how_far: str) -> None:
     message = "\n".join(dict.fromkeys(str(failed.error) for failed in errors))
     if isinstance(last := errors[-1].error, StoreError):
-        raise type(last)(f"{message}; {KEPT}")
+        raise type(last)(f"{message}; {KEPT}\n{how_far}")
+    message += f"\n{how_far}"
     user_error = max(failed.error.exit_code for failed in errors) == UserError.exit_code
     raise UserError(message) if user_error else FailedError(message)
 
 
 def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, pool: workers.Workers
-) -> Iterator[Finished[ResultType] | _Failed]:
+) -> Iterator[Finished[ResultType] | Failed]:
     corpus = corpus.resolve()
-    token = ownership.begin(corpus)
+    token, versions = ownership.begin(corpus), None if pool.in_process else fitness.versions()
 
-    def perform(unit: Unit[Spec]) -> Finished[ResultType] | _Failed:
-        return _perform(stage, unit, corpus, token)
+    def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
+        return _perform(stage, unit, corpus, token, versions)
+
+    def needs(unit: Unit[Spec]) -> Needs:
+        return Needs(stage.memory(unit), stage.cpus)
 
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
-        for name, answer in pool.each(perform, units, stage.name):
+        for name, answer in pool.each(perform, units, stage.name, needs):
             if not isinstance(answer, FailedError):
                 yield answer
                 continue
-            file = progress.last_activity(_progress_folder(corpus, stage.name) / name)
-            if isinstance(answer, WorkerDied) and stage.without and file:
+            if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
                 # with a fingerprint of its own, so that the next build tries the file again
                 left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))

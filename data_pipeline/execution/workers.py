@@ -1,10 +1,9 @@
 """Where units run: on a Ray cluster or, if their inputs are small, in this process; and where their time went."""
 
 import contextlib
-import itertools
+import importlib.util
 import logging
 import os
-import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,35 +11,34 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership
+from data_pipeline.execution.dispatch import Dispatch, Needs, cpus_of, rooms_of_nodes
+from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.errors import FailedError, WorkerDied, one_line
+from data_pipeline.foundation.errors import FailedError, UserError, one_line
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
+from data_pipeline.foundation.progress import Activity, Board
 
 with imported_at_first_use():  # Ray takes 640 ms and 48 MB, and small builds do without
     import ray
     from ray.util import scheduling_strategies
 
-_RETRIES = 2  # for a unit whose worker was lost; Ray's default is infinite, but the unit itself may kill its workers
-# Settings of Ray. By itself it prints pages about every lost worker and raylet; our own messages
-# have what matters. By default it runs its workers at a low priority, and a build beside any other program hardly
-# progresses. Users who want that can start the command with `nice`, which its workers inherit.
-_SETTINGS = {
+# Settings of Ray, for the driver and for `ray start`. By itself it prints pages about every lost worker and raylet; our
+# own messages have what matters. By default it runs its workers at a low priority, and a build beside any other program
+# hardly progresses. Users who want that can start the command with `nice`, which its workers inherit.
+SETTINGS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": (
         "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
         r"|how to address the out of memory issue|Raylet is terminated|has been marked dead because|^\s*$"
     ),
-    "RAY_task_oom_retries": str(_RETRIES),
     "RAY_worker_niceness": "0",
 }
+OBJECT_STORE_BYTES = 256 * 2**20  # only counts pass through it; workers get the rest of the memory
 
 Given = TypeVar("Given")
-Answer = TypeVar("Answer")
 _SECONDS_TO_CONNECT = 10.0
-_SECONDS_TO_PROBE = 60.0  # a node may have to start a worker first
-_AHEAD = 4  # inputs for each worker that Ray holds
 _in_process = False  # whether units run in this process
+_board: tuple[str, str, Any] | None = None  # the node and the job of this driver; the actor to which workers report
 
 
 @contextlib.contextmanager
@@ -63,62 +61,90 @@ def are_small(size: int, config: RayConfig) -> bool:
 class Workers:
     """`number` workers, or this process itself (`in_process`).
 
-    `each(function, inputs, what)` applies a function to each input and yields (name, result) as they finish, with
-    an error for an input whose worker was lost on every try; `what` names the work in errors.
+    `each(function, inputs, what, needs)` applies a function to each input and yields (name, result) as they finish,
+    with an error for an input whose worker was lost on every try. `what` names the work in messages, `needs` says what
+    an input takes of a node. A result `Failed` may come from another node than the first.
+
+    `at_work()`: what is done now, and how far.
     """
 
     number: int
     in_process: bool
-    each: Callable[[Callable[[Any], Any], Mapping[str, Any], str], Iterator[tuple[str, Any]]]
+    each: Callable[
+        [Callable[[Any], Any], Mapping[str, Any], str, Callable[[Any], Needs]],
+        Iterator[tuple[str, Any]],
+    ]
+    at_work: Callable[[], list[Activity]]
 
 
-def ready(corpus: Path, token: str, config: RayConfig) -> Workers:
-    """The workers, which write to `corpus` as the build with `token`; starts or joins a cluster if that is needed.
-
-    Raises FailedError if the cluster can't be used.
-    """
+def ready(config: RayConfig) -> Workers:
+    """The workers; starts or joins a cluster if that is needed. Raises FailedError if it can't be used."""
     if _in_process:
-        return Workers(1, True, _one_by_one)
-    for name, value in _SETTINGS.items():  # Ray reads them when it is imported: at its first use, below
+        return Workers(1, True, _one_by_one, lambda: [one for one in [progress.current()] if one])
+    for name, value in SETTINGS.items():  # Ray reads them when it is imported: at its first use, below
         os.environ.setdefault(name, value)
-    if config.address is None:
-        _start(config.num_cpus)
-    else:
-        _join(config.address, corpus, token)
-    return Workers(_cpus(), False, _each)
+    if not ray.is_initialized():
+        if config.address is None:
+            _start(config)
+        else:
+            _join(config.address)
+    at_work: dict[str, Activity] = {}
+
+    def each(
+        function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
+    ) -> Iterator[tuple[str, Any]]:
+        return Dispatch(function, inputs, what, needs, _its_board(), at_work).results()
+
+    number = cpus_of(room for _, room in rooms_of_nodes().values())
+    return Workers(number, False, each, lambda: [*at_work.values()])
+
+
+def check_dashboard(config: RayConfig) -> None:
+    """Raises UserError if Ray's dashboard is asked for and can't be had."""
+    if config.dashboard and importlib.util.find_spec("aiohttp_cors") is None:
+        raise UserError('ray.dashboard: true, but its packages are not installed; pip install "ray[default]", or false')
 
 
 def _one_by_one(
-    function: Callable[[Given], Answer], inputs: Mapping[str, Given], what: str
-) -> Iterator[tuple[str, Answer | FailedError]]:
+    function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
+) -> Iterator[tuple[str, Any]]:
     for name, given in inputs.items():
-        yield name, function(given)
+        with progress.working_on(name):
+            result = function(given)
+        yield name, result
 
 
-def _start(num_cpus: int | None) -> None:
+def _its_board() -> Any:
+    """The actor to which the workers of this driver report, on the driver's node."""
+    global _board
+    context = ray.get_runtime_context()
+    here = context.get_node_id(), context.get_job_id()
+    if _board is None or _board[:2] != here:
+        on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here[0], soft=True)
+        actor = ray.remote(num_cpus=0, max_restarts=-1)(Board)
+        _board = *here, actor.options(scheduling_strategy=on_this_node).remote()
+    return _board[2]
+
+
+def _start(config: RayConfig) -> None:
     """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
-    if ray.is_initialized():
-        return
+    check_dashboard(config)
     try:
-        # Only counts pass through the object store; workers get the rest of the memory.
-        ray.init(
+        started = ray.init(
             address="local",  # not a cluster that happens to run on this machine
-            num_cpus=num_cpus,
-            object_store_memory=256 * 2**20,
-            include_dashboard=False,
+            num_cpus=config.num_cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=config.dashboard,
             logging_level=logging.ERROR,
         )
     except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
         raise FailedError(f"Ray doesn't start here: {one_line(error)}; run the command again") from None
+    if config.dashboard:
+        print(f"Ray's dashboard: http://{started.dashboard_url}", flush=True)
 
 
-def _join(address: str, corpus: Path, token: str) -> None:
-    """Joins the cluster at `address`, all of whose nodes must see `corpus`, the directory of the build with `token`.
-
-    Raises FailedError if the cluster can't be reached or one of its nodes sees another directory.
-    """
-    if ray.is_initialized():
-        return
+def _join(address: str) -> None:
+    """Joins the cluster at `address`. Raises FailedError if it can't be reached."""
     # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -128,99 +154,6 @@ def _join(address: str, corpus: Path, token: str) -> None:
         ray.init(address=address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
-    _probe(corpus, token)
-
-
-def _cpus() -> int:
-    """How many units the cluster does at once."""
-    return int(ray.cluster_resources().get("CPU", 1))
-
-
-def _each(
-    function: Callable[[Given], Answer], inputs: Mapping[str, Given], what: str
-) -> Iterator[tuple[str, Answer | FailedError]]:
-    """Applies `function` to each of `inputs`; yields (name, result) as they finish.
-
-    Several inputs wait for each worker, so that it goes on at once; the others wait here. If a worker or node is lost,
-    its input is retried elsewhere, `_RETRIES` times at most. The last try gets a whole node to itself, which helps if
-    only several units at once fill the memory. If that is lost too, the result is an error.
-
-    Raises FailedError, which says that `what` failed, if Ray gives up.
-    """
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(function)
-    waiting = iter(inputs.items())
-    running: dict[ray.ObjectRef, str] = {}
-    lost: dict[str, Given] = {}
-    try:
-        while True:
-            for name, given in itertools.islice(waiting, max(0, _AHEAD * _cpus() - len(running))):
-                running[task.remote(given)] = name
-            if not running:
-                break
-            (done,), _ = ray.wait(list(running), num_returns=1)
-            name = running.pop(done)
-            try:
-                yield name, ray.get(done)
-            except _lost():
-                lost[name] = inputs[name]
-        yield from _alone(function, lost)
-    except ray.exceptions.RayError as error:
-        way_out = "run the command again, what is finished is kept"
-        raise FailedError(f"{what}: Ray gave up: {one_line(error)}; {way_out}") from None
-    finally:
-        for left in running:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.cancel(left)
-
-
-def _alone(
-    function: Callable[[Given], Answer], inputs: Mapping[str, Given]
-) -> Iterator[tuple[str, Answer | FailedError]]:
-    """Like `_each`, but with one try for each input, which gets all CPUs of a node."""
-    if not inputs:
-        return
-    cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
-    task = ray.remote(num_cpus=cpus, max_retries=0)(function)
-    running = {task.remote(given): name for name, given in inputs.items()}
-    while running:
-        (done,), _ = ray.wait(list(running), num_returns=1)
-        name = running.pop(done)
-        try:
-            yield name, ray.get(done)
-        except ray.exceptions.OutOfMemoryError as error:
-            node = re.search(r"IP: ([^,\s]+)", str(error))
-            where = f" on node {node[1]}" if node else ""
-            yield name, FailedError(f"out of memory{where} on every try, the last one with the node to itself")
-        except _lost():
-            cause = "it crashed, or the system ended it because memory ran out"
-            yield name, WorkerDied(f"the worker died on every try, the last one with a node to itself: {cause}")
-
-
-def _lost() -> tuple[type[Exception], ...]:
-    """The errors of an input whose worker or node was lost."""
-    found = ray.exceptions
-    return found.WorkerCrashedError, found.NodeDiedError, found.OutOfMemoryError, found.ObjectLostError
-
-
-def _probe(corpus: Path, token: str) -> None:
-    """Checks that every node of the cluster sees the token that this build wrote into `corpus`."""
-
-    @ray.remote(num_cpus=0)
-    def sees() -> bool:
-        return ownership.sees(corpus, token)
-
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    on_node = scheduling_strategies.NodeAffinitySchedulingStrategy
-    answers = {sees.options(scheduling_strategy=on_node(node, soft=False)).remote(): node for node in nodes}
-    done, silent = ray.wait(list(answers), num_returns=len(answers), timeout=_SECONDS_TO_PROBE)
-    problems = [f"ray.address: node {nodes[answers[answer]]} doesn't answer" for answer in silent]
-    for answer in done:
-        with contextlib.suppress(ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):  # node left
-            if not ray.get(answer):
-                where = nodes[answers[answer]]
-                problems.append(f"output: {corpus} on node {where} isn't the directory that this build writes to")
-    if problems:
-        raise FailedError("\n".join(problems))
 
 
 @dataclass(frozen=True)

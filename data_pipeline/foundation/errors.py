@@ -39,7 +39,13 @@ class StoreUnavailable(StoreError):
 
 
 class WorkerDied(FailedError):
-    """The process that did some work died on every try."""
+    """The process that did some work died on every try. `doing`: what it did last, "" if it didn't say."""
+
+    doing = ""
+
+
+class NodeUnfit(FailedError):
+    """A node can't take part in a build, whatever the unit. The message says what is wrong there."""
 
 
 class DamagedInput(FailedError):
@@ -59,6 +65,14 @@ class DamagedInput(FailedError):
 def one_line(error: BaseException) -> str:
     """The message of `error` in one line of at most 300 characters; the type of one without a message."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def may_be_of_node(error: BaseException) -> bool:
+    """Whether another node may do what failed here: `error`, or one that led to it, is of a file, disk or store."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, (OSError, StoreError, NodeUnfit)):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:

@@ -1,4 +1,4 @@
-"""Progress of long work: workers write how far they are, and the driver shows it on stderr.
+"""Progress of long work: workers report how far they are, and the driver shows it on stderr.
 
 A terminal gets a bar beside a line, anything else a line every few seconds.
 """
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
@@ -18,7 +17,7 @@ with imported_at_first_use():  # 150 ms and 9 MB, for a terminal alone
     from rich import console, live, progress_bar, table
 
 Item = TypeVar("Item")
-_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_WRITES = 10.0, 1.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_REPORTS = 10.0, 5.0
 _BAR_WIDTH = 20  # characters
 
 
@@ -51,9 +50,9 @@ class Progress:
         """The bytes (or items) done, of which a worker that died may have counted more."""
         return min(self.size, self._finished + self.in_progress()) if self.size else self.count
 
-    def line(self) -> str:
-        """The progress as one line."""
-        done, seconds = self.done(), self.clock() - self._started
+    def line(self, done: int | None = None) -> str:
+        """The progress as one line. `done`: what `done()` has just said."""
+        done, seconds = self.done() if done is None else done, self.clock() - self._started
         doing = self.doing() if self.total == 1 and not self.size else ""
         words = [f"{self.what}: {doing or f'{self.count}/{self.total}'}"]
         if self.size:
@@ -91,9 +90,9 @@ def track(
 @contextlib.contextmanager
 def _bar(progress: Progress) -> Iterator[None]:
     def bar_and_line() -> "table.Table":
-        row = table.Table.grid(padding=(0, 1))
-        bar = progress_bar.ProgressBar(progress.size or progress.total, progress.done(), width=_BAR_WIDTH)
-        row.add_row(bar, progress.line())
+        row, done = table.Table.grid(padding=(0, 1)), progress.done()
+        bar = progress_bar.ProgressBar(progress.size or progress.total, done, width=_BAR_WIDTH)
+        row.add_row(bar, progress.line(done))
         return row
 
     with live.Live(console=console.Console(stderr=True), refresh_per_second=2, get_renderable=bar_and_line):
@@ -117,68 +116,78 @@ def _lines(progress: Progress) -> Iterator[None]:
         thread.join()
 
 
-class _ProgressFile:
-    """The file to which a worker writes how many bytes of its unit are done, and what it does now."""
+@dataclass
+class Activity:
+    """What a worker does: the `unit` it works on, the bytes of its input that are `done`, and what it does now.
+    `attempt` counts the workers that died of this unit before."""
 
-    def __init__(self, path: Path):
-        self.path, self.done, self.doing, self.written = path, 0, "", 0.0
-
-    def write(self) -> None:
-        self.written = time.monotonic()
-        with contextlib.suppress(OSError):  # a full disk will be reported by the unit itself
-            self.path.write_text(f"{self.done} {self.doing}")
+    unit: str
+    attempt: int = 0
+    done: int = 0
+    doing: str = ""
 
 
-_current: _ProgressFile | None = None  # of the unit that this process works on
+class Board:
+    """The last activity that each worker has reported. A worker is named by its node and its process."""
+
+    def __init__(self) -> None:
+        self._by_worker: dict[tuple[str, int], Activity] = {}
+
+    def note(self, node: str, process: int, activity: Activity) -> None:
+        self._by_worker.pop((node, process), None)  # the newest stands last
+        self._by_worker[node, process] = activity
+
+    def by_unit(self) -> dict[str, tuple[str, Activity]]:
+        """The node and the last activity of each unit. Units that are over may be among them."""
+        return {activity.unit: (node, activity) for (node, _), activity in self._by_worker.items()}
+
+
+_current: Activity | None = None  # of this process
+_confirm: Callable[[Activity], None] | None = None
 
 
 @contextlib.contextmanager
-def reporting_progress(path: Path) -> Iterator[None]:
-    """In a worker: writes what `advance` counts within the block to the file `path`, which is removed at the end."""
-    global _current
-    _current = _ProgressFile(path)
-    _current.write()
+def working_on(unit: str, attempt: int = 0, confirm: Callable[[Activity], None] | None = None) -> Iterator[None]:
+    """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called with the beginning and with
+    each further activity, for a unit that may kill this process."""
+    global _current, _confirm
+    _current, _confirm = Activity(unit, attempt), confirm
     try:
+        if confirm:
+            confirm(_current)
         yield
     finally:
-        _current = None
-        with contextlib.suppress(OSError):
-            path.unlink()
+        _current = _confirm = None
+
+
+def current() -> Activity | None:
+    """What this process does now."""
+    return _current
+
+
+def report_to(send: Callable[[Activity], None]) -> threading.Thread:
+    """Calls `send` every few seconds with what this process does, from a thread that ends with the process."""
+
+    def report() -> None:
+        while True:
+            time.sleep(_SECONDS_BETWEEN_REPORTS)
+            if (activity := _current) is not None:
+                send(activity)
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    return thread
 
 
 def advance(size: int) -> None:
-    """Counts `size` more bytes of input as read. Does nothing outside a `reporting_progress` block."""
+    """Counts `size` more bytes of input as read. Does nothing outside a `working_on` block."""
     if _current is not None:
         _current.done += size
-        if time.monotonic() - _current.written >= _SECONDS_BETWEEN_WRITES:
-            _current.write()
 
 
 def set_activity(what: str) -> None:
-    """Records what the unit does now: "training on 38 MB of text". Does nothing outside `reporting_progress`."""
+    """Records what the unit does now: "training on 38 MB of text". Does nothing outside a `working_on` block."""
     if _current is not None:
         _current.doing = what
-        _current.write()
-
-
-def bytes_done(folder: Path) -> int:
-    """The bytes done by all workers that have a file in `folder`."""
-    return sum(_written(path)[0] for path in folder.glob("*"))
-
-
-def activity(folder: Path) -> str:
-    """What a worker that has a file in `folder` does now; "" if none says so."""
-    return next(filter(None, map(last_activity, folder.glob("*"))), "")
-
-
-def last_activity(path: Path) -> str:
-    """What the worker that writes the file `path` does, or did when it died; "" if it didn't say."""
-    return _written(path)[1]
-
-
-def _written(path: Path) -> tuple[int, str]:
-    try:
-        done, _, doing = path.read_text().partition(" ")
-        return int(done), doing
-    except (OSError, ValueError):  # removed, or being written at this moment
-        return 0, ""
+        if _confirm:
+            _confirm(_current)

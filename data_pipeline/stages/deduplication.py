@@ -12,7 +12,7 @@ steps, in what will be the corpus.
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_pipeline.config import CorpusConfig
@@ -24,6 +24,7 @@ from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, ou
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import (
+    BYTES_PER_KEY,
     BucketSpec,
     ClustersSpec,
     buckets_of,
@@ -120,7 +121,9 @@ class _Order:
     def _find_duplicates(self, step: str, files: dict[str, str], read: Sequence[Finished]) -> list[str]:
         """The files of the duplicates among the keys in `files`."""
         config, corpus, stage = self._config, self._corpus, buckets_of(step)
-        buckets = KeyBucket.enough(sum(unit.result.keys for unit in read), config.dedup.keys_per_bucket)
+        keys = sum(unit.result.keys for unit in read)
+        buckets = KeyBucket.enough(keys, config.dedup.keys_per_bucket)
+        stage = replace(stage, memory=lambda unit: BYTES_PER_KEY * keys // buckets)
         merge_read = merge_signatures if STEPS[step].clusters else merge_keys
         to_read, merged = merge(f"{step}-keys", merge_read, files, buckets, corpus, config.ray)
         self.finished |= merged

@@ -12,6 +12,8 @@ from data_pipeline.dedup.minhash import Clusters
 from data_pipeline.execution.buckets import MergeSpec, read_names
 from data_pipeline.execution.work_units import Result, Stage
 
+BYTES_PER_KEY = 120  # that deciding takes, of any step
+
 
 @dataclass(frozen=True)
 class BucketSpec:

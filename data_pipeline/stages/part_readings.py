@@ -29,7 +29,7 @@ from data_pipeline.execution.parts import (
     read_documents,
     rows_file,
 )
-from data_pipeline.execution.work_units import Result, Stage
+from data_pipeline.execution.work_units import Result, Stage, Unit
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.text.document import Document, Tally
 
@@ -169,7 +169,13 @@ def write_left(corpus: Path, spec: PartSpec) -> LeftResult:
 
 
 def keys_stage(step: str) -> Stage[PartSpec, KeysResult]:
-    return Stage(f"{step}-keys", STEPS[step].version, gather_keys, "lower characters_per_part")
+    def memory(unit: Unit[PartSpec]) -> int:
+        return (
+            unit.bytes * 5 // 2
+        )  # the key of a line, which counts as 40 characters, has 24 bytes and is held four times
+        return unit.bytes * 5 // 2
+
+    return Stage(f"{step}-keys", STEPS[step].version, gather_keys, "lower characters_per_part", memory=memory)
 
 
 LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part, or look for fewer evaluation sets")

@@ -161,8 +161,12 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
     )
 
 
-COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard")
-STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard")
+def _memory(cut: RowsSpec) -> int:
+    return 8 * cut.config.tokens_per_shard  # ids of 2 bytes, as they are read, sorted, cut into rows, and written
+
+
+COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard", memory=lambda unit: _memory(unit.spec))
+STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard", memory=lambda unit: _memory(unit.spec.cut))
 
 
 def buckets_of(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:

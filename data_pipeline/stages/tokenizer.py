@@ -21,7 +21,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
-from data_pipeline.tokenizer.training import check_memory, draw_sample, sample_rank, train
+from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, draw_sample, sample_rank, train
 
 # Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
 # files are removed.
@@ -186,7 +186,12 @@ def expected(config: TokenizerConfig) -> Vocabulary:
     return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
-STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes")
+def _memory(unit: Unit[TokenizerSpec]) -> int:
+    config = unit.spec.config
+    return 0 if config.path else MEMORY_PER_BYTE * min(config.sample_bytes, unit.spec.text_bytes)
+
+
+STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes", memory=_memory, cpus=THREADS)
 
 
 def _existing(config: TokenizerConfig) -> TextModel:

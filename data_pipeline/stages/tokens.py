@@ -154,7 +154,11 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     )
 
 
-STAGE = Stage("tokens", 4, tokenize, "lower characters_per_part")
+def _memory(unit: Unit[TokensSpec]) -> int:
+    return 2 * unit.bytes  # ids of 2 bytes, one for 3 or 4 characters, are held three times
+
+
+STAGE = Stage("tokens", 4, tokenize, "lower characters_per_part", memory=_memory)
 
 
 def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:

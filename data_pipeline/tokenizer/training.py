@@ -20,7 +20,7 @@ _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
 _LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
 _MORE_THAN_ANY = 500_000  # tokens; 1 MB of text gives some 30,000
 _TOO_HIGH = r"Vocabulary size too high .* a value <= (\d+)"
-_THREADS = 8  # affects the result: another number trains another vocabulary
+THREADS = 8  # affects the result: another number trains another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 tokens: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
 # Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
 # itself takes one more byte.
@@ -46,7 +46,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
             unk_id=UNK,
             bos_id=-1,
             input_sentence_size=_LINES,
-            num_threads=_THREADS,
+            num_threads=THREADS,
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:

@@ -38,8 +38,17 @@ def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def tasks_per_node(variables: Mapping[str, str]) -> list[int]:
-    """The number of tasks on each node, from `2(x3),1`."""
-    given = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables["SLURM_TASKS_PER_NODE"]
+    """The number of tasks on each node of a step."""
+    return _counts(variables.get("SLURM_STEP_TASKS_PER_NODE") or variables["SLURM_TASKS_PER_NODE"])
+
+
+def cpus_per_node(variables: Mapping[str, str]) -> list[int]:
+    """The number of CPUs that a job has on each of its nodes, which may differ; [] if SLURM doesn't say."""
+    return _counts(variables.get("SLURM_JOB_CPUS_PER_NODE", ""))
+
+
+def _counts(given: str) -> list[int]:
+    """ "2(x3),1" -> [2, 2, 2, 1]"""
     counts: list[int] = []
     for word in given.split(","):
         if match := _COUNT.fullmatch(word):

@@ -1,7 +1,9 @@
 """Builds on a Ray cluster of two nodes, and the protection of a corpus against two builds at once."""
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,13 +25,12 @@ from data_pipeline.execution import ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.errors import FailedError
+from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
-from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import at_work, checksums, family, with_fault
 from tests.in_process import done_here, refused_here
 from tests.ports import free_port
 
-SECOND_NODE = "127.0.0.2"
 # If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 # Ray asks a node for life every 3 s, and counts it as dead when it hasn't answered five times.
 OF_RAY = {"RAY_AUTH_MODE": "disabled", "RAY_health_check_period_ms": "1000"}
@@ -55,16 +56,22 @@ def kill_tree(process: subprocess.Popen) -> None:
     psutil.wait_procs(tree)
 
 
+@dataclass
+class Node:
+    """A node to be: what its processes have in their environment, and which directory they see as empty."""
+
+    variables: dict[str, str]
+    hidden: Path | None = None
+
+
 @contextlib.contextmanager
-def cluster(folder: Path, hidden: Path | None, held: Path) -> Iterator[tuple[str, subprocess.Popen]]:
-    """(address, second node) of a cluster of two nodes with one CPU each. The second sees the directory `hidden` as
-    empty. In the first unit that it works on, it creates `held`, and stays at work for a minute."""
+def cluster(folder: Path, *nodes: Node) -> Iterator[tuple[str, list[subprocess.Popen]]]:
+    """(address, nodes) of a cluster of a head and `nodes`, with one CPU each: 127.0.0.1, 127.0.0.2, …"""
     port = free_port()
     # workers take ports of the kernel's choice, instead of those that tests take
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
     common += ["--min-worker-port=0", "--max-worker-port=0"]
     program = [str(Path(sys.executable).with_name("ray")), "start", *common]
-    holding = with_fault("a lost node", "documents", "before the work", held)
     # Sockets are below Ray's directory, and their paths may have at most 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="ray-") as own,
@@ -80,11 +87,12 @@ def cluster(folder: Path, hidden: Path | None, held: Path) -> Iterator[tuple[str
 
         head = [*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"]
         start(head, dict(os.environ))
-        second = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address={SECOND_NODE}"]
-        if hidden is not None:
-            second = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *second]
-        start(second, holding)
-        yield f"127.0.0.1:{port}", started[-1]
+        for number, node in enumerate(nodes, 2):
+            command = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address=127.0.0.{number}"]
+            if node.hidden is not None:
+                command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', node.hidden, *command]
+            start(command, {**os.environ, "PYTHONPATH": str(TOP), **node.variables})
+        yield f"127.0.0.1:{port}", started[1:]
 
 
 def build(config: Path, *overrides: str) -> subprocess.Popen:
@@ -98,26 +106,18 @@ def can_unshare() -> bool:
 
 
 @pytest.mark.slow
-def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothing(tmp_path):
-    """The second node of the cluster sees an empty directory in place of `hidden`; later it is killed at work."""
+def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left_out(tmp_path):
+    """The third node of the cluster sees an empty directory in place of the output; the second is killed at work."""
     for part in range(6):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=100, skip=100 * part)
     config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
-    local, shared, hidden = (tmp_path / name for name in ("local", "shared", "hidden"))
-    hidden.mkdir()
-    held = tmp_path / "held"
-    with cluster(tmp_path, hidden if can_unshare() else None, held) as (address, node), processes() as started:
-        if can_unshare():  # a mount namespace of its own takes root
-            started.append(driver := build(config, f"output={hidden}", f"ray.address={address}"))
-            _, errors = driver.communicate()
-            assert driver.returncode == 1
-            (line,) = [line for line in errors.splitlines() if line.startswith("error:")]
-            assert (
-                line == f"error: output: {hidden} on node {SECOND_NODE} isn't the directory that this build writes to"
-            )
-            assert "Traceback" not in errors
-            assert not (hidden / "documents").exists()
-
+    local, shared = tmp_path / "local", tmp_path / "shared"
+    shared.mkdir()
+    held = tmp_path / "held"  # the second node creates it in its first unit, and stays at work for a minute
+    nodes = [Node(with_fault("a lost node", "documents", "before the work", held))]
+    if can_unshare():  # a mount namespace of its own takes root
+        nodes.append(Node({}, hidden=shared))
+    with cluster(tmp_path, *nodes) as (address, (node, *_)), processes() as started:
         started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
         while not held.exists():
             assert driver.poll() is None
@@ -129,9 +129,39 @@ def test_nodes_that_see_another_output_are_refused_and_one_that_dies_costs_nothi
         assert driver.poll() is None
         _, errors = driver.communicate()
         assert driver.returncode == 0, errors
+    told = [line for line in errors.splitlines() if line.startswith("warning: documents: node")]
+    place = f"{shared}/.stages/workers: No such file or directory on host {socket.gethostname()}"
+    assert told == [f"warning: documents: node 127.0.0.3 is left out: {place}"][: can_unshare()]
     done_here("data-pipeline", "build", config, f"output={local}")
     assert checksums(shared) == checksums(local)
     assert not list(shared.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_nodes_on_which_units_fail_are_named_and_left_out_and_all_units_are_done(tmp_path):
+    """Of four nodes, one has another code, and one can't read its disk."""
+    other = tmp_path / "other"
+    for package in ("data_pipeline", "tests"):
+        shutil.copytree(TOP / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "data_pipeline/__init__.py").open("a") as file:
+        file.write(f"from pathlib import Path\nPath({str(tmp_path / 'other-code')!r}).touch()\n")
+    nodes = [Node({"PYTHONPATH": str(other)}), Node({"FAULT": "disk"}), Node({})]
+    with cluster(tmp_path, *nodes) as (address, _):
+        done = in_another_process(f"do_where_possible(Path({str(tmp_path)!r}), {address!r})", tmp_path)
+    assert done.returncode == 1, done.stderr
+    told = done.stderr.splitlines()
+    cause = "its code of data_pipeline isn't that of the command; install the same version there"
+    assert f"warning: division: node 127.0.0.2 is left out: {cause}" in told
+    cause = "/data: Input/output error; what is finished is kept"
+    (first, last) = [line for line in told if line.startswith("warning: division: node 127.0.0.3")]
+    assert re.fullmatch(
+        rf"warning: division: node 127.0.0.3: unit by-\d+ failed: {cause}; another node tries it", first
+    )
+    assert last == f"warning: division: node 127.0.0.3 is left out: 3 units failed there, the last one: {cause}"
+    # what fails on every node is the unit's own failure, and is told once
+    assert told.count("error: /bad: Input/output error; what is finished is kept") == 1, told
+    assert told[-1] == "division: 40 of 41 units done; the same command continues"
+    assert [(tmp_path / str(by)).read_text() for by in range(1, 41)] == [str(1 / by) for by in range(1, 41)]
 
 
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
@@ -173,7 +203,6 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
     working.wait()
     token = ownership.begin(tmp_path)
     assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
-    assert ownership.sees(tmp_path, token)
     with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
         raise AssertionError
     with ownership.at_work(tmp_path, token):
@@ -211,7 +240,20 @@ def read_two_files(corpus: Path, spec: Work) -> None:
     (corpus / spec.output).write_text(spec.without)
 
 
-WORK = {"divide": divide, "be_killed": be_killed, "read": read_two_files}
+def divide_where_possible(corpus: Path, spec: Work) -> None:
+    """Fails on nodes with a FAULT, and everywhere without an output. Elsewhere it waits for what happens on others."""
+    failures = corpus / "failures"
+    if "FAULT" in os.environ or not spec.output:
+        with failures.open("a") as file:
+            file.write("x" if spec.output else "")
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/data" if spec.output else "/bad")
+    while not (corpus / "other-code").exists() or not failures.exists() or failures.stat().st_size < 3:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    divide(corpus, spec)
+
+
+WORK = {"where_possible": divide_where_possible, "divide": divide, "be_killed": be_killed, "read": read_two_files}
 WORK["allocate"] = lambda corpus, spec: np.zeros(2**50, np.uint8)  # more than a process can address
 
 
@@ -220,16 +262,22 @@ def fail_or_not(corpus: Path, spec: Work) -> Result:
     return Result()
 
 
-@pytest.mark.slow
-def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
+def in_another_process(call: str, folder: Path) -> subprocess.CompletedProcess:
     program = f"""
-import sys
 from pathlib import Path
 from data_pipeline.foundation.command import run_command
 from tests.data_pipeline import test_cluster
-run_command(lambda: test_cluster.do_all(Path({str(tmp_path)!r})))
+run_command(lambda: test_cluster.{call})
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # not in the working directory, which workers would search for code first
+    variables = {**os.environ, "PYTHONPATH": f"{TOP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **OF_RAY}
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=variables)
+
+
+@pytest.mark.slow
+def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
+    done = in_another_process(f"do_all(Path({str(tmp_path)!r}))", tmp_path)
     assert done.returncode == 1, done.stderr
     (kept,) = (tmp_path / ".stages/failures").iterdir()
     way_out = "lower key.of_it, or use a machine with more memory; what is finished is kept"
@@ -255,7 +303,12 @@ def without(spec: Work, file: str, reason: str) -> Work:
     return replace(spec, without=f"{file}: {reason}") if spec.work == "read" else spec
 
 
-DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without)
+def much(unit: Unit[Work]) -> int:
+    """More than any machine has: Ray waits for ever for what no node has."""
+    return 2**60 if unit.name == "by-1" else 0
+
+
+DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, much, cpus=1000)
 
 
 def do_all(corpus: Path) -> None:
@@ -264,3 +317,9 @@ def do_all(corpus: Path) -> None:
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     run(DIVISION, units, corpus, RayConfig(num_cpus=1))
+
+
+def do_where_possible(corpus: Path, address: str) -> None:
+    units = [Unit(f"by-{by}", Work("where_possible", by=by, output=str(by)), "", (str(by),)) for by in range(1, 41)]
+    units.append(Unit("bad", Work("where_possible"), ""))
+    run(DIVISION, units, corpus, RayConfig(address=address))

@@ -8,9 +8,11 @@ import hashlib
 import io
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +27,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import code_version
-from data_pipeline.foundation.progress import activity, advance, bytes_done, reporting_progress, set_activity
+from data_pipeline.foundation.progress import Activity, Board, advance, current, set_activity, working_on
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.tools.download import sole_user
@@ -213,37 +215,48 @@ def test_the_time_left_follows_from_what_is_done(work, seconds, in_progress, fin
     assert shown.line() == f"documents: {line}"
 
 
-def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path, monkeypatch):
+def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path):
     """With several gzip members, each chunk that is read counts once, though its rest goes to the next member."""
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_WRITES", 0.0)
-    notes = tmp_path / "notes"
-    notes.mkdir()
     (tmp_path / "plain").write_bytes(b"x" * 700_000)
     (tmp_path / "members.gz").write_bytes(b"".join(gzip.compress(bytes([n]) * 1000) for n in range(100)))
-    assert bytes_done(notes) == 0
-    with reporting_progress(notes / "other-unit"):
-        advance(1)
-        for name in ("plain", "members.gz"):
-            with reporting_progress(notes / "unit"), open_stream(str(tmp_path / name)) as stream:
-                stream.read()
-                assert bytes_done(notes) == 1 + (tmp_path / name).stat().st_size
-            assert bytes_done(notes) == 1
-    assert bytes_done(notes) == 0
+    for name in ("plain", "members.gz"):
+        with working_on(name), open_stream(str(tmp_path / name)) as stream:
+            stream.read()
+            assert current() == Activity(name, done=(tmp_path / name).stat().st_size)
+    assert current() is None
     advance(5)  # in a process without a unit it counts nowhere
 
 
-def test_a_single_item_says_what_it_does_in_place_of_a_count(tmp_path):
-    clock = Clock()
-    work = progress.Progress("tokenizer", total=1, doing=lambda: activity(tmp_path), clock=clock)
+def test_what_workers_report_is_kept_by_unit_as_long_as_they_do_nothing_else():
+    board = Board()
+    for process in (1, 2):
+        board.note("node", process, Activity(f"unit-{process}", done=process))
+    board.note("other", 1, Activity("unit-2", attempt=1, done=7))  # it was lost, and is done again
+    board.note("node", 1, Activity("unit-3"))
+    expected = {"unit-2": ("other", Activity("unit-2", 1, 7)), "unit-3": ("node", Activity("unit-3"))}
+    assert board.by_unit() == expected
+
+
+def test_reports_are_sent_while_a_unit_takes_long_and_at_once_where_it_may_kill_its_process(monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_REPORTS", 0.001)
+    sent = queue.SimpleQueue()
+    confirmed = []
+    with working_on("unit", 2, lambda activity: confirmed.append(replace(activity))):
+        set_activity("reading a.gz")
+        advance(5)
+        progress.report_to(sent.put)
+        assert sent.get(timeout=120) == Activity("unit", 2, 5, "reading a.gz")
+    assert confirmed == [Activity("unit", 2), Activity("unit", 2, 0, "reading a.gz")]
+
+
+def test_a_single_item_says_what_it_does_in_place_of_a_count():
+    clock, doing = Clock(), ""
+    work = progress.Progress("tokenizer", total=1, doing=lambda: doing, clock=clock)
     clock.now = 105
     assert work.line() == "tokenizer: 0/1, 5 s"
-    with reporting_progress(tmp_path / "spiece"):
-        set_activity("reading part 3 of 20")
-        clock.now = 110
-        assert work.line() == "tokenizer: reading part 3 of 20, 10 s"
-        advance(7)
-        set_activity("training on 38.1 MB of text")
-        assert (work.line(), bytes_done(tmp_path)) == ("tokenizer: training on 38.1 MB of text, 10 s", 7)
+    doing = "reading part 3 of 20"
+    clock.now = 110
+    assert work.line() == "tokenizer: reading part 3 of 20, 10 s"
     assert progress.Progress("tokens", total=2, doing=lambda: "writing", clock=clock).line() == "tokens: 0/2, 0 s"
 
 

@@ -103,6 +103,10 @@ class Cluster:
         found = [one for one in psutil.process_iter(["cmdline"]) if " ".join(one.info["cmdline"] or ()) in steppers]
         _kill(*self._processes(SLURMD_NODENAME=node), *found)
 
+    def raylets(self, node: str) -> list[psutil.Process]:
+        """The processes on a node that run Ray's program `raylet`."""
+        return [process for process in self._processes(SLURMD_NODENAME=node) if process.name() == "raylet"]
+
     @contextlib.contextmanager
     def suspended_ranks(self) -> Iterator[None]:
         """Within the block, the ranks of all jobs take no CPU time."""

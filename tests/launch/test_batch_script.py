@@ -17,7 +17,7 @@ from launch.slurm import ClusterConfig, Job, batch_script
 from launch.slurm_head import HeadJob, overrides_of_copies, stage
 from pretrain.config import RunConfig
 from pretrain.run import status
-from pretrain.run.slurm import rank_environment, tasks_per_node
+from pretrain.run.slurm import cpus_per_node, rank_environment, tasks_per_node
 from tests.in_process import done_here, run_here
 from tests.pretrain.runs import run_file
 from tests.tables import each
@@ -157,7 +157,9 @@ def test_corpora_are_staged_once_and_read_from_their_copies(small_corpus, tmp_pa
     assert copies.data.validation[0].corpus == str(copy)
     shard = "shards/train/shard-00000.tar"
     assert (copy / shard).read_bytes() == (small_corpus / shard).read_bytes()
-    assert not (copy / "documents").exists()
+    listed = {shard, "manifest.json", "blocks.parquet", "tokenizer/spiece.model", "tokenizer/spiece.vocab"}
+    assert listed <= {str(path.relative_to(copy)) for path in copy.rglob("*")}
+    assert {path.name for path in copy.iterdir()} == {"blocks.parquet", "manifest.json", "shards", "tokenizer"}
     (copy / shard).write_bytes(b"cut short")
     capsys.readouterr()
     stage(config, place)
@@ -178,6 +180,12 @@ TASK = {
     "SLURM_LOCALID": "1",
     "MASTER_ADDR": "n1",
 }
+
+
+def test_each_node_has_the_cpus_that_slurm_gives_it():
+    given = {"SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_CPUS_PER_NODE": "64(x3),128(x2),8"}
+    assert cpus_per_node(given) == [64, 64, 64, 128, 128, 8]
+    assert cpus_per_node({}) == []
 
 
 def test_a_task_of_srun_is_a_rank():

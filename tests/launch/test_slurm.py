@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from launch.tools.doctor.checks import Finding
 from pretrain.run import slurm, status
 from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.builds import with_fault
 from tests.in_process import done_here
 from tests.launch.conftest import a_run, takes_slurm
 from tests.launch.slurm_cluster import NODES, said, submitted, until
@@ -68,12 +70,31 @@ def test_in_an_allocation_of_slurm_every_node_is_checked(cluster):
 
 
 @pytest.mark.slow
-def test_a_build_on_two_nodes_gives_the_same_bytes(cluster, small_corpus, tmp_path):
+def test_a_build_on_two_nodes_gives_the_same_bytes_though_ray_ends_on_each(
+    cluster, small_corpus, tmp_path, monkeypatch
+):
+    """Its first unit waits until Ray has been killed on the second node, where it is started again, and then on the
+    first, with which the job goes back into the queue."""
     for part in range(3):
         write_c4(tmp_path / f"c4-{part}.json.gz", records=60, skip=60 * part)
-    (job,) = submitted(write_corpus_file(tmp_path / "corpus.yaml"))
+    held = tmp_path / "held"
+    for name, value in with_fault("a lost node", "documents", "before the work", held).items():
+        monkeypatch.setenv(name, value)
+    (job,) = submitted(write_corpus_file(tmp_path / "corpus.yaml"), "--requeue")
+    output = tmp_path / f"corpus.slurm/{job}.out"
+
+    def wait(true: Callable[[], object]) -> None:
+        while not true():
+            assert cluster.state(job) not in ("FAILED", "COMPLETED", "CANCELLED"), output.read_text()
+            time.sleep(0.1)
+
+    for node, line in {"n2": "warning: node n2: ray: ended with ", "n1": f"requeueing job {job}"}.items():
+        wait(lambda node=node: held.exists() and cluster.raylets(node))
+        for raylet in cluster.raylets(node):
+            raylet.kill()
+        wait(lambda line=line: line in output.read_text())
     ended = cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
-    assert ended == "COMPLETED", (tmp_path / f"corpus.slurm/{job}.out").read_text()
+    assert ended == "COMPLETED", output.read_text()
     shards = "shards/train/shard-00000.tar"
     assert (tmp_path / "corpus" / shards).read_bytes() == (small_corpus / shards).read_bytes()
     of_this_job = ["pgrep", "-f", f"raylet.*:{slurm.master_port(job)}"]

@@ -1,0 +1,176 @@
+"""How do builds behave on large clusters?
+
+    python benchmarks/scale.py loop [--in-flight 1000 8000 25600] [--units 20000]
+    python benchmarks/scale.py cluster [--nodes 20]
+
+`loop`: units that do nothing are handed to two workers by a driver that believes to have more, so that as many are in
+flight as on a cluster of that size.
+
+`cluster`: a cluster of raylets with a CPU each, on this machine, builds a corpus while two of them are killed. A third
+sees no output directory, a fourth has other code, a fifth a full /tmp. The bytes are compared with those of a build in
+one process. Mount namespaces take root.
+"""
+
+import argparse
+import contextlib
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+from data_pipeline.config import RayConfig
+from data_pipeline.execution import dispatch, workers
+from data_pipeline.execution.dispatch import Needs
+
+ROOT = Path(__file__).parents[1]
+SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"
+FILES, RECORDS = 120, 40
+_OPEN = {"RAY_AUTH_MODE": "disabled"}
+
+
+def loop(in_flight: int, units: int) -> dict[str, float]:
+    """Units a second, the driver's CPU time for each, and how long it takes to stop with all these in flight."""
+    pool = workers.ready(RayConfig(num_cpus=2))
+    cpus = max(2, in_flight - max(in_flight // 11, 64))  # of which a tenth more are in flight
+    dispatch.cpus_of = lambda rooms: cpus  # type: ignore[assignment]
+
+    def results(count: int) -> Iterator[object]:
+        return pool.each(int, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())
+
+    list(results(20))  # the workers have started
+    began, used = time.monotonic(), time.process_time()
+    done = sum(1 for _ in results(units))
+    seconds, cpu = time.monotonic() - began, time.process_time() - used
+    some = results(units)
+    list(itertools.islice(some, 1000))
+    ending = time.monotonic()
+    some.close()  # type: ignore[attr-defined]
+    return {
+        "in flight": in_flight,
+        "units a second": round(done / seconds),
+        "driver ms a unit": round(1000 * cpu / done, 2),
+        "seconds to stop": round(time.monotonic() - ending, 2),
+    }
+
+
+def cluster(nodes: int, folder: Path) -> dict[str, Any]:
+    """What became of a build on `nodes` raylets, of which five are lost or bad."""
+    config = _corpus_file(folder)
+    undisturbed, output, other = folder / "undisturbed", folder / "output", folder / "other"
+    output.mkdir()
+    _build(folder, config, f"output={undisturbed}", "ray.small_bytes=1000000000").wait()
+    shutil.copytree(ROOT / "data_pipeline", other / "data_pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "data_pipeline/__init__.py").open("a") as file:
+        file.write("# other code\n")
+    special: list[tuple[str, Mapping[str, str]]] = [
+        (f"mount -t tmpfs none {output}", {}),
+        ("true", {"PYTHONPATH": str(other)}),
+        ("mount -t tmpfs -o size=4k none /tmp; head -c 4096 /dev/zero > /tmp/full", {}),
+    ]
+    os.environ |= {**_OPEN, "PYTHONPATH": str(ROOT)}
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/var/tmp"))
+        settings = {"object_store_memory": 80_000_000, "include_dashboard": False}
+        raylets = Cluster(initialize_head=True, head_node_args={"temp_dir": own, **settings})
+        stack.callback(raylets.shutdown)
+        plain = [raylets.add_node(node_ip_address=f"127.0.0.{number}", **settings) for number in range(2, nodes - 2)]
+        for number, (mount, variables) in enumerate(special, 1):
+            stack.enter_context(_node(folder, str(raylets.address), f"127.0.1.{number}", mount, variables))
+        began = time.monotonic()
+        build = _build(folder, config, f"output={output}", f"ray.address={raylets.address}", "ray.small_bytes=0")
+        for done in (20, 60):  # parts of the first stage
+            while build.poll() is None and len([*output.rglob("documents/part-?????.parquet")]) < done:
+                time.sleep(0.1)
+            raylets.remove_node(plain.pop(), allow_graceful=False)
+        code = build.wait()
+        seconds = round(time.monotonic() - began)
+    said = [line for line in (folder / "said").read_text().splitlines() if "warning" in line or "error" in line]
+    same = _checksums(output) == _checksums(undisturbed)
+    return {"raylets": nodes, "exit code": code, "seconds": seconds, "same bytes": same, "said": said}
+
+
+@contextlib.contextmanager
+def _node(folder: Path, head: str, address: str, mount: str, variables: Mapping[str, str]) -> Iterator[None]:
+    """A raylet with a mount namespace of its own, in which `mount` has been done."""
+    ray = [str(Path(sys.executable).with_name("ray")), "start", f"--address={head}", f"--node-ip-address={address}"]
+    ray += ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+    ray += ["--min-worker-port=0", "--max-worker-port=0"]
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", f'{mount}; exec "$@"', "sh", *ray]
+    log = folder / f"{address}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **variables})
+    try:
+        while "Ray runtime started" not in log.read_text():
+            if process.poll() is not None:
+                sys.exit(log.read_text())
+            time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _corpus_file(folder: Path) -> Path:
+    with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
+        records = [*lines]
+    for number in range(FILES):
+        with gzip.open(folder / f"{number:03d}.json.gz", "wt", encoding="utf-8") as out:
+            out.writelines(itertools.islice(itertools.cycle(records), number * 7, number * 7 + RECORDS))
+    config = {
+        "name": "scale",
+        "output": "",
+        "sources": [{"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"}],
+        "tokenizer": {"vocab_size": 500, "byte_fallback": False, "sentinels": 20},
+        "rows": {"objective": {"name": "span_corruption", "inputs_length": 128}},
+        "bytes_per_shared_unit": 0,
+    }
+    path = folder / "corpus.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def _build(folder: Path, config: Path, *overrides: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-P", "-m", "data_pipeline", "build", str(config), *overrides]
+    with (folder / "said").open("wb") as said:
+        variables = {**os.environ, **_OPEN, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env=variables)
+
+
+def _checksums(corpus: Path) -> dict[str, str]:
+    """The sha256 of each file that isn't the report, nor an intermediate one."""
+    return {
+        str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in corpus.rglob("*")
+        if path.is_file() and ".stages" not in path.parts and not path.name.startswith("report.")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    rows = parser.add_subparsers(dest="row", required=True)
+    of_loop = rows.add_parser("loop")
+    of_loop.add_argument("--in-flight", type=int, nargs="+", default=[1000, 8000, 25_600])
+    of_loop.add_argument("--units", type=int, default=40_000)
+    rows.add_parser("cluster").add_argument("--nodes", type=int, default=20)
+    asked = parser.parse_args()
+    if asked.row == "loop":
+        for in_flight in asked.in_flight:
+            print(json.dumps(loop(in_flight, asked.units)), flush=True)
+    else:
+        with tempfile.TemporaryDirectory(prefix="scale-", dir="/var/tmp") as folder:
+            print(json.dumps(cluster(asked.nodes, Path(folder)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
