@@ -149,7 +149,7 @@ def clean_page(
         if web_rules and "{" in line:
             tally.drop("curly_bracket", line)
             return None
-        if any(policy in lowered for policy in _POLICIES):
+        if lowered and any(policy in lowered for policy in _POLICIES):
             tally.drop("line_policy", line)
             continue
         tally["line_passed"] += 1

@@ -6,6 +6,7 @@ many, a group of neighbours that is no larger than a part may be.
 
 import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -29,6 +30,7 @@ _COLUMNS = SCHEMA.names
 # Shorter documents and lines count as this many characters, since keys and hashes take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
+_PLAIN_HOST = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]*)?(?=[/?#]|\Z)")
 # A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 _ENOUGH_UNITS = 1000  # of a stage; the fixed cost of more, such as their files, outweighs what they compute
@@ -246,6 +248,8 @@ def _readable(part: Path) -> Iterator[None]:
 
 def _domain(url: str) -> str:
     """ "https://www.example.org:80/a" -> "example.org"; "unknown" if the URL can't be parsed."""
+    if plain := _PLAIN_HOST.match(url):  # as most are; urlsplit takes six times as long
+        return plain[1].lower().removeprefix("www.")
     try:
         return (urlsplit(url).hostname or "unknown").removeprefix("www.")
     except ValueError:

@@ -18,10 +18,12 @@ _one_block = threading.Lock()
 
 
 class _StandIn(ModuleType):
-    """Has the name of a module, and imports it whenever an attribute is asked for."""
+    """Has the name of a module, imports it when the first attribute is asked for, and has its attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self.__name__), name)
+        if "module" not in vars(self):
+            vars(self)["module"] = import_module(self.__name__)
+        return getattr(vars(self)["module"], name)
 
 
 @contextmanager

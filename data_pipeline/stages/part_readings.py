@@ -233,7 +233,9 @@ def check_of(corpus: Path, name: str, cleaning: CleaningConfig) -> Apply:
 
     def apply(_: int, document: Document, tally: Tally) -> Document | None:
         language = filters(document.text, document.url, document.language, tally)
-        return None if language is None else replace(document, language=language)
+        if language is None or language == document.language:
+            return None if language is None else document
+        return replace(document, language=language)
 
     return _each(apply)
 

@@ -96,8 +96,14 @@ def test_the_bounds_of_a_bucket_fall_into_it(count):
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
-ONE_DOMAIN += ["HTTP://User@WWW.Example.org:80/a"]
-OTHERS = {"http://[::1]/": "::1", "http://[::1/": "unknown", "example.org/a": "unknown"}
+ONE_DOMAIN += ["HTTP://User@WWW.Example.org:80/a", "https://WWW.example.org:/a", "http://example.org\t/#a"]
+OTHERS = {"http://[::1]/": "::1", "http://[::1/": "unknown", "example.org/a": "unknown", "http:///a": "unknown"}
+OTHERS |= {
+    "https://a_b.org:1": "a_b.org",
+    "https://a.org\\b": "a.org\\b",
+    "https://www.a.org:1x?": "a.org",
+    "http://-?": "-",
+}
 
 
 @each("url, domain", [*((url, "example.org") for url in ONE_DOMAIN), *OTHERS.items()])
