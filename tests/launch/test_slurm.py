@@ -50,10 +50,9 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     (tmp_path / "script").write_text(script.replace("#SBATCH --gpus-per-node=1\n", ""))
     job = cluster.run("sbatch", "--parsable", tmp_path / "script")
     cluster.until(job, "COMPLETED")
-    shown = said(folder, job)
-    words = shown.splitlines()
+    _, _, shown = said(folder, job).split("\n", 2)  # the job and the version come first
     assert shown.startswith(f"{name}\n")
-    given = json.loads(next(word for word in words if word.startswith("{")))
+    given = json.loads(shown[shown.index("{\n") :])
     assert (given["path"], given["overrides"]) == (str(path), [f"run.name={json.dumps(name)}"])
     assert given["container"] == ["in it", "run"]
     assert not (tmp_path / "run").exists()
