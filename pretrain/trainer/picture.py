@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LOSS = re.compile(r"validation/(.+)/text_loss")
 _TOKENS = 48  # the most on an axis
+_INCHES_PER_TOKEN = 0.14
+_LEAST_WORTH = 0.05  # nats a token, by which another row's input raises the loss of a model that reads its own
 _BOUNDS = {"unigrams": "--", "bigrams": ":"}  # what needs no model: the style of its line
 
 
@@ -38,12 +40,31 @@ def draw(run: Path, out: Path, attention: bool = True) -> None:
     if not names:
         raise UserError(f"{run}: no held-out losses; the run file needs the hook validation_loss")
     pattern = _cross_attention(run) if attention else None
-    figure = new_figure(6 if pattern is None else 13, 4.5)
+    # a label has room for its letters
+    tall = 4.5 if pattern is None else max(4.5, _INCHES_PER_TOKEN * len(pattern.queries) + 1.5)
+    wide = 6 if pattern is None else 7 + max(6.0, _INCHES_PER_TOKEN * len(pattern.keys) + 1.5)
+    figure = new_figure(wide, tall)
+    if said := verdict(names[0], dict(rows)):
+        figure.suptitle(said, color="firebrick")
     panels = figure.subplots(1, 1 if pattern is None else 2, squeeze=False)[0]
     _draw_losses(panels[0], names[0], dict(rows))
     if pattern is not None:
         _draw_attention(panels[1], pattern)
     write_bytes(out, png(figure))
+
+
+def verdict(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> str:
+    """A line about a model that hasn't learnt to read its input, or no more than how frequent tokens are; else ""."""
+    for step in sorted(rows, reverse=True):
+        found = {name: rows[step].get(f"input_use/{corpus}/{name}") for name in ("worth", "loss", "unigram_entropy")}
+        worth, loss, unigrams = found.values()
+        if worth is None or loss is None or unigrams is None:
+            continue
+        if worth >= _LEAST_WORTH:
+            return ""
+        more = f", and has not learnt how frequent tokens are: {loss:.2f} > {unigrams:.2f}" if loss > unigrams else ""
+        return f"step {step:,}: the model doesn't read its input yet ({worth:.2f} nats/token){more}"
+    return ""
 
 
 def _draw_losses(axes: "Axes", corpus: str, rows: Mapping[int, Mapping[str, float]]) -> None:
@@ -87,9 +108,11 @@ def _cross_attention(run: Path) -> Pattern | None:
 
 
 def _draw_attention(axes: "Axes", pattern: Pattern) -> None:
-    """The strongest weight over all layers and heads."""
+    """The strongest weight over all layers and heads. Black is the strongest of all, which the title says: a model that
+    has hardly been trained has small ones."""
     strongest = pattern.weights.amax(dim=(0, 1))
-    axes.imshow(strongest, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+    axes.imshow(strongest, cmap="Greys", vmin=0, aspect="auto")
     axes.set_xticks(range(len(pattern.keys)), plain(pattern.keys), rotation=90, fontsize=7)
     axes.set_yticks(range(len(pattern.queries)), plain(pattern.queries), fontsize=7)
-    axes.set(title="What the decoder attends to in the input", xlabel="input", ylabel="read by the decoder")
+    title = f"What the decoder attends to in the input: up to {strongest.max():.2f}"
+    axes.set(title=title, xlabel="input", ylabel="read by the decoder")

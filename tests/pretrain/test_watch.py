@@ -112,6 +112,18 @@ INPUT_USE = {
 }
 
 
+def test_the_picture_says_when_a_model_does_not_read_its_input():
+    def at(worth: float, loss: float) -> dict[str, float]:
+        return {f"input_use/a/{name}": value for name, value in zip(NAMES, (worth, loss, 5.5), strict=True)}
+
+    NAMES = ("worth", "loss", "unigram_entropy")
+    both = "step 20: the model doesn't read its input yet (0.02 nats/token), and has not learnt how frequent tokens are"
+    assert picture.verdict("a", {10: at(0.9, 5.0), 20: at(0.02, 6.0)}) == f"{both}: 6.00 > 5.50"
+    assert picture.verdict("a", {20: at(0.0, 5.0)}) == "step 20: the model doesn't read its input yet (0.00 nats/token)"
+    assert picture.verdict("a", {10: at(0.0, 6.0), 20: at(0.05, 6.0), 30: {"train/loss": 1.0}}) == ""
+    assert picture.verdict("b", {20: at(0.0, 5.0)}) == ""
+
+
 @each(
     "metrics, shown",
     [
