@@ -97,7 +97,7 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_hel
     assert corpus.sources[0].options["sample_by"] == "document"
     assert corpus.sources[0].options.get("max_document_bytes", 8 << 20) == part
     assert corpus.split.by == ("files" if files == 20 else "position")
-    assert corpus.dedup.steps == (["urls", "documents"] if files == 20 else ["urls"])
+    assert corpus.dedup.steps == (["documents"] if files == 20 else [])  # files of text have no URL
 
 
 @each("files", [3, 40])
