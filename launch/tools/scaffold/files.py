@@ -142,7 +142,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
             rows=_CORPORA[objective.name],
             name=name,
             sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
-            dedup=_flow({**({"urls": False} if whole_files else {}), "documents": not is_cut}),
+            dedup=_flow({**({"urls": None} if whole_files else {}), "documents": not is_cut}),
             by="position" if is_cut else "files" if whole_files else "hash",
             held_out=0 if is_divided else sample.held_out() if sample else 0.01,
         )
