@@ -27,6 +27,7 @@ RECIPES = (
     "autoregressive-small-c4",
     "bart-base-c4",
     "t5-v1.1-large-c4",
+    "t5-v1.1-large-c4-full",
     "bart-large-c4",
     "t5-v1.0-11b-c4",
 )
