@@ -304,7 +304,7 @@ _ABOUT_FILLINGS = (
 )
 
 
-_ABOUT_EMPTY = "[]: the model wrote nothing for this blank, as one that has hardly been trained does\n\n"
+_ABOUT_EMPTY = "[]: the model wrote nothing for this blank, as one that has hardly been trained does"
 
 
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
@@ -350,7 +350,7 @@ def show(
         fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
         out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
         if not jsonl and not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
-            out.write(_ABOUT_EMPTY)
+            print(_ABOUT_EMPTY, file=sys.stderr)
             told = True
         out.flush()
 

@@ -484,10 +484,10 @@ class Terminal(io.StringIO):
 def test_an_empty_blank_is_explained_once(capsys):
     written = [Answer("A <extra_id_0> b", "", whole, True) for whole in ("A [c] b", "A [] b", "A [] b")]
     show(iter(written), [None] * 3, False, sys.stdout)
-    assert capsys.readouterr().out.count("[]: the model wrote nothing for this blank, ") == 1
+    assert capsys.readouterr().err.count("[]: the model wrote nothing for this blank, ") == 1
     show(iter(written[:1]), [None], False, sys.stdout)
     show(iter(written), [None] * 3, True, sys.stdout)
-    assert "wrote nothing" not in capsys.readouterr().out
+    assert "wrote nothing" not in capsys.readouterr().err
 
 
 def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
