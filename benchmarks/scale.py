@@ -43,7 +43,7 @@ def loop(in_flight: int, units: int) -> dict[str, float]:
     """Units a second, the driver's CPU time for each, and how long it takes to stop with all these in flight."""
     pool = workers.ready(RayConfig(num_cpus=2))
     cpus = max(2, in_flight - max(in_flight // 11, 64))  # of which a tenth more are in flight
-    dispatch.cpus_of = lambda rooms: cpus  # type: ignore[assignment]
+    dispatch.cpus_of = lambda rooms: cpus
 
     def results(count: int) -> Iterator[object]:
         return pool.each(int, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())

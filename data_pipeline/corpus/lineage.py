@@ -1,6 +1,7 @@
 """`lineage.parquet`: the files that a corpus was made from, and those of its documents. Training reads neither."""
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,6 +55,6 @@ class Lineage:
             rows = pq.read_table(pa.BufferReader(content)).to_pylist()
             inputs = [{**row, "file": row["name"]} for row in rows if row["kind"] == _INPUT]
             documents = [row for row in rows if row["kind"] == _DOCUMENTS]
-            return adapter(cls).validate_python({"inputs": inputs, "documents": documents})
+            return adapter(cast(Any, cls)).validate_python({"inputs": inputs, "documents": documents})
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise FailedError(f"{path}: damaged: {one_line(error)}") from None

@@ -22,6 +22,7 @@ from data_pipeline.foundation.progress import advance
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
 _BUFFERED = 64 << 20  # bytes of a member's content that wait in memory for its checksum; a larger member is read twice
+_ZLIB_ERROR: type[Exception] = cast(Any, zlib_ng.error)  # its stub calls the class an instance
 
 
 class CorruptMember(DamagedInput):
@@ -262,7 +263,7 @@ class Members:
                 raise self._cut_off()
             try:
                 content = decompressor.decompress(data)
-            except (zlib_ng.error, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
+            except (_ZLIB_ERROR, OSError, EOFError, zstandard.ZstdError, MemoryError) as error:
                 raise self._corrupt(known, f"corrupt {self._codec.name} data ({error})") from None
             if content:
                 length += len(content)
