@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
-from docs.pictures import objectives, speedrun
+from docs.pictures import objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
 
@@ -74,6 +74,10 @@ def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
 
 def test_the_picture_of_objectives_is_what_they_make_today():
     assert objectives.OUT.read_text() == objectives.svg()
+
+
+def test_the_picture_of_a_plan_has_the_sizes_of_its_table():
+    assert f"<dc:description>{plans.table()}</dc:description>" in (plans.FOLDER / "scaling.svg").read_text()
 
 
 def test_curves_of_the_speedrun_add_up_the_seconds_between_two_lines(tmp_path, monkeypatch):

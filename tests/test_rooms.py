@@ -165,6 +165,25 @@ def test_deepspeed_is_used_in_one_room_and_its_private_names_in_one_module():
     assert {room(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {"pretrain.zero"}
 
 
+def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():
+    page = (ROOT / "docs/reference/deepspeed.md").read_text().partition("## Private names")[2].partition("\n## ")[0]
+    listed = {
+        name.rpartition(".")[2] for row in re.findall(r"(?m)^\| (`.*?) \|", page) for name in row.split("`")[1::2]
+    }
+    used = set()
+    for node in ast.walk(parsed(modules()["pretrain.zero.deepspeed_private"])):
+        if isinstance(node, ast.Attribute):
+            of_optimizer = re.search(r"\boptimizer$", ast.unparse(node.value))
+            theirs = re.match(r"ds_|partition_|_|checkpoint_event", node.attr)
+            used |= {node.attr} if of_optimizer or theirs else set()
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            used.add(ast.literal_eval(node.args[1]))
+    assert used - {"__version__"} == listed
+    own = re.compile(rf"\.({'|'.join(listed - {'optimizer'})})\b")
+    users = {module for module, path in modules().items() if own.search(path.read_text())}
+    assert users == {"pretrain.zero.deepspeed_private"}
+
+
 def test_nothing_of_deepspeed_is_replaced():
     """No attribute is assigned on what belongs to DeepSpeed, at any depth: `engine.optimizer.step = …`, `setattr`, and
     none of its modules has a stand-in. An item of a table is data: `averaged_gradients[0] = …`."""

@@ -23,16 +23,9 @@ from pretrain.checkpoint.index import Piece
 from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
-from pretrain.zero.deepspeed_private import (
-    flat_buffers,
-    fragments,
-    in_memory,
-    loaded,
-    swapped,
-    update_parameters,
-    wrapped,
-)
+from pretrain.zero.deepspeed_private import flat_buffers, loaded, swapped, update_parameters, wrapped
 from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import fragments, in_memory
 
 
 class _Pages(mmap.mmap):

@@ -28,6 +28,14 @@ class Fragment:
     buffer: Tensor
     offset: int
 
+    @classmethod
+    def inside(cls, name: str, shape: tuple[int, ...], place: int, buffer: Tensor) -> "Fragment":
+        """What `buffer` has of a parameter whose first element would be at `place` in it, which may be outside."""
+        first, last = max(place, 0), min(place + torch.Size(shape).numel(), buffer.numel())
+        if last <= first:
+            return cls(name, shape, 0, 0, buffer, 0)
+        return cls(name, shape, first - place, last - first, buffer, first)
+
     def view(self, buffer: Tensor) -> Tensor:
         """This fragment (size,) of a tensor laid out like `buffer`: the fp32 parameters or an optimizer state."""
         return buffer.narrow(0, self.offset, self.size)

@@ -31,8 +31,9 @@ from pretrain.checkpoint.memory import memory_bytes
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import adds_locally, compiles, forget_compiled
-from pretrain.zero.deepspeed_private import fragments, wrapped
+from pretrain.zero.deepspeed_private import wrapped
 from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import fragments
 from pretrain.zero.memory import SAFE, DeviceMemory
 from pretrain.zero.ranks import least, on_rank_0, ranks_by_node
 

@@ -1,15 +1,8 @@
-"""What is read of DeepSpeed beyond its documentation; nothing of DeepSpeed is replaced.
-
-- `optimizer.optimizer`: what DeepSpeed was given; its state is by flat tensor. `dp_process_group`: its ranks.
-- Stages 1 and 2: `bit16_groups_flat` has the weights of each parameter group, `single_partition_of_fp32_groups` this
-  rank's part of their fp32 copy. `averaged_gradients` is where `step` finds the gradient of this part.
-- Stage 3: `fp16_groups`, `fp32_partitioned_groups_flat`, and of a parameter `ds_tensor`, `ds_shape`, `ds_numel` and
-  `partition_numel`. `grad_partitions_flat_buffer` has the gradients, `_reassign_or_swap_out_partitioned_parameters` and
-  `checkpoint_event_…` take loaded weights over; `swap_optimizer` and `_optimizer_states_and_gradient_swap_…`: NVMe.
+"""What is read of DeepSpeed beyond its documentation: docs/reference/deepspeed.md has each name with the reason.
 
 Stages 1 and 2 cut a flat tensor evenly over the ranks: a parameter may straddle ranks or be absent from one. Stage 3
-cuts each parameter by itself. A rank holds at most one contiguous fragment of a parameter. `fragment_check` verifies
-this when a run starts.
+cuts each parameter by itself. A rank holds at most one contiguous fragment of a parameter. `fragments.check`
+verifies this when a run starts.
 """
 
 import contextlib
@@ -17,37 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
-import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment
-
-OLDEST, NEWEST = "0.19.8", "0.19.8"
-"""The versions of DeepSpeed that the tests have run under: docs/reference/deepspeed.md."""
-REPORT = "please report this, with environment.json and the run file"
-
-
-def check_version() -> None:
-    """Raises UserError for a version of DeepSpeed outside the tested range."""
-    if not is_tested():
-        raise UserError(
-            f"deepspeed {deepspeed.__version__} is installed; supported: {OLDEST} to {NEWEST}; "
-            f"install it with: pip install deepspeed=={NEWEST}"
-        )
-
-
-def is_tested() -> bool:
-    """True if the installed version of DeepSpeed is in the tested range."""
-    return _numbers(OLDEST) <= _numbers(deepspeed.__version__) <= _numbers(NEWEST)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """0.19.8+cu130 → (0, 19, 8)"""
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:3] if part.isdigit())
+from pretrain.zero.versions import REPORT
 
 
 def load_no_extensions() -> None:
@@ -55,31 +25,14 @@ def load_no_extensions() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its table of what this machine can build
 
 
-def is_stage_3(engine: DeepSpeedEngine) -> bool:
-    """True if ZeRO shards the parameters."""
-    return isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3)
-
-
 def flat_buffers(engine: DeepSpeedEngine) -> list[FlatBuffer]:
     """The flat buffers that the engine's optimizer updates on this rank, in this order."""
-    return list(_of_stage_3(engine) if is_stage_3(engine) else _of_stages_1_and_2(engine))
+    return list((_of_stage_3 if engine.zero_optimization_partition_weights() else _of_stages_1_and_2)(engine))
 
 
 def any_is_sharded(parameters: list[Any]) -> bool:
     """Stage 3: True if some of the parameters aren't whole at the moment."""
     return any(parameter.ds_status.name != "AVAILABLE" for parameter in parameters)
-
-
-def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
-    """All fragments on this rank."""
-    return [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments if fragment.size]
-
-
-def in_memory(engine: DeepSpeedEngine) -> Iterator[Fragment]:
-    """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its own are yielded."""
-    for number, buffer in enumerate(flat_buffers(engine)):
-        with loaded(engine, number):
-            yield from (fragment for fragment in buffer.fragments if fragment.size)
 
 
 @contextlib.contextmanager
@@ -107,9 +60,8 @@ def wrapped(engine: DeepSpeedEngine) -> Optimizer:
 def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]:
     """Stages 1 and 2: the flat weights of each parameter group, and the parameters in them by name, each with the
     place of its first element there. Frozen parameters are in none."""
-    groups: list[tuple[Tensor, dict[str, tuple[Tensor, int]]]] = [
-        (flat, {}) for flat in engine.optimizer.bit16_groups_flat
-    ]
+    groups: list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]
+    groups = [(flat, {}) for flat in engine.optimizer.bit16_groups_flat]
     by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
     for name, parameter in engine.module.named_parameters():
         if not parameter.requires_grad:
@@ -122,34 +74,29 @@ def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tu
 
 
 def _of_stages_1_and_2(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
-    rank = torch.distributed.get_rank(engine.optimizer.dp_process_group)
     partitions = engine.optimizer.single_partition_of_fp32_groups
     for (_, parameters), partition in zip(weights_by_group(engine), partitions, strict=True):
-        begins, size, found = rank * partition.numel(), partition.numel(), []
-        for name, (parameter, place) in parameters.items():
-            first, last = max(place, begins), min(place + parameter.numel(), begins + size)
-            start, elements, offset = (first - place, last - first, first - begins) if last > first else (0, 0, 0)
-            found.append(Fragment(name, tuple(parameter.shape), start, elements, partition, offset))
-        yield FlatBuffer(partition, found)
+        begins = dist.get_rank() * partition.numel()
+        of_each = [(name, tuple(one.shape), place - begins) for name, (one, place) in parameters.items()]
+        yield FlatBuffer(partition, [Fragment.inside(*one, partition) for one in of_each])
 
 
 def _of_stage_3(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     optimizer = engine.optimizer
-    rank = torch.distributed.get_rank(optimizer.dp_process_group)
     for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         found, offset = [], 0
         for parameter in parameters:
-            share = _share_of(parameter, rank)
-            found.append(Fragment(names[id(parameter)], tuple(parameter.ds_shape), *share, tensor, offset))
+            name, share = names[id(parameter)], _share_of(parameter)
+            found.append(Fragment(name, tuple(parameter.ds_shape), *share, tensor, offset))
             offset += parameter.partition_numel()
         yield FlatBuffer(tensor, found)
 
 
-def _share_of(parameter: Any, rank: int) -> tuple[int, int]:
-    """The first of the elements of a parameter that ZeRO-3 gives a rank, and their number. Padding isn't counted."""
+def _share_of(parameter: Any) -> tuple[int, int]:
+    """The first of the elements of a parameter that ZeRO-3 gives this rank, and their number. Padding isn't counted."""
     share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
-    start = min(rank * share, parameter.ds_numel)
+    start = min(dist.get_rank() * share, parameter.ds_numel)
     return start, min(share, parameter.ds_numel - start)
 
 
@@ -168,14 +115,14 @@ def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]]
 def _local(parameter: Any) -> tuple[Tensor, int, bool]:
     if not hasattr(parameter, "ds_id"):
         return parameter.data.view(-1), 0, True
-    start, size = _share_of(parameter, torch.distributed.get_rank())
+    start, size = _share_of(parameter)
     return parameter.ds_tensor.data[:size], start, False
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
     """Updates the parameters that the model computes with from the fp32 ones. All ranks call this together."""
     optimizer = engine.optimizer
-    if not is_stage_3(engine):
+    if not engine.zero_optimization_partition_weights():
         optimizer.update_lp_params()
         return
     optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
@@ -185,14 +132,16 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
     optimizer.checkpoint_event_epilogue()
 
 
-def forget_gradients(engine: DeepSpeedEngine) -> None:
-    """Zeroes what ZeRO keeps of the gradients of the last step, where DeepSpeed reduces them. It overwrites only those
-    of parameters that a step uses; the other parameters would learn from an old gradient.
+def give_gradients(engine: DeepSpeedEngine, partitions: list[Tensor]) -> None:
+    """Stages 1 and 2: has `engine.step` take this rank's part of each parameter group's gradient, fp32, from here."""
+    for number, partition in enumerate(partitions):
+        engine.optimizer.averaged_gradients[number] = [partition]
 
-    Stage 3 on several ranks needs this. So does every stage with an offloaded optimizer: its gradients are with the
-    fp32 parameters.
-    """
-    if is_stage_3(engine):
+
+def forget_gradients(engine: DeepSpeedEngine) -> None:
+    """Zeroes the last step's gradients at stage 3 and, where they are with the fp32 parameters, of offloaded ones.
+    ZeRO overwrites only those of parameters that a step uses: others would learn from an old gradient."""
+    if engine.zero_optimization_partition_weights():
         engine.optimizer.grad_partitions_flat_buffer.zero_()
     for buffer in flat_buffers(engine):
         if buffer.tensor.grad is not None:

@@ -27,7 +27,7 @@ from pretrain.models.model import Losses, Model
 from pretrain.optimizers.flat_buffers import Sharded
 from pretrain.optimizers.groups import set_rates
 from pretrain.run import heartbeat
-from pretrain.zero import deepspeed_private, fragment_check
+from pretrain.zero import deepspeed_private, fragments
 from pretrain.zero.construction import adds_locally, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.zero.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.zero.graphs import graphed
@@ -73,10 +73,10 @@ class Engine:
             dist.broadcast(buffer, src=0)
         if isinstance(sharded := deepspeed_private.wrapped(self.deepspeed), Sharded):
             layout = deepspeed_private.flat_buffers(self.deepspeed)
-            sharded.attach(layout, self.deepspeed.optimizer.dp_process_group, self.device)
-        fragment_check.check(self.deepspeed)
+            sharded.attach(layout, dist.group.WORLD, self.device)
+        fragments.check(self.deepspeed)
         self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
-        self._sharded = deepspeed_private.is_stage_3(self.deepspeed)
+        self._sharded = self.deepspeed.zero_optimization_partition_weights()
         if self._sharded:
             self.times.measure_inside(gathered_at_once(self.module, config.compute))
         self._local = adds_locally(config, self._ranks)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pretrain.optimizers.flat_buffers import sum_of_squares
 from pretrain.run import heartbeat
-from pretrain.zero.deepspeed_private import forget_gradients, weights_by_group
+from pretrain.zero.deepspeed_private import forget_gradients, give_gradients, weights_by_group
 
 
 class Gradients(Protocol):
@@ -56,8 +56,7 @@ class LocalGradients:
     def __init__(self, engine: DeepSpeedEngine, clip_norm: float):
         self.model, self.scale, self.norm = engine.module, 1.0, math.inf
         self._engine, self._clip_norm = engine, clip_norm or math.inf
-        self._group = engine.optimizer.dp_process_group
-        self._ranks, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        self._ranks, rank = dist.get_world_size(), dist.get_rank()
         self._parameters: list[Tensor] = []
         self._views: list[Tensor] = []  # of each parameter's gradient
         self._buffers: list[Tensor] = []
@@ -86,9 +85,9 @@ class LocalGradients:
             return
         for buffer, partition in zip(self._buffers, self._partitions, strict=True):
             if buffer.is_cuda:
-                deepspeed.comm.reduce_scatter_tensor(partition, buffer, group=self._group)
+                deepspeed.comm.reduce_scatter_tensor(partition, buffer)
             else:  # gloo's takes twice as long
-                deepspeed.comm.all_reduce(buffer, group=self._group)
+                deepspeed.comm.all_reduce(buffer)
 
     @torch.no_grad()
     def update(self) -> bool:
@@ -98,10 +97,10 @@ class LocalGradients:
             self.norm = math.inf
             return False
         excess = (norm + 1e-6) / self._clip_norm
-        for number, partition in enumerate(self._partitions):
-            if excess > 1:
+        if excess > 1:
+            for partition in self._partitions:
                 partition.mul_(1 / excess)
-            self._engine.optimizer.averaged_gradients[number] = [partition]
+        give_gradients(self._engine, self._partitions)
         self._engine.step()
         return True
 
@@ -112,7 +111,7 @@ class LocalGradients:
         """() fp32, over the partitions of all ranks. It is on the host, which waits for the device here alone."""
         squares = torch.stack([sum_of_squares(partition) for partition in self._partitions]).sum()
         if self._ranks > 1:
-            deepspeed.comm.all_reduce(squares, group=self._group)
+            deepspeed.comm.all_reduce(squares)
         return squares.sqrt().float().cpu()
 
 

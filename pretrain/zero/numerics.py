@@ -28,9 +28,9 @@ from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
 from pretrain.models.model import Losses, Model
 from pretrain.zero.construction import adds_locally, prepare_layers, sharded, stage_on
-from pretrain.zero.deepspeed_private import is_tested
 from pretrain.zero.engine import Engine
 from pretrain.zero.ranks import first_value
+from pretrain.zero.versions import is_tested
 
 ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
 RATE = 1 / 4

@@ -35,7 +35,7 @@ from pretrain.zero.memory import keep_freed_memory
 with imported_at_first_use():
     import deepspeed  # chooses its accelerator when it is imported
 
-    from pretrain.zero import deepspeed_private
+    from pretrain.zero import deepspeed_private, versions
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
@@ -73,7 +73,7 @@ def process_group(
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
     if not any_version:
-        deepspeed_private.check_version()
+        versions.check_version()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below

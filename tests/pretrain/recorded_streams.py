@@ -45,7 +45,9 @@ class Recorder:
 
     def of_group(self, group: "RecordedGroup") -> "RecordedStream":
         """The stream of a group's asynchronous collectives."""
-        return self._of_groups.setdefault(group, RecordedStream(name="collectives"))
+        if group not in self._of_groups:
+            self._of_groups[group] = RecordedStream(name="collectives")
+        return self._of_groups[group]
 
     def mark(self, stream: int) -> int:
         """Records a new event on a stream."""

@@ -22,7 +22,7 @@ from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.run.train_state import Health
 from pretrain.trainer.train import configure_arithmetic
-from pretrain.zero import deepspeed_private, fragment_check
+from pretrain.zero import fragments, versions
 from pretrain.zero.numerics import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
@@ -219,7 +219,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     engine = engine_of(config)
     for step in range(2):
         engine.step(step, 8 * step, micro_batches(layout, step))
-    fragment_check.check(engine.deepspeed)
+    fragments.check(engine.deepspeed)
     parameter = next(engine.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
     live += 1.0
@@ -233,19 +233,19 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
 
 def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
-        fragment_check.check(engine.deepspeed)
+        fragments.check(engine.deepspeed)
     return str(error.value)
 
 
 def test_a_version_outside_the_range_is_refused_with_what_to_install(monkeypatch):
-    oldest, newest = deepspeed_private.OLDEST, deepspeed_private.NEWEST
+    oldest, newest = versions.OLDEST, versions.NEWEST
     for tested in (oldest, newest, f"{newest}+cu130"):
         monkeypatch.setattr(deepspeed, "__version__", tested)
-        deepspeed_private.check_version()
+        versions.check_version()
     for other in ("0.9.10", "0.20.0"):
         monkeypatch.setattr(deepspeed, "__version__", other)
         with pytest.raises(UserError) as error:
-            deepspeed_private.check_version()
+            versions.check_version()
         said = f"deepspeed {other} is installed; supported: {oldest} to {newest}; "
         assert str(error.value) == f"{said}install it with: pip install deepspeed=={newest}"
 

@@ -65,8 +65,8 @@ def chosen_with(path: Path, free: int, pack: int, total: int = 2**30, folder: st
     """The choice, and the (rows, inputs, targets) of the tensors that were tried, where a row of a tensor takes 100
     bytes, all else 500, and `free` are free besides 44 for each parameter of the rank."""
     from pretrain.zero.construction import construct
-    from pretrain.zero.deepspeed_private import fragments
     from pretrain.zero.engine import Engine
+    from pretrain.zero.fragments import fragments
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.pack={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())

@@ -124,7 +124,7 @@ def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, o
 def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, and the most that existed during a step."""
     from pretrain.optimizers import flat_buffers
-    from pretrain.zero.deepspeed_private import fragments
+    from pretrain.zero.fragments import fragments
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))

@@ -408,7 +408,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
     from pretrain.trainer.callbacks.fingerprints import difference, of_masters
-    from pretrain.zero.deepspeed_private import in_memory
+    from pretrain.zero.fragments import in_memory
 
     engine = engine_of(run_config(stage, precision=precision))
     found = [difference(engine)]
@@ -457,7 +457,7 @@ def test_of_three_ranks_the_odd_one_is_named():
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
     from pretrain.trainer import callback, train
-    from pretrain.zero.deepspeed_private import in_memory
+    from pretrain.zero.fragments import in_memory
 
     assert train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
     right = callback.restore

@@ -20,8 +20,8 @@ from pretrain.hardware import device_type, local_gpu
 from pretrain.zero.ranks import process_group
 
 with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
-    from pretrain.zero import deepspeed_private
     from pretrain.zero import numerics as zero_numerics
+    from pretrain.zero import versions
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -77,7 +77,7 @@ def numerics(settings: Settings) -> list[Finding]:
     config = load(Path(path), overrides, RunConfig)
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
         found = zero_numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
-        untested = None if deepspeed_private.is_tested() else deepspeed_private.NEWEST
+        untested = None if versions.is_tested() else versions.NEWEST
         return [] if rank else [comparison(found.trained, found.wrong, untested)]
 
 

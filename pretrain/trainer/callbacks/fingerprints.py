@@ -18,8 +18,9 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.run import heartbeat, watchdog
 from pretrain.trainer.callback import Callback, Trainer
-from pretrain.zero.deepspeed_private import in_memory, local_weights
+from pretrain.zero.deepspeed_private import local_weights
 from pretrain.zero.engine import Engine
+from pretrain.zero.fragments import in_memory
 
 _PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element

@@ -1,4 +1,6 @@
-"""The check at a run's start that DeepSpeed keeps the weights where `deepspeed_private` reads them."""
+"""The fragments on this rank, and the check at a run's start that DeepSpeed keeps weights where they are read."""
+
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -7,9 +9,22 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
 from pretrain.optimizers.flat_buffers import Fragment
-from pretrain.zero.deepspeed_private import REPORT, flat_buffers, in_memory, local_weights
+from pretrain.zero.deepspeed_private import flat_buffers, loaded, local_weights
+from pretrain.zero.versions import REPORT
 
 _ENDS = (slice(None, 1000), slice(-1000, None))  # the elements of a fragment that are compared
+
+
+def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
+    """All fragments on this rank."""
+    return [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments if fragment.size]
+
+
+def in_memory(engine: DeepSpeedEngine) -> Iterator[Fragment]:
+    """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its own are yielded."""
+    for number, buffer in enumerate(flat_buffers(engine)):
+        with loaded(engine, number):
+            yield from (fragment for fragment in buffer.fragments if fragment.size)
 
 
 def check(engine: DeepSpeedEngine) -> None:
@@ -19,13 +34,13 @@ def check(engine: DeepSpeedEngine) -> None:
     to the model's precision, must equal the weights that the model computes with. Only the ends of fragments are
     compared.
     """
-    fragments = [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments]
+    of_all = [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments]
     # The number of elements and the sum of their positions together show whether each is there once.
     found = torch.tensor(
-        [[one.size, (2 * one.start + one.size - 1) * one.size // 2] for one in fragments], device=engine.device
+        [[one.size, (2 * one.start + one.size - 1) * one.size // 2] for one in of_all], device=engine.device
     )
     dist.all_reduce(found)
-    for one, covered in zip(fragments, found.tolist(), strict=True):
+    for one, covered in zip(of_all, found.tolist(), strict=True):
         size = torch.Size(one.shape).numel()
         if covered != [size, size * (size - 1) // 2]:
             raise FailedError(f"DeepSpeed's fragments of {one.name} are not each of its elements once: {REPORT}")

@@ -1,0 +1,27 @@
+"""The versions of DeepSpeed that the tests have run under, by docs/reference/deepspeed.md."""
+
+import deepspeed
+
+from data_pipeline.foundation.errors import UserError
+
+OLDEST, NEWEST = "0.19.8", "0.19.8"
+REPORT = "please report this, with environment.json and the run file"  # where one of them does something else
+
+
+def check_version() -> None:
+    """Raises UserError for a version of DeepSpeed outside the tested range."""
+    if not is_tested():
+        raise UserError(
+            f"deepspeed {deepspeed.__version__} is installed; supported: {OLDEST} to {NEWEST}; "
+            f"install it with: pip install deepspeed=={NEWEST}"
+        )
+
+
+def is_tested() -> bool:
+    """True if the installed version of DeepSpeed is in the tested range."""
+    return _numbers(OLDEST) <= _numbers(deepspeed.__version__) <= _numbers(NEWEST)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """0.19.8+cu130 → (0, 19, 8)"""
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:3] if part.isdigit())
