@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from data_pipeline.execution.nodes import Nodes
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.errors import FailedError, NodeUnfit, UserError, WorkerDied, one_line
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, UserError, WorkerDied, may_be_of_node, one_line
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.progress import Activity
@@ -143,7 +143,9 @@ class Dispatch(Generic[Given]):
 
     def _next(self) -> str | None:
         """The unit to submit now, if any."""
-        if self._again and self._nodes.some_fit:
+        if not self._nodes.some_fit:
+            return None
+        if self._again:
             return self._again.popleft()
         if self._nodes.some_left and (name := next(self._fresh, None)) is not None:
             return name
@@ -155,7 +157,7 @@ class Dispatch(Generic[Given]):
         options = {"name": f"{self._what}/{name}", "num_cpus": needs.cpus, "memory": needs.memory}
         if avoided:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
-        ref = self._task.options(**options).remote(name, self._inputs[name], attempt)
+        ref = self._task.options(**options).remote(name, self._inputs[name], attempt, self._nodes.others_may_try(name))
         self._running[name] = _Task(ref, needs, avoided, attempt)
         ref.future().add_done_callback(lambda future: self._ended.put((name, ref, future)))
 
@@ -309,19 +311,28 @@ def _losses() -> tuple[type[Exception], ...]:
 # In a worker
 
 _reporter: threading.Thread | None = None
+_others_may_try = False  # what this process fails to do
 
 
-def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, Given, int], _Answer]:
-    def attempt(name: str, given: Given, lost: int) -> _Answer:
-        return _attempt(function, board, name, given, lost)
+def better_tried_elsewhere(error: Exception) -> bool:
+    """Whether `error` is to be raised, and not taken for a fault of the input: another node will try the unit."""
+    return _others_may_try and may_be_of_node(error)
+
+
+def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, Given, int, bool], _Answer]:
+    def attempt(name: str, given: Given, lost: int, others_may_try: bool) -> _Answer:
+        return _attempt(function, board, name, given, lost, others_may_try)
 
     return attempt
 
 
-def _attempt(function: Callable[[Given], Any], board: Any, name: str, given: Given, lost: int) -> _Answer:
+def _attempt(
+    function: Callable[[Given], Any], board: Any, name: str, given: Given, lost: int, others_may_try: bool
+) -> _Answer:
     """Does a unit, and reports to `board` what it does; at once if earlier workers were `lost`, which may happen
     again."""
-    global _reporter
+    global _reporter, _others_may_try
+    _others_may_try = others_may_try
     node, process = ray.get_runtime_context().get_node_id(), os.getpid()
     if _reporter is None:
         _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))

@@ -72,6 +72,10 @@ class Nodes:
                 return frozenset(avoided & self.alive.keys())
         return frozenset(self.unfit.keys() & self.alive.keys())
 
+    def others_may_try(self, unit: str) -> bool:
+        """Whether a unit that fails on one node will be tried on another."""
+        return unit not in self._tried and len(self.alive.keys() - self.unfit) > 1
+
     def name(self, node: str) -> str:
         """ "node 10.0.0.7", with the beginning of its id if another one has the same address."""
         address = self.alive.get(node, node)

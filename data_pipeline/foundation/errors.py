@@ -68,11 +68,16 @@ def one_line(error: BaseException) -> str:
 
 
 def may_be_of_node(error: BaseException) -> bool:
-    """Whether another node may do what failed here: `error`, or one that led to it, is of a file, disk or store."""
+    """Whether another node may do what failed here: `error`, or one that led to it, is of the system or a store.
+
+    An OSError without a number, such as gzip.BadGzipFile, is of a file's content.
+    """
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, (OSError, StoreError, NodeUnfit)):
+    while seen is not None:
+        if isinstance(seen, (StoreError, NodeUnfit)) or (isinstance(seen, OSError) and seen.errno is not None):
+            return True
         seen = seen.__cause__ or seen.__context__
-    return seen is not None
+    return False
 
 
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:

@@ -17,6 +17,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
+from data_pipeline.execution.dispatch import better_tried_elsewhere
 from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
@@ -288,11 +289,15 @@ def _write_input(
             parts.add(file.file, record, document, may_be_newest)
             documents += document is not None
     except DamagedInput as error:
+        if better_tried_elsewhere(error):
+            raise
         damage.append(Damage(error.position, error.reason))
         corrupt = isinstance(error, CorruptMember)
     except StoreError:
         raise
     except UserError as error:  # the file was removed, can't be read or lacks a column
+        if better_tried_elsewhere(error):
+            raise
         damage.append(Damage("the start", str(error)))
     read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
     found = [*damage, *stats.damage]

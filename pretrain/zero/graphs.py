@@ -164,8 +164,12 @@ class GraphedMicroBatches:
 
     def _hooks(self) -> int:
         """How many hooks a replay leaves out. PyTorch tells their number nowhere else."""
-        of_modules = sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in self._modules)
-        return of_modules + sum(len(one._backward_hooks or ()) for one in self._parameters)
+        of_modules = (
+            len(hooks)
+            for one in self._modules
+            for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_pre_hooks, one._backward_hooks)
+        )
+        return sum(of_modules) + sum(len(one._backward_hooks or ()) for one in self._parameters)
 
 
 def graphed(

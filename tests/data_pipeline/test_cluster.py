@@ -19,11 +19,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import ray
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership
+from data_pipeline.execution import dispatch, ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
+from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
@@ -107,16 +109,19 @@ def can_unshare() -> bool:
 
 @pytest.mark.slow
 def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left_out(tmp_path):
-    """The third node of the cluster sees an empty directory in place of the output; the second is killed at work."""
+    """The third node of the cluster sees an empty directory in place of the output, and the fourth in that of the
+    inputs; the second is killed at work."""
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
     for part in range(6):
-        write_c4(tmp_path / f"c4-{part}.json.gz", records=100, skip=100 * part)
-    config = write_corpus_file(tmp_path / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
+        write_c4(inputs / f"c4-{part}.json.gz", records=100, skip=100 * part)
+    config = write_corpus_file(inputs / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
     local, shared = tmp_path / "local", tmp_path / "shared"
     shared.mkdir()
     held = tmp_path / "held"  # the second node creates it in its first unit, and stays at work for a minute
     nodes = [Node(with_fault("a lost node", "documents", "before the work", held))]
     if can_unshare():  # a mount namespace of its own takes root
-        nodes.append(Node({}, hidden=shared))
+        nodes += [Node({}, hidden=shared), Node({}, hidden=inputs)]
     with cluster(tmp_path, *nodes) as (address, (node, *_)), processes() as started:
         started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
         while not held.exists():
@@ -129,7 +134,8 @@ def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left
         assert driver.poll() is None
         _, errors = driver.communicate()
         assert driver.returncode == 0, errors
-    told = [line for line in errors.splitlines() if line.startswith("warning: documents: node")]
+    assert "unreadable" not in errors
+    told = [line for line in errors.splitlines() if line.startswith("warning: documents: node 127.0.0.3")]
     place = f"{shared}/.stages/workers: No such file or directory on host {socket.gethostname()}"
     assert told == [f"warning: documents: node 127.0.0.3 is left out: {place}"][: can_unshare()]
     done_here("data-pipeline", "build", config, f"output={local}")
@@ -293,6 +299,10 @@ def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_pat
     assert "in divide\n" in kept.read_text()
     assert "Traceback" not in done.stderr
     assert "retries remaining" not in done.stdout
+    (held,) = [line for line in told if line.startswith("held: unit")]
+    why = r"no unit has begun for 0 minutes; Ray finds no node with [\d.]+ [GT]B free"
+    assert re.fullmatch(rf"held: unit be_killed: the worker died on every try, and {why}; {re.escape(way_out)}", held)
+    assert (tmp_path / "tries-8").read_text() == "xxx"
     assert (tmp_path / "tries-9").read_text() == "xxxx"  # one, two retries, one alone
     assert (tmp_path / "tries-1").read_text() == "xx"  # a unit whose worker was lost once is done by another
     assert (tmp_path / "1").read_text() == "1.0"
@@ -316,7 +326,15 @@ def do_all(corpus: Path) -> None:
     units += [Unit("read", Work("read", output="2"), "", ("2",))]
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
-    run(DIVISION, units, corpus, RayConfig(num_cpus=1))
+    try:
+        run(DIVISION, units, corpus, RayConfig(num_cpus=1))
+    except FailedError as error:
+        print_error(error)
+    # a unit can't have the whole node, of which somebody else has a part
+    holder = ray.remote(num_cpus=0, memory=100_000_000)(progress.Board).remote()
+    ray.get(holder.by_unit.remote())
+    dispatch._SECONDS_TO_BEGIN = 3.0
+    run(replace(DIVISION, name="held"), [Unit("be_killed", Work("be_killed", times=8), "")], corpus, RayConfig())
 
 
 def do_where_possible(corpus: Path, address: str) -> None:

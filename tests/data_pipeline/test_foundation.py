@@ -23,7 +23,7 @@ import pytest
 from data_pipeline.execution import ownership
 from data_pipeline.foundation import atomic, progress
 from data_pipeline.foundation.atomic import lock, new_directory, remove_leftovers, temporary_path
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import code_version
@@ -247,6 +247,23 @@ def test_reports_are_sent_while_a_unit_takes_long_and_at_once_where_it_may_kill_
         progress.report_to(sent.put)
         assert sent.get(timeout=120) == Activity("unit", 2, 5, "reading a.gz")
     assert confirmed == [Activity("unit", 2), Activity("unit", 2, 0, "reading a.gz")]
+
+
+def in_other_words(path: Path) -> None:
+    try:
+        gzip.decompress(path.read_bytes())
+    except OSError:
+        raise UserError(f"{path}: can't be read") from None
+
+
+def test_a_file_that_another_node_may_see_is_told_from_one_with_wrong_content(tmp_path):
+    (tmp_path / "a.gz").write_bytes(b"no gzip")
+    for name, of_node in {"a.gz": False, "b.gz": True}.items():
+        with pytest.raises(UserError) as told:
+            in_other_words(tmp_path / name)
+        assert may_be_of_node(told.value) is of_node
+    assert may_be_of_node(StoreUnavailable("away"))
+    assert not may_be_of_node(ZeroDivisionError())
 
 
 def test_a_single_item_says_what_it_does_in_place_of_a_count():

@@ -218,7 +218,14 @@ def test_memory_that_has_no_room_for_graphs_and_other_shapes_goes_to_these():
         bodies.run(MOST + 1)
 
 
-@of_each("hook", [lambda one, call: one.register_forward_hook(call), lambda one, call: one.weight.register_hook(call)])
+@of_each(
+    "hook",
+    [
+        lambda one, call: one.register_forward_hook(call),
+        lambda one, call: one.register_full_backward_hook(call),
+        lambda one, call: one.weight.register_hook(call),
+    ],
+)
 def test_hooks_see_each_micro_batch(hook):
     bodies = Bodies(Recorder())
     bodies.run(*[1] * 3)
