@@ -2,8 +2,9 @@
 
 A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
 its copy), last the position in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of
-4,096 equal ranges of hashes. A bucket is a range of hashes and so one slice of every file: the number of files doesn't
-depend on the number of buckets. Each bucket writes its duplicates to one file, sorted by unit.
+equal ranges of hashes, its slots: 4,096, or more for a corpus of more keys. A bucket is a range of hashes and so one
+slice of every file: the number of files doesn't depend on the number of buckets. Each bucket writes its duplicates to
+one file, sorted by unit.
 
 Many files of keys are merged into few, in the order of the hash and with the unit of each key. So are many files of
 duplicates, in the order of the unit.
@@ -22,7 +23,7 @@ from safetensors import safe_open
 
 from data_pipeline.foundation.safetensors_file import growing_arrays, part_of, write_arrays
 
-SLOTS = 4096
+_LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
 NO_DOCUMENT = 2**32 - 1  # the document number of a dropped page, which may still be the newest of its URL
 
@@ -48,19 +49,19 @@ class Keys:
         """Adds the keys of a table (n, words), whose last column has their positions."""
         self._words.frombytes(table.tobytes())
 
-    def write(self, path: Path) -> int:
-        """Writes the keys. Returns the number of keys written.
+    def write(self, path: Path, slots: int) -> int:
+        """Writes the keys, with an index of `slots`, a power of two. Returns the number of keys written.
 
         Duplicates within the unit are resolved here: one key of each group is written.
         """
         table = np.frombuffer(self._words, dtype=np.uint64).reshape(-1, self._width)
         kept, duplicates, copies = decide(table, self._group)
         hashes = table[kept, 0]
-        slots = np.searchsorted(hashes, np.arange(SLOTS, dtype=np.uint64) * np.uint64(2**64 // SLOTS))
+        starts = np.searchsorted(hashes, np.arange(slots, dtype=np.uint64) * np.uint64(2**64 // slots))
         pairs = np.stack([table[duplicates, -1], table[copies, -1]], axis=1)
         arrays = {
             "keys": table[kept],
-            "slots": np.append(slots, len(kept)).astype(np.int64),
+            "slots": np.append(starts, len(kept)).astype(np.int64),
             "duplicates": pairs[pairs[:, 0] >> np.uint64(32) != NO_DOCUMENT],
         }
         write_arrays(path, arrays)
@@ -94,7 +95,12 @@ class KeyBucket:
     @staticmethod
     def enough(keys: int, keys_per_bucket: int) -> int:
         """The number of buckets for `keys`: it depends on the input alone, not on the number of workers."""
-        return min(SLOTS, 1 << max(0, -(-keys // keys_per_bucket) - 1).bit_length())
+        return 1 << max(0, -(-keys // keys_per_bucket) - 1).bit_length()
+
+    @staticmethod
+    def slots(keys: int, keys_per_bucket: int) -> int:
+        """The slots of files that may have `keys` in all, enough for their buckets unless these are very small."""
+        return min(_MOST_SLOTS, max(_LEAST_SLOTS, KeyBucket.enough(keys, keys_per_bucket)))
 
     def read(self, corpus: Path, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
@@ -106,8 +112,8 @@ class KeyBucket:
 
     def _slice(self, file: Any, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file, which is that of `unit` unless it is merged."""
-        size = SLOTS // self.count
         slots, keys = file.get_slice("slots"), file.get_slice("keys")
+        size = (slots.get_shape()[0] - 1) // self.count
         start, stop = (int(slots[at : at + 1][0]) for at in (self.number * size, (self.number + 1) * size))
         if stop == start:
             return np.zeros((0, keys.get_shape()[1]), np.uint64), np.zeros(0, np.uint64)
@@ -134,7 +140,7 @@ class KeyBucket:
             arrays = stack.enter_context(growing_arrays(path, shapes))
             for name, values in {"slots": slots, **pairs}.items():
                 arrays.append(name, values)
-            count = KeyBucket.enough(number, _KEYS_AT_ONCE)
+            count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
             for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
                 table, units = _joined([bucket._slice(file, unit) for unit, file in enumerate(opened, first)])
                 order = np.argsort(table[:, 0], kind="stable")
@@ -172,7 +178,7 @@ def smallest_keys(
         with safe_open(corpus / name, "numpy") as file:
             slots, keys = file.get_slice("slots"), file.get_slice("keys")
             for words in groups:
-                slot = words[0] // (2**64 // SLOTS)
+                slot = words[0] // (2**64 // (slots.get_shape()[0] - 1))
                 start, stop = slots[slot : slot + 2].tolist()
                 for key in keys[start:stop].tolist() if stop > start else []:
                     rank = [*key[group:-1], unit, key[-1]]

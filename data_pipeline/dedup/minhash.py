@@ -15,7 +15,10 @@ from rensa import RMinHash
 from data_pipeline.dedup.keys import decide, hash64
 from data_pipeline.dedup.step import Step
 from data_pipeline.foundation.config_file import Section
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
+from data_pipeline.foundation.processes import available_memory
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
@@ -27,6 +30,7 @@ with imported_at_first_use():  # 180 ms and 27 MB, for near-duplicates alone
 _SEED = 1
 _MOST_VALUES = 1 << 14  # of a signature, 146 times FineWeb's 112: each is computed for every element of a set
 _LEAST_PENDING = 4_000_000
+MEMORY_PER_DOCUMENT = 160  # bytes, for each document that has near-duplicates
 _WORD = re.compile("[a-z0-9]+")
 
 
@@ -129,6 +133,12 @@ class Clusters:
         pairs = np.concatenate([self._forest, *self._pending])
         self._forest, self._pending, self._waiting = pairs[:0], [], 0
         documents = np.unique(pairs)
+        needed, free = MEMORY_PER_DOCUMENT * len(documents) - documents.nbytes - pairs.nbytes, available_memory()
+        if needed > free:
+            raise FailedError(
+                f"dedup.minhash: the clusters of {len(documents):,} documents take {human_size(needed)} more memory, "
+                f"and {human_size(free)} are free; raise dedup.minhash.rows, or use a machine with more memory"
+            )
         ends = np.searchsorted(documents, pairs).astype(np.int32 if len(documents) < 2**31 else np.int64)
         del pairs  # they may take much memory
         ones = np.ones(len(ends), dtype=bool)

@@ -18,6 +18,7 @@ import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,37 @@ class MergeSpec:
 def group_sizes(files: int, readers: int) -> list[int]:
     """How many files become one at each level; [] if each of `readers` can open all `files` itself.
 
-    No more files are merged than have to be, so that many units can do it at the same time.
+    A group is no larger than it has to be, so that many units can merge at the same time.
     """
-    enough, sizes = min(_MOST_FILES, max(1, _MOST_OPENS // max(1, readers))), []
+    enough, sizes = _enough(readers), list[int]()
     while files > enough:
         sizes.append(min(_LARGEST_GROUP, -(-files // enough)))
         files = -(-files // sizes[-1])
     return sizes
+
+
+def _enough(readers: int) -> int:
+    """How many files each of `readers` can open itself."""
+    return min(_MOST_FILES, max(1, _MOST_OPENS // max(1, readers)))
+
+
+def untouched(files: int, readers: int, size: int) -> int:
+    """How many of the first `files` needn't be merged, if all others are, in groups of `size`.
+
+    They are the first ones since they have no number of a unit: the place among all files tells it.
+    """
+    too_many = files - _enough(readers)
+    return max(0, files - size * -(-too_many // (size - 1))) if too_many > 0 else 0
+
+
+def merging_units(files: int, readers: int) -> list[int]:
+    """How many units merge `files` at each level."""
+    units = []
+    for size in group_sizes(files, readers):
+        whole = untouched(files, readers, size)
+        units.append(-(-(files - whole) // size))
+        files = whole + units[-1]
+    return units
 
 
 def merge(
@@ -74,14 +99,21 @@ def merge(
     """
     finished: dict[str, Sequence[Finished[Result]]] = {}
     for level, size in enumerate(group_sizes(len(files), readers), 1):
-        name = f"{written_by}-merged" + (f"-{level}" if level > 1 else "")
+        name = level_of(written_by, level)
+        first = untouched(len(files), readers, size)
         stage = Stage(name, 1, work, "lower ray.num_cpus", memory=lambda unit: _MERGE_BYTES)
-        units = run(stage, plan(name, files, size), corpus, ray_config)
-        finished[name], files = units, outputs_of(units)
+        units = run(stage, plan(name, files, size, first), corpus, ray_config)
+        finished[name] = units
+        files = dict([*islice(files.items(), first), *outputs_of(units).items()])
     for folder in (corpus / ".stages").iterdir():
         if without_level(folder.name) == written_by and folder.name not in (written_by, *finished):
             shutil.rmtree(folder, ignore_errors=True)
     return list(files), finished
+
+
+def level_of(stage: str, level: int) -> str:
+    """The stage that merges the files of another: "tokens", 2 -> "tokens-merged-2"."""
+    return f"{stage}-merged" + (f"-{level}" if level > 1 else "")
 
 
 def without_level(stage: str) -> str:
@@ -89,10 +121,10 @@ def without_level(stage: str) -> str:
     return _LEVEL.sub("", stage)
 
 
-def plan(stage: str, files: Mapping[str, str], size: int) -> list[Unit[MergeSpec]]:
-    """One unit for each group of `size` neighbours."""
+def plan(stage: str, files: Mapping[str, str], size: int, begin: int) -> list[Unit[MergeSpec]]:
+    """One unit for each group of `size` neighbours, from file number `begin` on."""
     names, units = list(files), []
-    for number, first in enumerate(range(0, len(names), size)):
+    for number, first in enumerate(range(begin, len(names), size)):
         group = tuple(names[first : first + size])
         output = f".stages/{stage}/{number:05d}.safetensors"
         inputs = fingerprint([first, [files[name] for name in group]])

@@ -18,6 +18,7 @@ from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
 
@@ -80,15 +81,20 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
         if not files:
             stores.check_bucket(pattern)
             raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
-        for file, info in sorted(files.items()):
+        in_order = sorted(files)
+        if stores.is_local(filesystem):
+            sizes = [(file, files[file]["size"]) for file in in_order]
+            samples = in_threads(lambda item: _samples_checksum(*item), sizes)
+        else:
+            samples = [""] * len(files)
+        for file, sample in zip(in_order, samples, strict=True):
+            info = files[file]
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
                 raise UserError(
                     f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
                 )
-            stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "")
-            if stores.is_local(filesystem):
-                stamp += _samples_checksum(file, info["size"])
+            stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "") + sample
             found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
 
@@ -242,10 +248,10 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
     return groups
 
 
-def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
+def pieces(file: InputFile, bytes_per_unit: int, plans: Path, save: bool) -> list[Range]:
     """The pieces of `file`, one for each unit: several for a large Wikipedia dump with its index, else the whole file.
 
-    The index has a line for each page, so the ranges are saved in `plans`.
+    The index has a line for each page, so the ranges are saved in `plans`, unless `save` is false.
     """
     index = index_of(file.path)
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit or index == file.path:
@@ -260,7 +266,8 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path) -> list[Range]:
             cuts = ranges(file.path, index, bytes_per_unit)
         except DamagedInput:
             cuts = [Range()]  # read from the start, it shows where the damage is
-        write_json(plan, cuts)
+        if save:
+            write_json(plan, cuts)
     return cuts
 
 

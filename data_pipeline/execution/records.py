@@ -10,7 +10,6 @@ Earlier versions wrote a file for each unit, `STAGE/UNIT.json`. These are read, 
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pydantic_core import to_json
 from data_pipeline.foundation.atomic import flush, write_bytes
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.foundation.threads import in_threads
 
 FILE = "finished.jsonl"
 _SECONDS_BETWEEN_FLUSHES = 1.0
@@ -99,9 +99,8 @@ class Records:
             if cut:
                 yield b""
         else:
-            with ThreadPoolExecutor() as pool:  # several requests at once, for slow file systems
-                for content in pool.map(_content, self._former()):
-                    yield content.replace(b"\n", b" ")
+            for content in in_threads(_content, self._former()):
+                yield content.replace(b"\n", b" ")
 
     def _former(self) -> list[Path]:
         """The records that an earlier version wrote, one for each unit."""

@@ -12,7 +12,6 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -27,6 +26,7 @@ from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
+from data_pipeline.foundation.threads import in_threads
 
 KEPT = "what is finished is kept"
 _BYTES_CHECKED = 1 << 30  # by a worker at once
@@ -138,9 +138,8 @@ def run(
     ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
     records = Records(corpus, stage.name)
     done: dict[str, Finished[ResultType]] = records.read(stage.finished)
-    with ThreadPoolExecutor() as pool:
-        why = pool.map(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
-        reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
+    why = in_threads(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
+    reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if not units:  # print nothing for a stage that this config doesn't use

@@ -22,6 +22,7 @@ from data_pipeline.execution.buckets import merge, without_level, write_names
 from data_pipeline.execution.parts import Part, grouped
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import (
     BYTES_PER_KEY,
@@ -36,6 +37,7 @@ from data_pipeline.stages.duplicates import (
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
 
 _CHANGES = ".changes.parquet"
+_CHARACTERS_OF_A_KEY = 40  # as a line counts when parts are cut; only MinHash with very many bands has more keys
 
 
 def deduplicate(
@@ -56,6 +58,8 @@ class _Order:
         self._groups = grouped(parts, config)
         in_order = in_order_of_ids(self._groups)
         self._number = {group[0].name: position for position, group in enumerate(in_order)}
+        characters = sum(part.characters or 0 for part in parts)
+        self._slots = KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
         self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
         self._changes = ""  # the stage whose tables of changes are the newest
         self._last: Decided | None = None  # what the last step decided, which no table has yet
@@ -98,6 +102,7 @@ class _Order:
             checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
             content = rules.identity if filters else []
+            content = [*content, self._slots] if step and self._slots > KeyBucket.slots(0, 1) else content
             checksums = [checksum for part in group for checksum in part.checksums]
             inputs = fingerprint([checksums, number, settings, self._depends, *content])
             output = f".stages/{stage}/{name}.safetensors" if step else f"documents/{name}.parquet"
@@ -112,6 +117,7 @@ class _Order:
                 step=step,
                 output=output,
                 new_changes=f".stages/{stage}/{name}{_CHANGES}" if step and self._new_changes else "",
+                slots=self._slots,
             )
             outputs = tuple(file for file in (output, spec.new_changes) if file)
             size = sum(part.text_bytes for part in group)
@@ -123,6 +129,12 @@ class _Order:
         config, corpus, stage = self._config, self._corpus, buckets_of(step)
         keys = sum(unit.result.keys for unit in read)
         buckets = KeyBucket.enough(keys, config.dedup.keys_per_bucket)
+        if buckets > self._slots:
+            raise UserError(
+                f"dedup.keys_per_bucket: {config.dedup.keys_per_bucket:,} of the {keys:,} keys of {step} can't be "
+                f"compared at once in {self._slots:,} tasks, the most there may be; set it to "
+                f"{-(-keys // self._slots):,} or more"
+            )
         stage = replace(stage, memory=lambda unit: BYTES_PER_KEY * keys // buckets)
         merge_read = merge_signatures if STEPS[step].clusters else merge_keys
         to_read, merged = merge(f"{step}-keys", merge_read, files, buckets, corpus, config.ray)

@@ -128,18 +128,11 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
-    plans = corpus / ".stages" / "plans"
-    inputs: list[list[tuple[InputFile, Range]]] = []
-    for together in shared(files, config):
-        if len(together) > 1:
-            inputs.append([(file, Range()) for file in together])
-        else:
-            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans)]
     whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
     for file in files:
         sizes[file.source.name] += file.bytes
-    for number, own in enumerate(inputs):
+    for number, own in enumerate(inputs_of_units(config, corpus, files)):
         name = f"part-{number:05d}"
         source = own[0][0].source
         by = config.split.by if source.split is None else "hash"
@@ -175,6 +168,20 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
             spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
+
+
+def inputs_of_units(
+    config: CorpusConfig, corpus: Path, files: list[InputFile], save: bool = True
+) -> list[list[tuple[InputFile, Range]]]:
+    """What each unit reads of `files`. `save`: keep what takes long to find in the directory of the corpus."""
+    plans = corpus / ".stages" / "plans"
+    inputs: list[list[tuple[InputFile, Range]]] = []
+    for together in shared(files, config):
+        if len(together) > 1:
+            inputs.append([(file, Range()) for file in together])
+        else:
+            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans, save)]
+    return inputs
 
 
 class PartsWriter:

@@ -108,7 +108,7 @@ class PartSpec:
 
     `changes` is the table of what the steps before the `last` one changed ("": nothing); `checks` follow that one.
     `new_changes` will be the table of what all of them did; "" if it isn't needed. `step` is the one whose keys are
-    gathered, or "" for the documents that are left.
+    gathered, in a file of `slots`, or "" for the documents that are left.
     """
 
     parts: list[Part]
@@ -121,6 +121,7 @@ class PartSpec:
     step: str
     output: str
     new_changes: str
+    slots: int
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     if spec.last and not STEPS[spec.last.step].drops:
         repeated = read_repeated(corpus, spec.last.file, read_names(corpus, spec.last.duplicates), spec.unit)
     step.gather(documents, keys, repeated)
-    return KeysResult(keys.write(corpus / spec.output))
+    return KeysResult(keys.write(corpus / spec.output, spec.slots))
 
 
 def write_left(corpus: Path, spec: PartSpec) -> LeftResult:

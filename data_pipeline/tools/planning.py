@@ -14,21 +14,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import fsspec
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.execution.inputs import InputFile, list_files, shared
+from data_pipeline.dedup.config import STEPS
+from data_pipeline.dedup.keys import KeyBucket
+from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT
+from data_pipeline.execution.buckets import level_of, merging_units
+from data_pipeline.execution.inputs import InputFile, list_files
+from data_pipeline.execution.parts import Part, grouped
 from data_pipeline.execution.workers import are_small, without_ray
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.processes import available_memory
 from data_pipeline.pipeline import build
+from data_pipeline.sources.record import Range
+from data_pipeline.stages.documents import inputs_of_units
 from data_pipeline.stages.part_readings import CHECKS
+from data_pipeline.stages.tokenizer import plan_sampling
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
 
 _SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
@@ -51,7 +59,10 @@ class StageForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`inputs` are files, `tokens` counted by split; memory and disk are in bytes. `warnings`: what may fail."""
+    """`inputs` are files, `tokens` counted by split; memory and disk are in bytes. `warnings`: what may fail.
+
+    `clusters_memory`: of the one unit that clusters near-duplicates, if every document has one; 0 without it.
+    """
 
     name: str
     inputs: int
@@ -63,6 +74,7 @@ class Forecast:
     disk: float
     worker_memory: float
     tokenizer_memory: float
+    clusters_memory: float
     warnings: list[str] = field(default_factory=list)
 
 
@@ -95,7 +107,7 @@ def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> Sour
     for file in sorted(list_files(source, output=Path(output)), key=lambda one: -one.bytes):
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
-        with opening(file.path), fsspec.open(file.path, "rb") as whole:
+        with opening(file.path), stores.open_file(file.path) as whole:
             if source.format == "parquet":  # it can't be read without its end
                 parquet = pq.ParquetFile(whole)
                 rows = max(1, parquet.metadata.num_rows * min(size, file.bytes) // max(1, file.bytes))
@@ -125,11 +137,14 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
     growths = {"evaluation-sets": 1.0, "documents": size / max(1, sum(one.bytes for one in found.sources.values()))}
-    units = {"tokenizer": 1, "evaluation-sets": 1} | {f"{step}-clusters": 1 for step in config.steps}
-    units["documents"] = sum(_units(unit[0], config) for unit in shared(files, config))
     trained = 0.0 if config.tokenizer.path else min(text, config.tokenizer.sample_bytes)
     pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
+    held_out = config.split.validation_fraction
+    tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
+    by_split = {"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)}
+    inputs = inputs_of_units(config, Path(config.output), files, save=False)
+    units = _units(config, found, inputs, growth, by_split)
 
     stages = []
     for one in found.stages:
@@ -142,24 +157,24 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
             core_seconds = max(0.0, trained - measured_on) / _TRAINING
             core_seconds += one.core_seconds * min(1.0, trained / max(1, measured_on))
             disk = 1e6 * one.written_megabytes
-        at_once = min(workers, units.get(one.name, max(1, math.ceil(text / config.characters_per_part))))
+        at_once = min(workers, units.get(one.name, units["tokens"]))
         stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
-    tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
-    held_out = config.split.validation_fraction
     worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker imports what this process has imported
+    clusters = any(STEPS[step].clusters for step in config.steps if step not in CHECKS)
     forecast = Forecast(
         name=config.name,
         inputs=len(files),
         measured=measured,
         workers=workers,
         stages=stages,
-        tokens={"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)},
+        tokens=by_split,
         seconds=sum(one.seconds for one in stages),
         disk=sum(one.disk for one in stages),
         worker_memory=worker_memory,
         tokenizer_memory=worker_memory + MEMORY_PER_BYTE * trained,
+        clusters_memory=MEMORY_PER_DOCUMENT * growth * found.documents.read if clusters else 0.0,
     )
-    return replace(forecast, warnings=list(_warnings(config, forecast, files)))
+    return replace(forecast, warnings=list(_warnings(config, forecast, inputs)))
 
 
 def as_text(found: Forecast) -> str:
@@ -176,16 +191,46 @@ def as_text(found: Forecast) -> str:
         f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}",
         f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
+    if found.clusters_memory:
+        lines.append(f"        {human_size(found.clusters_memory)} at most for the clusters of near-duplicates")
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 
 
-def _units(file: InputFile, config: CorpusConfig) -> int:
-    """The units that read a file. A dump of many streams is cut when the build starts; its name tells."""
-    many = file.source.format == "wikipedia" and "multistream" in file.name
-    return max(1, math.ceil(file.bytes / config.bytes_per_unit)) if many else 1
+def _units(
+    config: CorpusConfig,
+    found: report.Report,
+    inputs: list[list[tuple[InputFile, Range]]],
+    growth: float,
+    tokens: dict[str, int],
+) -> dict[str, int]:
+    """How many units each stage will have, by the functions that plan them. Stages that aren't named have as many as
+    `tokens`."""
+    read, kept, most = list[Part](), list[Part](), config.dedup.keys_per_bucket
+    for unit in inputs:
+        of_source = found.sources[unit[0][0].source.name]
+        share = sum((piece.stop or file.bytes) - piece.start for file, piece in unit) / max(1, of_source.bytes)
+        for parts, text in ((read, of_source.text_read_bytes), (kept, of_source.text_bytes)):
+            count = max(1, math.ceil(share * text / config.characters_per_part))
+            size, documents = round(share * text / count), {"train": round(share * of_source.kept / count)}
+            part = Part("", unit[0][0].source.name, "", size, documents, characters=size, checksums=[])
+            parts += [part] * count
+    of_keys, of_tokens = len(grouped(read, config)), len(grouped(kept, config))
+    shards = sum(config.buckets(count) for count in tokens.values())
+    units = {"tokenizer": 1, "evaluation-sets": 1, "documents": len(inputs), "deduplicated": of_keys}
+    units |= {"tokens": of_tokens, "rows": shards, "shards": shards}
+    units["tokenizer-sample"] = max(1, len(plan_sampling(config.tokenizer, config.seed, kept)))
+    merged = {"tokens": merging_units(of_tokens, shards)}
+    for one in found.stages:
+        if one.keys is not None:
+            step, buckets = one.name.removesuffix("-keys"), KeyBucket.enough(round(growth * one.keys), most)
+            units |= {one.name: of_keys, f"{step}-duplicates": buckets, f"{step}-clusters": 1}
+            merged[one.name] = merging_units(of_keys, buckets)
+            merged[f"{step}-duplicates"] = merging_units(buckets, of_keys)
+    levels = ((name, level, n) for name, numbers in merged.items() for level, n in enumerate(numbers, 1))
+    return units | {level_of(name, level): n for name, level, n in levels}
 
 
-def _warnings(config: CorpusConfig, found: Forecast, files: list[InputFile]) -> Iterator[str]:
+def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[InputFile, Range]]]) -> Iterator[str]:
     free, output = available_memory(), Path(config.output).absolute()
     there = next(path for path in (output, *output.parents) if path.exists())
     if found.disk > (room := shutil.disk_usage(there).free):
@@ -196,6 +241,11 @@ def _warnings(config: CorpusConfig, found: Forecast, files: list[InputFile]) -> 
     ):
         if needed > free:
             yield f"{what} {human_size(needed)} of memory, and {human_size(free)} are free here; lower {key}"
-    largest = max(files, key=lambda file: file.bytes)
-    if largest.bytes > 2 * sum(file.bytes for file in files) / found.workers and _units(largest, config) == 1:
+    if found.clusters_memory > free:
+        needed, there_are = human_size(found.clusters_memory), human_size(free)
+        yield f"minhash-clusters: {needed} of memory at most, and {there_are} are free here; raise dedup.minhash.rows"
+    whole = [file for unit in inputs for file, piece in unit if piece == Range()]
+    largest = max(whole, key=lambda file: file.bytes, default=None)
+    together = sum((piece.stop or file.bytes) - piece.start for unit in inputs for file, piece in unit)
+    if largest and largest.bytes > 2 * together / found.workers:
         yield f"{largest.name}: one worker reads its {human_size(largest.bytes)} alone, while the others wait"

@@ -450,12 +450,16 @@ def test_minhash_and_substrings_are_switches_or_sections():
 def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one(tmp_path):
     """Otherwise one hash could fill a bucket, however many buckets there are."""
     assert [KeyBucket.enough(keys, 100) for keys in (0, 1, 100, 101, 200, 201, 1000)] == [1, 1, 1, 2, 2, 4, 16]
-    assert KeyBucket.enough(10**12, 100) == 4096
+    assert KeyBucket.enough(10**12, 100) == 2**34
+    assert KeyBucket.slots(4096 * 100, 100) == 4096
+    assert KeyBucket.slots(8 * 10**10, 2**24) == 8192  # of four snapshots of Common Crawl
+    assert KeyBucket.slots(10**12, 1) == 2**20
     keys, chance = Keys(group=1, order=1), random.Random(0)
     for document in range(1000):
         keys.add(document, 0, (42, 1000 - document))
         keys.add(document, 3, (chance.getrandbits(64), 0))
-    assert keys.write(tmp_path / "keys.safetensors") == 1001
+    for slots in (4096, 8):
+        assert keys.write(tmp_path / "keys.safetensors", slots) == 1001
     tables = [KeyBucket(number, 8).read(tmp_path, ["keys.safetensors"])[0] for number in range(8)]
     assert sum(map(len, tables)) == 1001
     assert max(map(len, tables)) < 1001 / 8 * 2

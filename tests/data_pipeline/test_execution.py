@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic_core import to_json
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup import keys
+from data_pipeline.dedup import keys, minhash
 from data_pipeline.execution import buckets, parts
 from data_pipeline.execution.buckets import SPLITS, TokenBucket
 from data_pipeline.execution.parts import Histograms, WrittenPart
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
@@ -27,7 +28,7 @@ from data_pipeline.stages import shards, tokens
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
-from data_pipeline.tools import differences, trace
+from data_pipeline.tools import differences, planning, trace
 from data_pipeline.tools.finished_build import open_build
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
@@ -138,6 +139,7 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
         (56_000, 256, [55]),
         (1_024, 56_000, [61]),
         (300_000, 20_000, [256, 24]),
+        (72_000, 4_194, [256, 2]),  # of the 282 files of the first level, 88 become 44, and 238 are left
     ],
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
@@ -145,10 +147,31 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
     left, opens = files, 0
     for size in sizes:
         assert size <= 256
-        opens, left = opens + left, -(-left // size)
+        whole = buckets.untouched(left, readers, size)
+        opens, left = opens + left - whole, whole + -(-(left - whole) // size)
     assert left <= 1024
     assert left * readers <= 1e6
     assert opens <= 1.01 * files
+    assert len(sizes) < 2 or 0 <= min(1024, 10**6 // readers) - left < sizes[-1]
+
+
+@each(
+    "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
+)
+def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
+    assert buckets.merging_units(72_000, 4_194) == [282, 44]
+    assert buckets.untouched(files, readers, size) == whole
+    groups = -(-(files - whole) // size)
+    assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
+
+
+def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp_path, monkeypatch):
+    """The first files stay as they are, with the numbers of their units."""
+    monkeypatch.setattr(buckets, "_MOST_FILES", 3)
+    corpus = build(config.model_copy(update={"output": str(tmp_path / "corpus")}))
+    assert checksums(corpus) == unmerged
+    for stage in ("lines-keys", "minhash-keys", "tokens"):
+        assert len(list((corpus / f".stages/{stage}-merged").glob("*.safetensors"))) == 1  # of four, two
 
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
@@ -285,6 +308,50 @@ def test_a_crawl_has_two_thousand_units_in_each_later_stage():
     assert few == [[part] for part in written[:1000]]  # as many as there were without groups
     uncounted = [replace(part, characters=None) for part in written]
     assert len(parts.grouped(uncounted, CONFIG)) == len(written)  # of an earlier version
+
+
+def test_a_plan_counts_the_units_of_the_build(config, unmerged):
+    found = report.read(Path(config.output))
+    units = {stage.name: stage.units for stage in found.stages if "-merged" not in stage.name}  # of another test
+    stages = [replace(stage, megabytes=60.0, megabytes_per_core_second=1.0) for stage in found.stages]
+    small = config.model_copy(update={"ray": config.ray.model_copy(update={"small_bytes": 0})})
+    planned = planning.forecast_build(small, replace(found, stages=stages), "", workers=10**6)
+    others = [
+        stage for stage in planned.stages if stage.name in units and stage.core_seconds
+    ]  # no tokenizer is trained
+    counted = {stage.name: round(stage.core_seconds / stage.seconds) for stage in others}
+    assert counted == {name: number for name, number in units.items() if name != "tokenizer"}
+    assert [counted[stage] for stage in ("documents", "lines-keys", "lines-duplicates", "shards")] == [4, 4, 4, 3]
+
+
+def test_more_keys_get_more_slots_and_too_many_are_refused(config, unmerged, tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "_LEAST_SLOTS", 2)
+    more = config.model_copy(update={"output": str(tmp_path / "more")})
+    assert checksums(build(more)) == unmerged
+    with safe_open(tmp_path / "more/.stages/lines-keys/part-00001.safetensors", "numpy") as file:
+        slots = len(file.get_tensor("slots")) - 1
+    read = sum(part.characters or 0 for part in parts.parts_of(open_build(tmp_path / "more").documents))
+    assert read > sum(len(one["text"]) for one in documents_of(tmp_path / "more"))
+    assert slots / 2 < read / 40 / 100 <= slots  # a line counts as 40 characters at least; 100 keys a bucket
+    monkeypatch.setattr(keys, "_MOST_SLOTS", 2)
+    told = (
+        r"dedup\.keys_per_bucket: 100 of the [\d,]+ keys of lines can't be compared at once in 2 tasks, .*; set it to "
+    )
+    with pytest.raises(UserError, match=told):
+        build(config.model_copy(update={"output": str(tmp_path / "fewer")}))
+
+
+def test_clusters_that_the_memory_does_not_suffice_for_are_refused(monkeypatch):
+    monkeypatch.setattr(minhash, "available_memory", lambda: 160_000 - 8000 - 500 * 16 - 1)
+    pairs = np.arange(1000, dtype=np.uint64).reshape(-1, 2)
+    few = minhash.Clusters()
+    few.join(pairs[1:])
+    assert len(few.members()[0]) == 998
+    clusters = minhash.Clusters()
+    clusters.join(pairs)
+    told = "the clusters of 1,000 documents take 144.0 kB more memory, and 144.0 kB are free; raise dedup.minhash.rows"
+    with pytest.raises(FailedError, match=told):
+        clusters.members()
 
 
 def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unmerged, grouped, tmp_path):

@@ -43,16 +43,17 @@ def test_a_plan_at_a_builds_own_speeds_is_that_build(small_corpus):
 
 
 def test_twice_the_workers_take_half_the_time_while_there_are_units(small_corpus):
-    """Three inputs and one part: only `documents` has work for several."""
+    """Three inputs, each a unit and a part of documents, which are a unit each of `tokens`."""
     found = report.read(small_corpus)
-    found.stages[0] = replace(found.stages[0], megabytes_per_core_second=found.stages[0].megabytes / 60)
+    for number, stage in enumerate(found.stages):
+        found.stages[number] = replace(stage, megabytes_per_core_second=stage.megabytes / 60)
     changes = ("ray.small_bytes=0", "bytes_per_shared_unit=1")
     for workers, seconds in ((1, 60), (2, 30), (3, 20), (64, 20)):
         planned = planning.forecast_build(settings(small_corpus, *changes), found, "", workers)
         assert planned.seconds == pytest.approx(sum(stage.seconds for stage in planned.stages))
-        documents, *others = planned.stages
-        assert documents.seconds == pytest.approx(seconds, rel=0.01)
-        assert [one.seconds for one in others] == [one.core_seconds for one in others]
+        taken = {stage.name: stage.seconds for stage in planned.stages}
+        assert (taken["documents"], taken["tokens"]) == pytest.approx((seconds, seconds), rel=0.01)
+        assert taken["tokenizer"] == next(one.core_seconds for one in planned.stages if one.name == "tokenizer")
 
 
 def test_what_will_fail_is_said(small_corpus, monkeypatch):
@@ -65,6 +66,15 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     assert "1.0 kB are free" in disk
     assert tokenizer.endswith("100.0 MB are free here; lower tokenizer.sample_bytes")
     assert workers.endswith("100.0 MB are free here; lower ray.num_cpus")
+    keys = [replace(found.stages[0], name=f"{step}-keys", keys=10) for step in ("urls", "minhash")]
+    found = replace(found, stages=[*found.stages, *keys])
+    documents = {"kept": 180, "read": 10**6, "dropped": {}}
+    found = replace(found, documents=report.DocumentCounts(**documents))
+    near = settings(small_corpus, "dedup.minhash=true", "dedup.urls=newest")
+    planned = planning.forecast_build(near, found, "", workers=1)
+    assert planned.clusters_memory == pytest.approx(160e6, rel=0.01)
+    assert "160.0 MB at most for the clusters of near-duplicates" in planning.as_text(planned)
+    assert planned.warnings[-1].startswith("minhash-clusters: 160.0 MB of memory at most, and 100.0 MB are free here")
 
 
 @pytest.mark.slow
