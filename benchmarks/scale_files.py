@@ -91,7 +91,13 @@ def built(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]
         found = [path for path in (folder / "corpus").rglob("*") if path.is_file()]
         largest = Counter(path.parent for path in found).most_common(1)[0][1]
         renames = calls["replace"] + calls["rename"]
-        row = {"what": what, "inputs": files, "workers": workers, "seconds": seconds, "files": len(found)}
+        row: dict[str, object] = {
+            "what": what,
+            "inputs": files,
+            "workers": workers,
+            "seconds": seconds,
+            "files": len(found),
+        }
         row |= {"files in a folder": largest, "fsyncs": calls["fsync"], "renames": renames}
         yield row | {"unlinks": calls["unlink"] + calls["remove"], "mkdirs": calls["mkdir"]}
 

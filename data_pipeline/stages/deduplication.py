@@ -101,7 +101,7 @@ class _Order:
             number, rules = self._number[name], self._cleaning[source]
             checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
-            content = rules.identity if filters else []
+            content: list[str | int] = [*rules.identity] if filters else []
             content = [*content, self._slots] if step and self._slots > KeyBucket.slots(0, 1) else content
             checksums = [checksum for part in group for checksum in part.checksums]
             inputs = fingerprint([checksums, number, settings, self._depends, *content])

@@ -242,8 +242,8 @@ def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[Inp
         if needed > free:
             yield f"{what} {human_size(needed)} of memory, and {human_size(free)} are free here; lower {key}"
     if found.clusters_memory > free:
-        needed, there_are = human_size(found.clusters_memory), human_size(free)
-        yield f"minhash-clusters: {needed} of memory at most, and {there_are} are free here; raise dedup.minhash.rows"
+        asked, there_are = human_size(found.clusters_memory), human_size(free)
+        yield f"minhash-clusters: {asked} of memory at most, and {there_are} are free here; raise dedup.minhash.rows"
     whole = [file for unit in inputs for file, piece in unit if piece == Range()]
     largest = max(whole, key=lambda file: file.bytes, default=None)
     together = sum((piece.stop or file.bytes) - piece.start for unit in inputs for file, piece in unit)
