@@ -248,7 +248,7 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
     return groups
 
 
-def pieces(file: InputFile, bytes_per_unit: int, plans: Path, save: bool) -> list[Range]:
+def pieces(file: InputFile, bytes_per_unit: int, plans: Path, save: bool = True) -> list[Range]:
     """The pieces of `file`, one for each unit: several for a large Wikipedia dump with its index, else the whole file.
 
     The index has a line for each page, so the ranges are saved in `plans`, unless `save` is false.

@@ -177,7 +177,7 @@ def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tm
     assert store.busy
     assert store.broken
     found, wanted = (json.loads((one / "manifest.json").read_text()) for one in (tmp_path / "corpus", small_corpus))
-    for key in ("fingerprint", "splits", "inputs", "documents", "tokenizer"):
+    for key in ("fingerprint", "splits", "lineage", "tokenizer"):
         assert found[key] == wanted[key]
 
 
