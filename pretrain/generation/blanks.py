@@ -67,10 +67,11 @@ def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
 
 def held_out_documents(corpus: Corpus, *columns: str) -> Iterator[Any]:
     """The held-out documents that `corpus` was made from, with these `columns`; none if the copy has no documents."""
-    for part in sorted((corpus.directory / "documents").glob("part-*.parquet")):
-        for document in read_documents(corpus.directory, f"documents/{part.name}", [*columns, "split"]):
-            if document.split == "validation":
-                yield document
+    parts = sorted((corpus.directory / "documents").rglob("part-*.parquet"))
+    names = (str(part.relative_to(corpus.directory)) for part in parts)
+    for document in read_documents(corpus.directory, names, [*columns, "split"]):
+        if document.split == "validation":
+            yield document
 
 
 def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
