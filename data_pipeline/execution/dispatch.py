@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from data_pipeline.execution.nodes import Nodes
 from data_pipeline.foundation import progress
@@ -54,10 +54,12 @@ class Needs:
         return self.memory <= node.memory and self.cpus <= node.cpus
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
+    """The answer of a unit on a node, or why the node can't do any."""
+
     node: str
-    answer: Any
+    answer: Any = None
+    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Dispatch(Generic[Given]):
         self._board, self._at_work = board, at_work
         self._fresh, self._again, self._last = iter(inputs), deque[str](), deque[str]()
         self._running: dict[str, _Task] = {}
-        self._ended = queue.SimpleQueue[tuple[str, Any, Future[_Answer]]]()
+        self._ended = queue.SimpleQueue[tuple[str, Any, Future[tuple[str, Any, str]]]]()
         self._lost = Counter[str]()
         self._nodes = Nodes(what)
         self._rooms: dict[str, Needs] = {}  # what each node has
@@ -157,7 +159,8 @@ class Dispatch(Generic[Given]):
         options = {"name": f"{self._what}/{name}", "num_cpus": needs.cpus, "memory": needs.memory}
         if avoided:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
-        ref = self._task.options(**options).remote(name, self._inputs[name], attempt, self._nodes.others_may_try(name))
+        given = ray.cloudpickle.dumps(self._inputs[name])
+        ref = self._task.options(**options).remote(name, given, attempt, self._nodes.others_may_try(name))
         self._running[name] = _Task(ref, needs, avoided, attempt)
         ref.future().add_done_callback(lambda future: self._ended.put((name, ref, future)))
 
@@ -188,18 +191,14 @@ class Dispatch(Generic[Given]):
                 if (result := self._result(name, task, future)) is not None:
                     yield name, result
 
-    def _result(self, name: str, task: _Task, future: "Future[_Answer]") -> Any:
+    def _result(self, name: str, task: _Task, future: "Future[tuple[str, Any, str]]") -> Any:
         """The result of a unit; None if it is to be tried again."""
         try:
-            ended = future.result()
+            ended = _Answer(*future.result())
         except _losses() as error:
             return self._after_loss(name, task, error)
-        except ray.exceptions.RayTaskError as error:  # not of the unit, whose errors are answers
-            cause = str(error).strip().splitlines()[-1]
-            at = [node for node, address in self._nodes.alive.items() if address == error.ip]
-            if len(at) != 1:
-                raise
-            self._nodes.add_unfit(at[0], f"it can't run this code: {one_line(Exception(cause))}")
+        if ended.unfit:
+            self._nodes.add_unfit(ended.node, ended.unfit)
             self._again.append(name)
             return None
         failed = ended.answer
@@ -319,21 +318,33 @@ def better_tried_elsewhere(error: Exception) -> bool:
     return _others_may_try and may_be_of_node(error)
 
 
-def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, Given, int, bool], _Answer]:
-    def attempt(name: str, given: Given, lost: int, others_may_try: bool) -> _Answer:
-        return _attempt(function, board, name, given, lost, others_may_try)
+def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
+    """What does a unit in a worker. A node that lacks this package, or a module of the unit, can unpickle it and answer
+    what it lacks: all that it needs is Ray."""
+    pickled = ray.cloudpickle.dumps(function)
+
+    def attempt(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:
+        import ray  # not the one above, of this package
+
+        node = ray.get_runtime_context().get_node_id()
+        try:
+            from data_pipeline.execution import dispatch
+
+            work = ray.cloudpickle.loads(pickled), ray.cloudpickle.loads(given)
+        except Exception as error:
+            return node, None, f"it can't run this code: {type(error).__name__}: {error}"
+        return node, dispatch.attempt(*work, board, node, name, lost, others_may_try), ""
 
     return attempt
 
 
-def _attempt(
-    function: Callable[[Given], Any], board: Any, name: str, given: Given, lost: int, others_may_try: bool
-) -> _Answer:
+def attempt(
+    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, lost: int, others_may_try: bool
+) -> Any:
     """Does a unit, and reports to `board` what it does; at once if earlier workers were `lost`, which may happen
     again."""
     global _reporter, _others_may_try
-    _others_may_try = others_may_try
-    node, process = ray.get_runtime_context().get_node_id(), os.getpid()
+    _others_may_try, process = others_may_try, os.getpid()
     if _reporter is None:
         _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))
 
@@ -342,4 +353,4 @@ def _attempt(
             ray.get(board.note.remote(node, process, activity), timeout=_SECONDS_TO_ANSWER)
 
     with progress.working_on(name, lost, confirm if lost else None):
-        return _Answer(node, function(given))
+        return function(given)

@@ -67,8 +67,9 @@ class Node:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, *nodes: Node) -> Iterator[tuple[str, list[subprocess.Popen]]]:
-    """(address, nodes) of a cluster of a head and `nodes`, with one CPU each: 127.0.0.1, 127.0.0.2, …"""
+def cluster(folder: Path, *nodes: Node, path: Path | None = TOP) -> Iterator[tuple[str, list[subprocess.Popen]]]:
+    """(address, nodes) of a cluster of a head and `nodes`, with one CPU each: 127.0.0.1, 127.0.0.2, … `path`: where the
+    head finds code, besides what is installed."""
     port = free_port()
     # workers take ports of the kernel's choice, instead of those that tests take
     common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
@@ -88,7 +89,7 @@ def cluster(folder: Path, *nodes: Node) -> Iterator[tuple[str, list[subprocess.P
                 time.sleep(0.2)
 
         head = [*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"]
-        start(head, dict(os.environ))
+        start(head, {**os.environ, "PYTHONPATH": str(path or "")})
         for number, node in enumerate(nodes, 2):
             command = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address=127.0.0.{number}"]
             if node.hidden is not None:
@@ -145,17 +146,20 @@ def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left
 
 @pytest.mark.slow
 def test_nodes_on_which_units_fail_are_named_and_left_out_and_all_units_are_done(tmp_path):
-    """Of four nodes, one has another code, and one can't read its disk."""
+    """Of four nodes, the head lacks a module, one has another code, and one can't read its disk."""
     other = tmp_path / "other"
     for package in ("data_pipeline", "tests"):
         shutil.copytree(TOP / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (other / "data_pipeline/__init__.py").open("a") as file:
         file.write(f"from pathlib import Path\nPath({str(tmp_path / 'other-code')!r}).touch()\n")
     nodes = [Node({"PYTHONPATH": str(other)}), Node({"FAULT": "disk"}), Node({})]
-    with cluster(tmp_path, *nodes) as (address, _):
+    with cluster(tmp_path, *nodes, path=None) as (address, _):
         done = in_another_process(f"do_where_possible(Path({str(tmp_path)!r}), {address!r})", tmp_path)
     assert done.returncode == 1, done.stderr
     told = done.stderr.splitlines()
+    cause = "it can't run this code: ModuleNotFoundError: No module named 'tests'"
+    (line,) = [line for line in told if line.endswith(cause)]
+    assert line.startswith("warning: division: node "), told
     cause = "its code of data_pipeline isn't that of the command; install the same version there"
     assert f"warning: division: node 127.0.0.2 is left out: {cause}" in told
     cause = "/data: Input/output error; what is finished is kept"
