@@ -23,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ray.cluster_utils import Cluster
 
@@ -42,20 +43,19 @@ _OPEN = {"RAY_AUTH_MODE": "disabled"}
 def loop(in_flight: int, units: int) -> dict[str, float]:
     """Units a second, the driver's CPU time for each, and how long it takes to stop with all these in flight."""
     pool = workers.ready(RayConfig(num_cpus=2))
-    cpus = max(2, in_flight - max(in_flight // 11, 64))  # of which a tenth more are in flight
-    dispatch.cpus_of = lambda rooms: cpus
+    cpus = max(2, in_flight - max(in_flight // 11, 64))  # a tenth more units than CPUs are in flight
 
-    def results(count: int) -> Iterator[object]:
-        return pool.each(int, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())
+    def results(count: int) -> Generator[object, None, None]:
+        yield from pool.each(int, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())
 
-    list(results(20))  # the workers have started
-    began, used = time.monotonic(), time.process_time()
-    done = sum(1 for _ in results(units))
-    seconds, cpu = time.monotonic() - began, time.process_time() - used
-    some = results(units)
-    list(itertools.islice(some, 1000))
-    ending = time.monotonic()
-    some.close()  # type: ignore[attr-defined]
+    with mock.patch.object(dispatch, "cpus_of", return_value=cpus):
+        list(results(20))  # the workers have started
+        began, used = time.monotonic(), time.process_time()
+        done = sum(1 for _ in results(units))
+        seconds, cpu = time.monotonic() - began, time.process_time() - used
+        with contextlib.closing(results(units)) as some:
+            list(itertools.islice(some, 1000))
+            ending = time.monotonic()
     return {
         "in flight": in_flight,
         "units a second": round(done / seconds),
@@ -65,7 +65,7 @@ def loop(in_flight: int, units: int) -> dict[str, float]:
 
 
 def cluster(nodes: int, folder: Path) -> dict[str, Any]:
-    """What became of a build on `nodes` raylets, of which five are lost or bad."""
+    """How a build ended on `nodes` raylets: two of them are killed, and three are unfit."""
     config = _corpus_file(folder)
     undisturbed, output, other = folder / "undisturbed", folder / "output", folder / "other"
     output.mkdir()

@@ -1,4 +1,4 @@
-"""How many calls of the file system does a build of many small inputs take, and how long until a finished one goes on?
+"""How many calls of the file system does a build of many small inputs make? How long does a finished build take again?
 
     python benchmarks/scale_files.py built 1000 --workers 1     # WET files of 5 kB, each a unit: calls and seconds
     python benchmarks/scale_files.py replanned 72000            # seconds of each command on a finished corpus

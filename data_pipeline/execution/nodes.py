@@ -12,8 +12,8 @@ Causes = dict[str, str]
 class Nodes:
     """The nodes of a cluster during a stage; prints a line when the first unit fails on one, and when one is left out.
 
-    `alive` are the names (addresses) of those there are, by id. A unit that fails on two nodes is itself at fault, and
-    counts against neither.
+    `alive`: node's id → address, of the nodes that are in the cluster. A unit that fails on two nodes is itself at
+    fault, and counts against neither node.
     """
 
     def __init__(self, stage: str):

@@ -2,7 +2,7 @@
 
 A stage is a list of units, and on a cluster each unit is a Ray task. The worker writes the unit's files atomically and
 returns only counts. The driver decides which units run; `workers` decides only where and when: the bytes are the same
-for any number of workers, and a build that was killed goes on with the units that are missing. The unit's record, which
+for any number of workers, and a build that was killed resumes with the units that are missing. The unit's record, which
 the driver writes last, commits it (`records`): it has the fingerprint of the unit's inputs, its files and its counts.
 """
 

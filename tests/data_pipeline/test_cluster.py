@@ -259,7 +259,6 @@ def divide_where_possible(corpus: Path, spec: Work) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/data" if spec.output else "/bad")
     while not (corpus / "other-code").exists() or not failures.exists() or failures.stat().st_size < 3:
         time.sleep(0.05)
-    time.sleep(0.3)
     divide(corpus, spec)
 
 

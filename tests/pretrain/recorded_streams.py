@@ -7,8 +7,8 @@ NCCL runs them: on the current stream, or, if asynchronous, on a stream of the g
 import contextlib
 import gc
 import itertools
-import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,11 +283,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _caller() -> str:
     """The function of DeepSpeed or this project that asks: file.function."""
-    frame = sys._getframe(1)
-    while any(part in frame.f_code.co_filename for part in _BETWEEN):
-        assert frame.f_back is not None
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
+    code = next(code for code in codes if not any(part in code.co_filename for part in _BETWEEN))
+    return f"{Path(code.co_filename).stem}.{code.co_name}"
 
 
 RECORDER: Recorder

@@ -55,7 +55,7 @@ def _add_one(X):
 
 
 def launches(report: Report) -> None:
-    """µs of a launch: what the host needs before it goes on, and what one kernel after another takes on the GPU."""
+    """µs of a launch: the host's until it returns, and the GPU's for each of many small kernels in a row."""
     number = 50 if report.small else 1000
     x = torch.zeros(1, device=report.device)
 

@@ -54,7 +54,7 @@ def _measured(report: Report, work: Workload, name: str, compiled: bool, rows: i
 def _step(
     report: Report, work: Workload, attention: str, autocast: bool, compiled: bool, rows: int
 ) -> tuple[Callable[[], None], Any]:
-    """A step, and its model, of which each block is compiled by itself: they are alike, and take seconds then."""
+    """A step, and its model. Each block is compiled by itself: blocks are alike, so that compiling takes seconds."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     shapes = work.config("eager", rows).model

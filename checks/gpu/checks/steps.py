@@ -24,7 +24,7 @@ from pretrain.zero.ranks import process_group
 
 NOISE = 0.05  # of a time
 TOP = 30  # kernels of the profile
-STEPS = 5  # with dropout, of which forms must have the same bits
+STEPS = 5  # with dropout, in which both forms must have the same bits
 
 
 @contextmanager
