@@ -324,11 +324,11 @@ def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, 
     pickled = ray.cloudpickle.dumps(function)
 
     def attempt(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:
-        import ray  # not the one above, of this package
+        import ray  # the function is pickled by value, with nothing of this module
 
         node = ray.get_runtime_context().get_node_id()
         try:
-            from data_pipeline.execution import dispatch
+            from data_pipeline.execution import dispatch  # fails on a node without this package
 
             work = ray.cloudpickle.loads(pickled), ray.cloudpickle.loads(given)
         except Exception as error:
