@@ -34,6 +34,7 @@ def train() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     work = Work("t5gemma2", "t5gemma2-1.2m", 4, 512, 114)
     model = our_model(work.config)
+    assert model.config.vocab_size
     batch = {name: ids % model.config.vocab_size for name, ids in tokens(model, work, "cpu").items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -85,8 +86,10 @@ def measure(rounds: int) -> list[tuple[int, int, str, float]]:
                     process.kill()
                     process.wait()
     finally:
-        for process in (*busy, *children.values()):
-            process.kill()
+        for beside_us in busy:
+            beside_us.kill()
+        for one in children.values():
+            one.kill()
     return found
 
 
