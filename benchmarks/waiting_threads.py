@@ -20,7 +20,8 @@ from pathlib import Path
 WAYS = {"default": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}, "spin 20000": {"GOMP_SPINCOUNT": "20000"}}
 BUSY = (0, 1, 2)
 STEPS, LONGEST = 12, 11.0  # of a turn: steps after the first, and seconds
-BUSY_LOOP = "while True: pass"
+MINUTES = 5.5  # after which no other turns begin
+BUSY_LOOP = "import time; end = time.time() + 90\nwhile time.time() < end: pass"  # ends though this script is killed
 
 
 def train() -> None:
@@ -75,13 +76,16 @@ def turn(process: subprocess.Popen[str]) -> float:
 
 def measure(rounds: int) -> list[tuple[int, int, str, float]]:
     """(round, busy processes, way, tokens/s)."""
+    end = time.monotonic() + 60 * MINUTES
     found, children, busy = [], {way: child(way) for way in WAYS}, list[subprocess.Popen[bytes]]()
     try:
         for number in range(rounds):
-            for beside in BUSY:
+            for beside in BUSY if time.monotonic() < end else ():
                 busy = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(beside)]
                 order = list(WAYS)[:: 1 if number % 2 == 0 else -1]
-                found += [(number, beside, way, turn(children[way])) for way in order]
+                for way in order:
+                    found.append(one := (number, beside, way, turn(children[way])))
+                    print(f"round {number + 1}, {beside} busy, {way}: {one[-1]:,.0f} tokens/s", flush=True)
                 for process in busy:
                     process.kill()
                     process.wait()

@@ -245,8 +245,11 @@ def test_a_run_that_is_slower_than_expected_says_why_it_might_be(monkeypatch, ca
     assert why in capsys.readouterr().out
 
 
-def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path):
-    path, run = run_file(tmp_path, small_corpus), tmp_path / "run"
+def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, monkeypatch):
+    """In a job of SLURM, whose nodes share a disk: MLflow isn't fed unless the run file names a server."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.chdir(tmp_path)
+    path, run = run_file(tmp_path, small_corpus, tracking={"mlflow": {"experiment": "tests"}}), tmp_path / "run"
     MetricLog(run, attempt=3).log(7, {"train/loss": 1.0})
     status.write(run, Status("running", 3))
     TrackedRun("tests", "mine", 3).save(run)
@@ -260,6 +263,8 @@ def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path):
     assert (TrackedRun.load(old).status, TrackedRun.load(old).ended) == ("FAILED", died.ended)
     assert [(one.attempt, one.outcome, one.step, one.killed) for one in restarts.read(old)] == [(3, "failed", 7, True)]
     assert status.read(run).state == "stopped"
+    assert "MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's\n" in done.stdout
+    assert (TrackedRun.load(run).uri, [*tmp_path.glob("runs/*")]) == (None, [])
 
 
 def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
