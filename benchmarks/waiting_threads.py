@@ -17,9 +17,14 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-WAYS = {"default": {}, "passive": {"OMP_WAIT_POLICY": "PASSIVE"}, "spin 20000": {"GOMP_SPINCOUNT": "20000"}}
+WAYS = {
+    "default": {},
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "spin 20000": {"GOMP_SPINCOUNT": "20000"},
+    "spin 1000": {"GOMP_SPINCOUNT": "1000"},
+}
 BUSY = (0, 1, 2)
-STEPS, LONGEST = 12, 11.0  # of a turn: steps after the first, and seconds
+STEPS, LONGEST = 12, 8.0  # of a turn: steps after the first, and seconds
 MINUTES = 5.5  # after which no other turns begin
 BUSY_LOOP = "import time; end = time.time() + 90\nwhile time.time() < end: pass"  # ends though this script is killed
 
