@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
@@ -158,12 +158,15 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
 ) -> None:
     """Forecast the time, memory and disk of a build, before it starts."""
-    settings = config_file.load(config, overrides or [], configs.CorpusConfig)
-    if speeds is None:
-        measured, found = "calibrated here, on the first 4 MB of each source", planning.calibrate(settings)
-    else:
-        measured, found = f"of {speeds}", report.read(speeds)
-    planned = planning.forecast_build(settings, found, measured, workers)
+    with progress.activity_shown("reading the corpus file"):
+        settings = config_file.load(config, overrides or [], configs.CorpusConfig)
+        if speeds is None:
+            progress.set_activity("building from the first 4 MB of each source")
+            measured, found = "calibrated here, on the first 4 MB of each source", planning.calibrate(settings)
+        else:
+            measured, found = f"of {speeds}", report.read(speeds)
+        progress.set_activity("counting units")
+        planned = planning.forecast_build(settings, found, measured, workers)
     print(json.dumps(asdict(planned), indent=1) if as_json else planning.as_text(planned))
 
 
@@ -172,7 +175,7 @@ def plan_command(
     epilog="Example: data-pipeline trace corpora/quickstart king-james/king-james.jsonl.bz2/000000017",
 )
 def trace_command(
-    location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.")],
+    location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.", config_path)],
     name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
 ) -> None:
@@ -187,8 +190,8 @@ def trace_command(
 
 @app.command("diff", epilog="Example: data-pipeline diff corpora/quickstart corpora/another --limit 10")
 def diff_command(
-    a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.")],
-    b: Annotated[Path, path_argument("B", "Another one.")],
+    a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.", config_path)],
+    b: Annotated[Path, path_argument("B", "Another one.", config_path)],
     limit: Annotated[int, typer.Option(min=0, help="The most ids to show for each rule.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:

@@ -30,6 +30,8 @@ from pretrain.run.heartbeat import Heartbeat
 _LAST_LINES = 10
 _POLL_SECONDS = 0.2
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
+_WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how threads of libgomp wait; the second comes before the first
+_SPIN_COUNT = "20000"  # turns of libgomp's loop: benchmarks/waiting_threads.py compares it with others
 
 
 def agent() -> int:
@@ -159,10 +161,13 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
     """This process's environment for `ranks` on this machine, which are on the CPU if it has no `gpus`.
 
     Beside GPUs, the CPU has little to do unless the optimizer is offloaded; threads of all ranks on all cores would
-    still be in each other's way.
+    still be in each other's way. On the CPU, a thread that waits for the others spins for a moment only, unless the
+    user says how threads wait: spinning takes the cores from other programs, and from the threads waited for.
     """
-    threads = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
-    return {**threads, **os.environ, **({} if gpus else {ACCELERATOR: "cpu"})}
+    defaults = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
+    if not gpus and not os.environ.keys() & {_WAITS, _SPINS}:
+        defaults[_SPINS] = _SPIN_COUNT
+    return {**defaults, **os.environ, **({} if gpus else {ACCELERATOR: "cpu"})}
 
 
 def wrapped(command: list[str]) -> list[str]:

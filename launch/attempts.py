@@ -24,7 +24,8 @@ from pretrain.run import node_memory, restarts, status
 from pretrain.run.alerts import Alerts
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
-from pretrain.trainer.preflight import is_finished, preflight, unchecked
+from pretrain.tracking import tracker
+from pretrain.trainer.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
@@ -69,11 +70,15 @@ def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> E
     setup = preflight(config, _number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
     if is_finished(setup):
         return Ended(0, False)
+    note_death(setup.directory)
     if run.fresh:
         status.move_aside(setup.directory)
     requests = StopRequests(setup.directory)
     with caught(requests.on_signal), Attempts(run, config, nodes, access, requests) as attempts:
-        return attempts.until_over()
+        ended = attempts.until_over()
+    if run.fresh and ended.code in (1, STOPPED):
+        print(NOT_FRESH, file=sys.stderr, flush=True)
+    return ended
 
 
 def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
@@ -177,6 +182,8 @@ class Attempts:
         with contextlib.suppress(OSError):  # a full disk is reported by others
             restarts.add(directory, recorded)
         if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
+            if code == 1:
+                self._record_failure(recorded, "it was killed as it was to stop")
             return Ended(code, code == STOPPED and self._interrupted())
         self.failures.append(recorded)
         if attempt.lost:
@@ -219,9 +226,16 @@ class Attempts:
         self._alerts.send(
             "failed", f"the run has failed in attempt {record.attempt}{lost}; its logs: {self._directory}"
         )
+        if self._record_failure(record, reason):
+            tracker.sync_apart(self._directory)
+        return Ended(1, interrupted)
+
+    def _record_failure(self, record: AttemptRecord, reason: str) -> bool:
+        """Records that the run has failed; returns whether MLflow lacks that."""
         with contextlib.suppress(OSError):
             status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
-        return Ended(1, interrupted)
+            return tracker.end_failed(self._directory, record.ended)
+        return False
 
     def _interrupted(self) -> bool:
         """Whether the scheduler or `run.max_hours` has stopped the run, rather than the user."""

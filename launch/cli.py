@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import (
     Version,
     config_path,
@@ -18,7 +18,7 @@ from data_pipeline.foundation.command import (
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # pydantic, psutil and PyArrow take 1 s and 110 MB
-    from data_pipeline.foundation import config_file, json_file
+    from data_pipeline.foundation import config_file
     from launch import agent, attempts, hosts, slurm, slurm_head
     from launch.tools.doctor import doctor
     from launch.tools.scaffold import files
@@ -81,8 +81,10 @@ def init(
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
-    wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
-    for line in files.write_first_files(wanted):
+    with progress.activity_shown("loading"):
+        wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
+        lines = files.write_first_files(wanted)
+    for line in lines:
         print(line)
 
 
@@ -184,9 +186,33 @@ def slurm_command(
 
 
 @app.command(hidden=True)
-def head(job: Annotated[str, typer.Argument(metavar="JSON")]) -> None:
+def head(
+    config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file.", config_path)],
+    ranks_per_node: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Of a run.")] = 1,
+    min_nodes: MinNodes = None,
+    stop_at_step: StopAtStep = None,
+    stage: Annotated[Path | None, path_option("--stage", "Where each node first copies the corpora.")] = None,
+    cluster: Annotated[Path | None, path_option("--cluster", "For the doctor.", config_path)] = None,
+    srun: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of srun.")] = "",
+    container: Annotated[str, typer.Option(metavar="COMMAND", help="Put before what srun starts.")] = "",
+    requeue: Annotated[bool, typer.Option("--requeue", help="As of launch slurm.")] = False,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Run the doctor first.")] = False,
+) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
-    raise typer.Exit(slurm_head.head(json_file.parse_json(job, slurm_head.HeadJob, "launch head")))
+    job = slurm_head.HeadJob(
+        path=config.absolute(),
+        per_node=ranks_per_node,
+        is_run="model" in config_file.sections(config, []),
+        min_nodes=min_nodes,
+        requeue=requeue,
+        stop_at_step=stop_at_step,
+        srun=shlex.split(srun),
+        container=shlex.split(container),
+        stage=stage,
+        doctor=doctor,
+        cluster_file=cluster,
+    )
+    raise typer.Exit(slurm_head.head(job))
 
 
 @app.command(hidden=True)

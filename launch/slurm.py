@@ -1,21 +1,19 @@
 """Cluster files, and the batch scripts of runs and builds under SLURM."""
 
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation import packages
 from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.config_file import LocalPath, Section, load
+from data_pipeline.foundation.config_file import LocalPath, Section, load, merged
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked_code
 from launch.slurm_head import PYTHON, HeadJob
@@ -25,7 +23,13 @@ from pretrain.trainer.preflight import preflight, unchecked
 SCRIPT = "job.sbatch"
 _PROLOGUE = """\
 echo "job $SLURM_JOB_ID, start ${{SLURM_RESTART_COUNT:-0}}, $(date --iso-8601=seconds), nodes $SLURM_JOB_NODELIST"
-echo {version}
+{launch} --version
+
+# {path} as it was when this was written, with what it extends and the overrides
+copy={directory}/"$SLURM_JOB_ID".yaml
+(umask 077; cat > "$copy.tmp") <<'END_OF_FILE'
+{content}END_OF_FILE
+mv "$copy.tmp" "$copy"
 """
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")  # sbatch's forms
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
@@ -202,11 +206,12 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
-    script += [_PROLOGUE.format(version=shlex.quote(f"{packages.PACKAGE} {packages.code_version()}"))]
-    given = {key: value for key, value in asdict(head).items() if value}
-    command = [*PYTHON, "head", json.dumps(given, default=str, indent=2)]
+    content, launch, place = merged(head.path, head.overrides), shlex.join(PYTHON), shlex.quote(str(directory))
+    shown = _CONTROL.sub("?", str(head.path))
+    script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
-    return "\n".join([*script, f"exec {shlex.join(command)}", ""])
+    command = [f"exec {launch} head", *map(shlex.join, head.options), '"$copy"']
+    return "\n".join([*script, " \\\n  ".join(command), ""])
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -62,6 +63,21 @@ class HeadJob:
     stage: Path | None = None
     doctor: bool = False
     cluster_file: Path | None = None
+
+    @property
+    def options(self) -> list[list[str]]:
+        """The options of `launch head` for this job, each with its value."""
+        values = {
+            "ranks-per-node": self.per_node if self.is_run else None,
+            "min-nodes": self.min_nodes,
+            "stop-at-step": self.stop_at_step,
+            "stage": self.stage,
+            "cluster": self.cluster_file if self.doctor else None,
+            "srun": shlex.join(self.srun),
+            "container": shlex.join(self.container),
+        }
+        flags = [[f"--{name}"] for name, given in (("requeue", self.requeue), ("doctor", self.doctor)) if given]
+        return [*([f"--{name}", str(value)] for name, value in values.items() if value), *flags]
 
     @property
     def file(self) -> list[str]:

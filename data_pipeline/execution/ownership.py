@@ -77,7 +77,8 @@ def _wait_for_former_workers(descriptor: int, corpus: Path) -> None:
     until = time.monotonic() + _SECONDS_FOR_FORMER_WORKERS
     while True:
         try:
-            return lock(descriptor, None)
+            lock(descriptor, None)
+            return
         except BlockingIOError:
             if time.monotonic() > until:
                 raise FailedError(

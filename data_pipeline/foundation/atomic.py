@@ -183,12 +183,12 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, wait: bool = False) -> None:
+def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, wait: bool = False) -> bool:
     """Locks `file` between processes for as long as it is open (flock): the kernel releases it when the process ends.
 
     Raises BlockingIOError if another process holds the lock; with `wait`, it waits for it. With `shared`, other
     processes may hold a shared lock too. On a file system without locks, the process prints `unprotected` (what is at
-    risk) once, as a warning, and continues; None prints nothing.
+    risk) once, as a warning, and continues; None prints nothing. Returns whether there are locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -199,3 +199,5 @@ def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, 
         if unprotected and unprotected not in _warned:
             _warned.add(unprotected)
             print(f"warning: no file locks here ({error.strerror}): {unprotected}", file=sys.stderr)
+        return False
+    return True

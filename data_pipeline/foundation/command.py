@@ -25,7 +25,7 @@ with imported_at_first_use():
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 # Variables that are read as numbers, names and paths. CUDA_VISIBLE_DEVICES isn't among them: empty, it hides all GPUs.
 _EMPTY_IS_UNSET = re.compile(
-    "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|OMP|MKL|AWS)_.*|HOME"
+    "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|G?OMP|MKL|AWS)_.*|HOME"
     "|(TRITON|TORCHINDUCTOR)_CACHE_DIR"
 )
 
@@ -97,7 +97,7 @@ def run_command(app: typer.Typer) -> None:
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            print("interrupted; run the same command again to continue", file=sys.stderr)
+            print("interrupted; run the same command again", file=sys.stderr)
         raise
     except BrokenPipeError:  # the reader of the output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

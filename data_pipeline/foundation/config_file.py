@@ -93,12 +93,12 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     with the package. They are merged in order, the file itself last. Raises UserError, which names the file, each wrong
     key and the nearest valid key.
     """
-    merged = _merged(path, overrides)
-    if not any(field.is_required() and name in merged for name, field in schema.model_fields.items()):
-        for key in schema.other_files.keys() & merged.keys():
+    given = _merged(path, overrides)
+    if not any(field.is_required() and name in given for name, field in schema.model_fields.items()):
+        for key in schema.other_files.keys() & given.keys():
             raise UserError(f"{path}: {schema.other_files[key].format(path)}")
     try:
-        plain = OmegaConf.to_container(merged, resolve=True)
+        plain = OmegaConf.to_container(given, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {one_line(error)}") from None
     return check(plain, schema, str(path))
@@ -116,6 +116,12 @@ def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
+
+
+def merged(path: str | Path, overrides: Sequence[str]) -> str:
+    """The YAML of a config file that has everything in itself: what it extends, and `overrides`. Raises UserError as
+    `load`."""
+    return OmegaConf.to_yaml(_merged(path, overrides))
 
 
 def sections(path: str | Path, overrides: Sequence[str]) -> set[str]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
 with imported_at_first_use():  # 150 ms and 9 MB, for a terminal alone
-    from rich import console, live, progress_bar, table
+    from rich import console, live, progress_bar, table, text
 
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_REPORTS = 10.0, 5.0
@@ -100,6 +100,29 @@ def _bar(progress: Progress) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def activity_shown(first: str) -> Iterator[None]:
+    """Within the block, a terminal shows what `set_activity` has said last, at first `first`, and the seconds since the
+    block began. Anything else is shown nothing."""
+    with working_on(first):
+        set_activity(first)
+        if not sys.stderr.isatty():
+            yield
+            return
+        progress = Progress("", 1, doing=lambda: (_current and _current.doing) or first)
+        stderr = console.Console(file=sys.stderr)  # also while a function has redirected it
+        shown = live.Live(
+            console=stderr,
+            transient=True,
+            refresh_per_second=2,
+            redirect_stdout=sys.stdout.isatty(),
+            get_renderable=lambda: text.Text(progress.line().removeprefix(": ")),
+        )
+        with shown:
+            shown.refresh()  # at once, before the first half second
+            yield
+
+
+@contextlib.contextmanager
 def _lines(progress: Progress) -> Iterator[None]:
     ended = threading.Event()
 
@@ -151,13 +174,13 @@ def working_on(unit: str, attempt: int = 0, confirm: Callable[[Activity], None] 
     """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called with the beginning and with
     each further activity, for a unit that may kill this process."""
     global _current, _confirm
-    _current, _confirm = Activity(unit, attempt), confirm
+    before, (_current, _confirm) = (_current, _confirm), (Activity(unit, attempt), confirm)
     try:
         if confirm:
             confirm(_current)
         yield
     finally:
-        _current = _confirm = None
+        _current, _confirm = before
 
 
 def current() -> Activity | None:

@@ -230,15 +230,21 @@ class StreamState:
 
 def differences(there: Any, here: Any) -> list[str]:
     """One line for each key that differs between two nested values: "corpora.0.weight is 1.0 there, 2.0 here"."""
-    return [f"{key} is {old!r} there, {new!r} here" for key, old, new in _changed(there, here)]
+    return [f"{key} is {_shown(old)} there, {_shown(new)} here" for key, old, new in changed(there, here)]
 
 
 def changes(before: Any, now: Any) -> list[str]:
     """Like `differences`, worded as changes: "run.max_steps: 8 → 9"."""
-    return [f"{key}: {old!r} → {new!r}" for key, old, new in _changed(before, now)]
+    return [f"{key}: {_shown(old)} → {_shown(new)}" for key, old, new in changed(before, now)]
 
 
-def _changed(there: Any, here: Any) -> list[tuple[str, Any, Any]]:
+def _shown(value: Any) -> str:
+    """A value as a run file has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def changed(there: Any, here: Any) -> list[tuple[str, Any, Any]]:
+    """(key, value there, value here) of each key that differs between two nested values; None where it is missing."""
     old, new = flat(there), flat(here)
     keys = sorted(old.keys() | new.keys())
     return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

@@ -188,12 +188,18 @@ def as_text(found: Forecast) -> str:
     ]
     lines += [
         f"tokens: {', '.join(f'{split} {count:,}' for split, count in found.tokens.items() if count)}",
-        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}",
+        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}{_read(found)}",
         f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
     if found.clusters_memory:
         lines.append(f"        {human_size(found.clusters_memory)} at most for the clusters of near-duplicates")
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
+
+
+def _read(found: Forecast) -> str:
+    """How much of the corpus's folder training reads."""
+    shards = next((one.disk for one in found.stages if one.name == "shards"), None)
+    return f", of which training reads {human_size(shards)} (shards)" if shards else ""
 
 
 def _units(

@@ -3,6 +3,7 @@ the safetensors file beside it. Reads no tensors."""
 
 import json
 import mmap
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from data_pipeline.foundation import packages
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
 from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
-from data_pipeline.loading.stream import Mixture, Skipped, differences
+from data_pipeline.loading.stream import Mixture, Skipped, changed, differences
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint import rank_file
 from pretrain.config.run_config import CheckpointSection
@@ -130,9 +131,15 @@ class Index:
 
     def differences(self, identity: Identity) -> list[str]:
         """How the checkpoint's run differs from `identity`, one line for each key."""
-        found = differences(self.identity, json.loads(json.dumps(identity)))
-        way_out = "--fresh or another run.directory begins a new run"
-        return [f"the checkpoint of step {self.step} is of another run: {line}; {way_out}" for line in found]
+        lines, found = [], changed(self.identity, json.loads(json.dumps(identity)))
+        kinds = {key.rpartition(".")[0] for key, _, _ in found if _KIND.search(key)}
+        for key, old, new in found:
+            if _CONTENT.fullmatch(key) and old and new:
+                lines.append(f"{_NAMED.get(key, key)} is another one than there")
+            elif _KIND.search(key) or not any(key.startswith(f"{section}.") for section in kinds):
+                lines += differences({_NAMED.get(key, key): old}, {_NAMED.get(key, key): new})
+        of_another = f"the checkpoint of step {self.step} is of another run"
+        return [f"{of_another}: {line}; set it back, or {ANOTHER_RUN}" for line in lines]
 
     def write(self, directory: Path) -> None:
         """Writes index.json, which must be the last file of a checkpoint."""
@@ -140,6 +147,11 @@ class Index:
         write_json(directory / INDEX, {**values, _CHECKSUM: _checksum(values)})
 
 
+ANOTHER_RUN = "begin another run with --fresh or another run.directory"
+# a section's kind, by which its other keys differ too; contents of what keys of a run file name, and those keys
+_KIND = re.compile(r"\.(name|family)$")
+_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")
+_NAMED = {"tokenizer_sha256": "data.train.0.corpus's tokenizer", "wrapper.teacher_sha256": "wrapper.teacher"}
 _CHECKSUM = "checksum"  # of the index's other keys
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths
+from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import config_path, path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
@@ -78,16 +78,16 @@ def experiment(
     train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="ROW", help="The run file that the others are compared with. Default: the first."),
+        typer.Option(metavar="ROW", help="The row that others are compared with. Default: `baseline`, else the first."),
     ] = None,
 ) -> None:
     """Train every run file of a folder with several seeds, and compare them in a table.
 
     Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
     """
-    raise typer.Exit(
-        run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
-    )
+    with progress.activity_shown("reading the run files"):
+        code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
+    raise typer.Exit(code)
 
 
 @app.command("plan", epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
@@ -116,7 +116,21 @@ def plan_command(
 
     `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
     """
-    settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == hardware.CPU
+    with progress.activity_shown("reading the run file"):
+        text = _plan(config, overrides or [], gpu, gpus, nodes, mfu, price)
+    print(text)
+
+
+def _plan(
+    config: Path,
+    overrides: list[str],
+    gpu: str,
+    gpus: int | None,
+    nodes: int | None,
+    mfu: float | None,
+    price: float | None,
+) -> str:
+    settings, on_cpu = config_file.load(config, overrides, configs.RunConfig), gpu == hardware.CPU
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
     if gpus is None and not on_cpu:
@@ -129,7 +143,8 @@ def plan_command(
     settings, row, corpus_file = planning.resolve_rows(settings, config)
     mfu = mfu or (hardware.cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
-    print(planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file)))
+    progress.set_activity("counting parameters")
+    return planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file))
 
 
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")

@@ -24,6 +24,7 @@ from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
 
 _LONGEST_WAIT = 1e9  # s, 30 years: timers of the system overflow at some hundreds
 Seconds = Annotated[float, Field(gt=0, le=_LONGEST_WAIT)]
+MLFLOW_FILE = "sqlite:///runs/mlflow.db"
 _MOST_WORKERS = 2**10  # threads or processes of a rank: more than a machine has cores
 
 
@@ -45,7 +46,8 @@ class RunSection(Section):
     slower by more than half, the run says so. null: nothing is expected."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
-    last bit, so fix it for bit-equal runs."""
+    last bit, so fix it for bit-equal runs. Threads that wait spin for a moment: `launch` sets GOMP_SPINCOUNT=20000,
+    unless the environment has it or OMP_WAIT_POLICY."""
     bind_cores: bool = True
     """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
     which these are, or the rank may use none of them, it runs on all that it may use."""
@@ -270,8 +272,9 @@ class FaultsSection(Section):
 class MlflowSection(Section):
     """Where MLflow stores the run."""
 
-    uri: Annotated[str, AfterValidator(paths.mlflow_uri)] = "sqlite:///runs/mlflow.db"
-    """MLflow's tracking URI."""
+    uri: Annotated[str, AfterValidator(paths.mlflow_uri)] | None = None
+    """MLflow's tracking URI. null: `sqlite:///runs/mlflow.db` on one machine; none on several nodes or under SLURM,
+    since SQLite needs locks that a common disk may lack."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "encdec-pretrain"
     """The experiment that the run belongs to."""
     parent: Annotated[str, Field(min_length=1)] | None = None

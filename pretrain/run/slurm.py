@@ -1,5 +1,6 @@
-"""Ranks from SLURM's variables, for processes that srun has started: one a rank."""
+"""What SLURM's variables say: ranks of processes that srun has started, one a rank, and whether nodes share a disk."""
 
+import os
 import re
 import socket
 import subprocess
@@ -9,6 +10,11 @@ from data_pipeline.foundation.errors import UserError
 
 _FIRST_PORT, _PORTS = 20000, 10000  # below Linux's ports for outgoing connections
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def disk_is_shared(nodes: int) -> bool:
+    """Whether the nodes of a run, or other jobs' nodes, have the working directory on one disk, as far as is known."""
+    return nodes > 1 or "SLURM_JOB_ID" in os.environ
 
 
 def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -25,14 +25,16 @@ class Status:
     """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended.
 
     `stop_file`: true if RUN/stop existed when the run ended. `reason`: why no attempt follows one that has failed; only
-    a supervisor writes "failed".
+    a supervisor writes "failed". The next start writes "died", of a run whose end nobody has recorded: `step` and
+    `ended` (in seconds since 1970) are then those of its last metrics.
     """
 
-    state: Literal["new", "running", "stopped", "finished", "failed"] = "new"
+    state: Literal["new", "running", "stopped", "finished", "failed", "died"] = "new"
     attempt: NonNegativeInt = 0
     step: NonNegativeInt | None = None
     stop_file: bool = False
     reason: str = ""
+    ended: float | None = None
 
 
 def read(run: Path) -> Status:
@@ -92,6 +94,17 @@ def check_lock(run: Path) -> None:
                 lock_file(file, None, shared=True)  # `lock` warns where there are no locks
             except BlockingIOError:
                 raise _refusal(run, file) from None
+
+
+def in_use(run: Path) -> bool:
+    """Whether a process trains in `run`. True as well where the file system has no locks, and nobody knows."""
+    if not (run / LOCK).exists():
+        return False
+    with _opened(run, "r") as file:
+        try:
+            return not lock_file(file, None, shared=True)
+        except BlockingIOError:
+            return True
 
 
 def _opened(run: Path, mode: str) -> TextIO:

@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from textwrap import wrap
+from textwrap import TextWrapper
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.corpus import corpus_file_of
+from data_pipeline.corpus.corpus import MANIFEST, corpus_file_of, read_manifest
 from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import aligned, counted, duration
+from data_pipeline.foundation.formatting import aligned, counted, duration, human_size
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig
@@ -29,7 +30,7 @@ from pretrain.zero.memory import SAFE
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
-_WIDTH = 80
+_WRAPPED = TextWrapper(80, break_on_hyphens=False, break_long_words=False)
 _MUCH = 0.25  # of a step
 
 
@@ -121,6 +122,7 @@ class Plan:
     @cached_property
     def options(self) -> list[Option]:
         """Every stage with and without recomputing; each offloads what the run file offloads."""
+        set_activity("fitting micro-batches into memory")
         return [self._option(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
 
     @property
@@ -194,7 +196,7 @@ class Plan:
 
 def text(plan: Plan) -> str:
     """How long the run takes, what that is from, and what fits."""
-    return "\n".join(line for part in _parts(plan) for line in ([part] if "\n" in part else wrap(part, _WIDTH)))
+    return "\n".join(part if "\n" in part else _WRAPPED.fill(part) for part in _parts(plan))
 
 
 def _parts(plan: Plan) -> Iterator[str]:
@@ -256,6 +258,21 @@ def _parts(plan: Plan) -> Iterator[str]:
         f"On disk a checkpoint takes {_gib(size)} GiB; the run keeps the last {checkpoint.keep_last}{apart}: "
         f"{_gib(size * (kept + 1))} GiB with the one that is written."
     )
+    yield _corpora_on_disk(config, plan.corpus_file)
+
+
+def _corpora_on_disk(config: RunConfig, corpus_file: str | None) -> str:
+    """What the run's corpora take, as far as they are built; those at URLs are read from there."""
+    training, held_out = config.data.train, config.data.validation
+    names = dict.fromkeys([*(entry.corpus for entry in training), *(entry.corpus for entry in held_out)])
+    local = [name for name in names if "://" not in name]
+    built = [name for name in local if (Path(name) / MANIFEST).exists()]
+    size = sum(shard.bytes for name in built for shard in read_manifest(Path(name)).shards)
+    parts = [f"Corpora on disk: training reads {human_size(size)} of {', '.join(built)}."] if built else []
+    if lacking := [name for name in local if name not in built]:
+        file = corpus_file or "CORPUS.yaml"
+        parts.append(f"{', '.join(lacking)}: not built; data-pipeline plan {file} says what it takes on disk.")
+    return " ".join(parts)
 
 
 def _gib(size: float) -> str:

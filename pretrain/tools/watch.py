@@ -22,7 +22,7 @@ from rich.text import Text
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.evaluation import record
-from pretrain.run import restarts, status
+from pretrain.run import deaths, restarts
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 
 Point = tuple[float, float]
@@ -125,9 +125,11 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
         down = f", {duration(restarts.seconds_down(attempts))} without training after them"
         error = f": {last.error}" if last.error else ""
         yield Text(f"{counted(len(failures), 'failure')}{down}; the last {where}: {last.cause}{error}", style="yellow")
-    now = status.read(run_dir)
+    now = deaths.state(run_dir)
     if now.state == "failed":
         yield Text(f"failed{f': {now.reason}' if now.reason else ''}", style="bold red")
+    if now.state == "died":
+        yield Text(deaths.in_words(now), style="bold red")
     slow = record.table(record.directory(run_dir) / "stragglers.json")
     if slow and curves.of(_STRAGGLER) and curves.of(_STRAGGLER)[-1][1] > 1:
         yield Text(f"{slow[-1].get('what')}, since step {slow[-1].get('step')}", style="bold red")

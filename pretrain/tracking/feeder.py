@@ -13,6 +13,7 @@ MLflow takes an equal point (name, step, time, value) only once. So sending line
 offset was saved, is harmless.
 """
 
+import glob
 import json
 import re
 import time
@@ -35,6 +36,7 @@ from pretrain.tracking.checkpoints import log_checkpoints
 from pretrain.tracking.mlflow_store import (
     ARTIFACTS,
     ARTIFACTS_DIRECTORY,
+    HOST,
     KEY_LENGTH,
     NOTE,
     DeletedError,
@@ -54,8 +56,9 @@ from pretrain.tracking.mlflow_store import (
 
 # the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-_RUN_KEY = "run_key"
+_RUN_KEY, _DIRECTORY = "run_key", "run_directory"  # tags
 _ROWS_AT_ONCE = 100
+_UNFILTERED = re.compile(r"['\"\\]|[^ -\U0010ffff]")  # what a filter of MLflow can't hold
 _STEP = re.compile(r"step-(\d+)\.png")
 _TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
 _PARAMETER_LENGTH = 6000  # to which MLflow cuts it, as it does a tag
@@ -143,11 +146,13 @@ def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -
 def _describe(run: MlflowRun) -> None:
     """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
     description, run_id = run.description, run.state.run_id
-    run.client.update_run(run_id, status="RUNNING", name=description.run_name[:KEY_LENGTH])
-    data = run.client.get_run(run_id).data
+    found = run.client.get_run(run_id)
+    data, directory = found.data, printable(str(run.directory.resolve()))
+    run.client.update_run(run_id, status="RUNNING", name=_name(run, found.info.start_time))
+    _end_the_dead(run, directory)
     known, parameters = data.params, flatten(description.parameters)
     tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
-    tags |= {"attempts": str(description.attempt), "run_directory": printable(str(run.directory.resolve()))}
+    tags |= {"attempts": str(description.attempt), _DIRECTORY: directory}
     if run.parent:
         tags["mlflow.parentRunId"] = run.parent
     for key in parameters.keys() & known.keys():
@@ -163,6 +168,35 @@ def _describe(run: MlflowRun) -> None:
         dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
         with run.part(f"corpus {info.name}"):
             run.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)])])
+
+
+def _name(run: MlflowRun, started: int) -> str:
+    """The name of the run: with the time when it `started`, in ms, if an earlier run has the name itself."""
+    name = run.description.run_name[:KEY_LENGTH]
+    if _UNFILTERED.search(name):
+        return name
+    same = run.client.search_runs([run.state.experiment_id], f"attributes.run_name = '{name}'")
+    others = (one.info for one in same if _RUN_KEY in one.data.tags and one.info.run_id != run.state.run_id)
+    if all(other.start_time >= started for other in others):
+        return name
+    apart = time.strftime(" %Y-%m-%d %H:%M:%S", time.localtime(started / 1000))
+    return name[: KEY_LENGTH - len(apart)] + apart
+
+
+def _end_the_dead(run: MlflowRun, directory: str) -> None:
+    """Ends the other runs of this directory that MLflow believes to run: this run has its place, so they have died.
+
+    A path is the same directory only on the same host, unless the run was moved aside, beside this one.
+    """
+    old = run.directory.parent.glob(f"{glob.escape(run.directory.name)}.old-*")
+    aside = {one.key for path in old if (one := TrackedRun.load(path)) and one.ended}
+    for other in run.client.search_runs([run.state.experiment_id], "attributes.status = 'RUNNING'"):
+        tags = other.data.tags
+        here = tags.get(_DIRECTORY) == directory and tags.get(HOST) == run.description.tags.get(HOST)
+        if other.info.run_id != run.state.run_id and (here or tags.get(_RUN_KEY) in aside):
+            losses = run.client.get_metric_history(other.info.run_id, in_mlflow("train/loss"))
+            end = max((point.timestamp for point in losses), default=other.info.start_time)
+            run.client.set_terminated(other.info.run_id, "FAILED", end_time=end)
 
 
 def _feed_rows(run: MlflowRun, name: str) -> int:

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 ARTIFACTS_DIRECTORY = "artifacts"
 DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
 _PARENT = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
+HOST = "host"  # a tag
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
 _CLIENT = {
     # retries are the feeder's own; MLflow's would hold a closing run for minutes

@@ -4,7 +4,11 @@ Training waits only for one line to be appended to RUN/metrics.jsonl. A daemon t
 MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
 """
 
+import contextlib
 import logging
+import platform
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +22,7 @@ from data_pipeline.foundation.formatting import masked, masked_values
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.mlflow_store import (
+    HOST,
     DeletedError,
     MlflowRun,
     TrackedRun,
@@ -59,7 +64,7 @@ class Tracker:
             run,
             uri=masked(absolute_uri(uri)) if uri else None,
             parameters=masked_values(run.parameters),
-            tags={key: masked(value) for key, value in run.tags.items()},
+            tags={HOST: platform.node(), **{key: masked(value) for key, value in run.tags.items()}},
         )
         if before := TrackedRun.load(run_dir):
             self._run.key, self._run.started = before.key, before.started
@@ -145,6 +150,25 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
         self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+
+
+def end_failed(run_dir: Path, ended: float | None = None) -> bool:
+    """Records that a run that couldn't record its own end has failed, now or when it `ended`. Returns whether MLflow,
+    if the run has one, lacks that now. Raises OSError if the disk refuses."""
+    run = TrackedRun.load(run_dir)
+    if run is None or run.ended is not None:
+        return False
+    replace(run, status="FAILED", ended=ended or time.time()).save(run_dir)
+    return run.uri is not None
+
+
+def sync_apart(run_dir: Path) -> None:
+    """`sync` in another process, since MLflow's client takes much memory; says so if MLflow isn't fed in time."""
+    command = [sys.executable, "-m", "pretrain", "sync", str(run_dir)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if not subprocess.run(command, capture_output=True, timeout=SECONDS_FOR_THE_REST).returncode:
+            return
+    print(f"MLflow lacks the end of this run; to feed it later: pretrain sync {run_dir}", file=sys.stderr)
 
 
 def sync(run_dir: Path, uri: str | None = None) -> int:

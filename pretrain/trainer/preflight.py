@@ -8,17 +8,20 @@ from pathlib import Path
 from data_pipeline.corpus.corpus import MANIFEST, how_to_build
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from pretrain.checkpoint.directory import is_valid, newest
+from pretrain.checkpoint.directory import all_steps, is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
-from pretrain.run import status
+from pretrain.run import deaths, status
+from pretrain.tracking import tracker
 from pretrain.trainer.validate import ValidatedRun, validate
 
 with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
     import torch
 
     from pretrain.zero import deepspeed_private
+
+NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
 
 
 def unbuilt(config: RunConfig, folder: Path) -> list[str]:
@@ -75,6 +78,14 @@ def is_finished(run: ValidatedRun) -> bool:
         print(run.nothing_left)
         return True
     return False
+
+
+def note_death(run: Path) -> None:
+    """Records, before the next start in the directory `run`, that the run there has died if nobody has recorded how it
+    ended; says so. MLflow learns of it when it is fed."""
+    if found := deaths.record(run, max(all_steps(run), default=0)):
+        tracker.end_failed(run, found.ended)
+        print(f"{run}: attempt {found.attempt} {deaths.in_words(found)}", flush=True)
 
 
 def device_problems(config: RunConfig) -> list[str]:

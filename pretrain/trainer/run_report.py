@@ -23,9 +23,9 @@ from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.checkpoint import CONFIG
 from pretrain.checkpoint.directory import checkpoint_directory
-from pretrain.config.run_config import MlflowSection
+from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
 from pretrain.evaluation.hook import Findings
-from pretrain.run import environment, heartbeat, rank_logs, status, watchdog
+from pretrain.run import environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.metrics_file import SystemMonitor
 from pretrain.run.status import Status
@@ -55,7 +55,7 @@ class RunReport:
     def _open(self, machines: list[Machine]) -> int:
         with _naming_directory(self.run.directory):
             attempt, self._lock = _open_directory(self.run, machines)
-            self._tracker = _tracker(self.run, attempt)
+            self._tracker = _tracker(self.run, attempt, machines)
         return attempt
 
     def connects_to_mlflow(self) -> bool:
@@ -183,7 +183,7 @@ def _settings_in(config: Path) -> Mapping[Any, object] | None:
     return settings if isinstance(settings, dict) else None
 
 
-def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
+def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracker:
     config = run.config
     mlflow, parameters = config.tracking.mlflow, models.outline(run.model).num_parameters()
     uses = [("train", corpus.name, corpus) for corpus in run.training]
@@ -213,7 +213,13 @@ def _tracker(run: ValidatedRun, attempt: int) -> Tracker:
         artifacts=[CONFIG, "environment.json", environment.DIFF],
         parent=mlflow.parent if mlflow else None,
     )
-    return Tracker(run.directory, tracked, mlflow.uri if mlflow else None)
+    uri = mlflow.uri if mlflow else None
+    if mlflow and not uri:
+        if slurm.disk_is_shared(len(machines)):
+            print("MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's", flush=True)
+        else:
+            uri = MLFLOW_FILE
+    return Tracker(run.directory, tracked, uri)
 
 
 def _description(run: ValidatedRun, parameters: int) -> str:

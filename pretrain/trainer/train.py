@@ -10,11 +10,11 @@ from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.hardware import local_ranks, threads_per_rank
-from pretrain.run import heartbeat, slurm, status
+from pretrain.run import heartbeat, rank_logs, slurm, status
 from pretrain.run.heartbeat import beating
 from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
-from pretrain.trainer.preflight import device_problems
+from pretrain.trainer.preflight import NOT_FRESH, device_problems, note_death
 from pretrain.trainer.run_report import RunReport
 from pretrain.trainer.validate import validate
 from pretrain.zero.ranks import from_rank_0, on_each_rank, on_rank_0, process_group
@@ -63,6 +63,8 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
     run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
+    if not rank_logs.supervised():  # a supervisor has looked before the ranks
+        on_rank_0(lambda: note_death(directory), None)
     if fresh:
         on_rank_0(lambda: status.move_aside(directory), None)
     if on_rank_0(lambda: run.finished, bool):
@@ -80,6 +82,8 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         stops.catch_signals()
         code = loop.train(run, report, callbacks)
         stops.ignore_signals()
+        if fresh and code:
+            report.say(NOT_FRESH)
         return code
 
 

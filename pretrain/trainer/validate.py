@@ -1,6 +1,7 @@
 """Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from pretrain.run.train_state import TrainState, position_after
 with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
     from pretrain.optimizers import groups
     from pretrain.trainer import distillation
+
+_OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
 
 @dataclass(frozen=True)
@@ -232,9 +235,11 @@ def _differences_from_resumed(
 ) -> list[str]:
     """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
-        return problems
+        by = "data.mixing" if config.data.mixing else "data.weights_of" if config.data.weights_of == "tokens" else ""
+        return [_OF_WEIGHTS.sub(rf"\g<0> (by {by})", line) for line in problems] if by else problems
     problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.position)
-    return [f"the checkpoint of step {saved.step} is inconsistent: {problem}"] if problem else []
+    found = f"the checkpoint of step {saved.step} is inconsistent: {problem}; {checkpoint_index.ANOTHER_RUN}"
+    return [found] if problem else []
 
 
 def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Stream:

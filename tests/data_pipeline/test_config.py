@@ -321,3 +321,24 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
     said = f"error: {name}: configs:models/t5-v1.2-base.yaml: no such file ships with the package; the nearest are "
     told = refused_here(2, *command.split(), "configs:models/t5-v1.2-base.yaml")
     assert told.startswith(said + "configs:models/t5-v1.")
+
+
+@each(
+    "command, name",
+    [
+        ("data-pipeline plan NAME", "CORPUS.yaml"),
+        ("data-pipeline trace NAME id", "CORPUS"),
+        ("data-pipeline diff NAME b", "A"),
+        ("data-pipeline diff a NAME", "B"),
+        ("pretrain plan NAME --gpu cpu", "RUN.yaml"),
+        ("pretrain experiment NAME", "DIR"),
+        ("launch hosts NAME --hostfile hosts", "RUN.yaml"),
+        ("launch slurm NAME", "FILE.yaml"),
+        ("launch slurm run.yaml --cluster NAME", "--cluster"),
+        ("launch doctor NAME", "RUN.yaml"),
+    ],
+)
+def test_a_name_that_does_not_ship_is_refused_by_every_command_that_takes_one(command, name):
+    told = refused_here(2, *command.replace("NAME", "configs:models/t5-v1.2-base.yaml").split())
+    said = f"error: {name}: configs:models/t5-v1.2-base.yaml: no such file ships with the package; the nearest are "
+    assert told.startswith(said)

@@ -1,6 +1,7 @@
 """What all packages share: whole directories, locks, versions, hidden passwords, progress, and late imports."""
 
 import builtins
+import contextlib
 import errno
 import fcntl
 import gzip
@@ -8,6 +9,7 @@ import hashlib
 import io
 import os
 import pickle
+import pty
 import queue
 import subprocess
 import sys
@@ -247,6 +249,31 @@ def test_reports_are_sent_while_a_unit_takes_long_and_at_once_where_it_may_kill_
         progress.report_to(sent.put)
         assert sent.get(timeout=120) == Activity("unit", 2, 5, "reading a.gz")
     assert confirmed == [Activity("unit", 2), Activity("unit", 2, 0, "reading a.gz")]
+
+
+SHOWN = """
+from data_pipeline.foundation.progress import activity_shown, set_activity, working_on
+with activity_shown("reading the file"):
+    set_activity("counting")
+    with working_on("a unit"):
+        set_activity("reading a.gz")
+    set_activity("writing")
+"""
+
+
+def test_a_terminal_shows_what_is_done_until_it_is_done_and_a_pipe_nothing():
+    terminal, inside = pty.openpty()
+    quiet, seen = subprocess.run([sys.executable, "-c", SHOWN], capture_output=True, check=True), b""
+    assert (quiet.stdout, quiet.stderr) == (b"", b"")
+    with subprocess.Popen([sys.executable, "-c", SHOWN], stdout=subprocess.PIPE, stderr=inside) as process:
+        os.close(inside)
+        with contextlib.suppress(OSError):  # nobody has it any more
+            while True:
+                seen += os.read(terminal, 65536)
+        assert process.stdout.read() == b""
+    os.close(terminal)
+    first, last = seen.index(b"reading the file, 0 s"), seen.rindex(b"writing, ")
+    assert first < last < seen.rindex(b"\x1b[2K")  # which empties the line
 
 
 def in_other_words(path: Path) -> None:

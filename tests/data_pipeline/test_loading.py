@@ -134,7 +134,7 @@ def whole_text(inputs, targets, sentinels):
         ({"seed": 4}, "seed is 3 there, 4 here"),
         ({"lanes": 9}, "lanes is 8 there, 9 here"),
         ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
-        ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is None there, 48 here"),
+        ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is null there, 48 here"),
     ],
 )
 def test_the_state_of_another_stream_or_corpus_is_refused(small_corpus, corpus_built_with_noise, changes, said):

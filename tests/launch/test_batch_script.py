@@ -1,10 +1,8 @@
 """What `launch slurm` writes and refuses, on machines without SLURM too."""
 
 import itertools
-import json
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -75,15 +73,50 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
     assert not [one for one in found if one.startswith(("--exclusive", "--gpus-per-node"))]
 
 
-def test_a_jobs_log_begins_with_its_nodes_and_the_version(small_corpus, tmp_path):
-    script = batch_script(job(run_file(tmp_path, small_corpus)), "t5", tmp_path / "slurm")
-    before, _, command = script.partition("exec ")
-    assert json.loads(shlex.split(command)[-1])["per_node"] == 8
+def begun(script: str, folder: Path) -> list[str]:
+    """What a job of `script` prints before it becomes the head of the run."""
+    before, _, _ = script.partition("exec ")
     environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-4]"}
-    done = subprocess.run(["bash", "-c", before], env=environment, capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
+    done = subprocess.run(
+        ["bash", "-c", before], env=environment, cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_jobs_log_begins_with_its_nodes_and_the_version(small_corpus, tmp_path):
+    script = batch_script(job(run_file(tmp_path, small_corpus)), "t5", tmp_path)
+    first, second = begun(script, tmp_path)
     assert re.fullmatch(r"job 7, start 0, \d{4}-\S+, nodes node\[1-4\]", first), first
-    assert second == f"{packages.PACKAGE} {packages.code_version()}"
+    assert second.startswith(f"{packages.PACKAGE} {packages.package_version()}")
+    assert packages.code_version() in second
+
+
+def test_a_job_trains_by_the_run_file_as_it_was_when_it_was_submitted(small_corpus, tmp_path):
+    """Whatever becomes of the run file, and of a file that it extends."""
+    run_file(tmp_path / "base", small_corpus)
+    path = tmp_path / "run.yaml"
+    path.write_text("extends: base/run.yaml\nrun: {name: \"it's 'mine' $(x) END_OF_FILE\"}\n")
+    asked = job(path, overrides=["run.max_steps=77", "data.train.0.weight=2"])
+    before, script = load(path, asked.head.overrides, RunConfig), batch_script(asked, "t5", tmp_path)
+    path.write_text("run: {max_steps: 1}\n")
+    (tmp_path / "base/run.yaml").unlink()
+    begun(script, tmp_path)
+    assert load(tmp_path / "7.yaml", [], RunConfig) == before
+    assert (tmp_path / "7.yaml").stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.glob("7*")] == ["7.yaml"]
+
+
+def test_the_heads_command_says_what_the_job_is(small_corpus, tmp_path):
+    cluster = ClusterConfig(srun=["--mpi=pmix"], container=["apptainer", "exec", "my image.sif"])
+    path = run_file(tmp_path, small_corpus)
+    asked = job(path, cluster, requeue=True, min_nodes=3, srun=cluster.srun, container=cluster.container)
+    _, _, command = batch_script(asked, "t5", tmp_path).partition("\nexec ")
+    first, *options = (line.strip().removesuffix(" \\") for line in command.splitlines())
+    assert first.endswith(" -P -m launch head")
+    assert options == [
+        *("--ranks-per-node 8", "--min-nodes 3", "--srun --mpi=pmix"),
+        *("--container 'apptainer exec '\"'\"'my image.sif'\"'\"''", "--requeue", '"$copy"'),
+    ]
 
 
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):
@@ -109,7 +142,7 @@ def test_a_script_with_a_password_is_for_its_owner_alone(small_corpus, tmp_path,
     path, override = run_file(tmp_path, small_corpus), f"tracking.mlflow.uri=http://{login}host"
     done_here("launch", "slurm", path, override, "--nodes", "2", "--gpus-per-node", "1")
     script = tmp_path / "run/slurm/job.sbatch"
-    assert override in script.read_text()
+    assert f"uri: {override.partition('=')[2]}\n" in script.read_text()
     assert script.stat().st_mode & 0o777 == mode
 
 

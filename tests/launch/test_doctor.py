@@ -156,11 +156,13 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 
-@each("here, everywhere, level", [(8, 8, "ok"), (8, 16, "warning")])
-def test_a_file_of_mlflow_is_for_one_node(here, everywhere, level):
-    settings = Settings(here, everywhere, tracking="sqlite:///runs/mlflow.db", run_file=("run.yaml",))
-    (found,) = machine.tracking(settings)
-    assert found.level == level
+@each("uri", ["sqlite:///runs/mlflow.db", ""])
+@each("here, everywhere, job, level", [(8, 8, "", "ok"), (8, 16, "", "warning"), (8, 8, "7", "warning")])
+def test_a_file_of_mlflow_is_for_one_machine(here, everywhere, job, level, uri, monkeypatch):
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    (found,) = machine.tracking(Settings(here, everywhere, tracking=uri, run_file=("run.yaml",)))
+    assert (found.level, "runs/mlflow.db" in found.found) == (level, bool(uri) or level == "ok")
     assert ("tracking.mlflow.uri=http://HOST:5000" in found.remedy) == (level == "warning")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import launch.cli
 from pretrain.run import rank_logs, restarts, status
+from pretrain.tracking.mlflow_store import TrackedRun
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TO_LAUNCHER, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with
@@ -136,6 +137,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     run.mkdir()
+    TrackedRun("tests", "mine", 1).save(run)
     holder = status.lock(run) if failure == "another run is there" else None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
@@ -152,6 +154,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     if another == "once":
         failed = status.read(run)
         assert (failed.state, failed.attempt, said.rstrip().endswith(failed.reason)) == ("failed", 2, True)
+        assert TrackedRun.load(run).status == "FAILED"
     psutil.wait_procs(left := processes_with(RUN_UNDER_TEST=str(tmp_path)), timeout=60)
     assert [process.cmdline() for process in left if process.is_running()] == []
     if started and not second_host:

@@ -1,6 +1,7 @@
 """Jobs of a real SLURM of two nodes: their script, the doctor, ranks of srun, a build, and a run that loses a node."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.foundation.config_file import load
 from launch.tools.doctor.checks import Finding
+from pretrain.config import RunConfig
 from pretrain.run import slurm, status
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import with_fault
@@ -52,9 +55,10 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     cluster.until(job, "COMPLETED")
     _, _, shown = said(folder, job).split("\n", 2)  # the job and the version come first
     assert shown.startswith(f"{name}\n")
-    given = json.loads(shown[shown.index("{\n") :])
-    assert (given["path"], given["overrides"]) == (str(path), [f"run.name={json.dumps(name)}"])
-    assert given["container"] == ["in it", "run"]
+    *_, option, container, copy = shown.splitlines()
+    assert (option, shlex.split(container)) == ("--container", ["in it", "run"])
+    assert copy == f"{folder}/run/slurm/{job}.yaml"
+    assert load(copy, [], RunConfig).run.name == name
     assert not (tmp_path / "run").exists()
 
 

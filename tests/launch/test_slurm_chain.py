@@ -29,7 +29,8 @@ def host(mount) -> list[str]:
 
 
 def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path):
-    """Ranks read staged corpora. The first job meets its time limit, the second is cancelled."""
+    """Ranks read staged corpora. The first job meets its time limit, the second is cancelled. The last one would train
+    by its own copy of the run file; another, by the new one, takes its place."""
     path = a_run(tmp_path, small_corpus, steps=1_000_000)
     options = ("--chain", "3", "--time", "120", "--warn-seconds", "3600")
     limited, cancelled, last = submitted(path, *options, stage=str(tmp_path / "local"))
@@ -44,9 +45,10 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path
     cluster.until_over(cancelled)
     stopped = status.read(tmp_path / "run")
     assert stopped.state == "stopped"
+    cluster.run("scancel", last)
     a_run(tmp_path, small_corpus, steps=stopped.step + 2)
-    cluster.run("scontrol", "release", last)
-    cluster.until(last, "COMPLETED")
+    (another,) = submitted(path, stage=str(tmp_path / "local"))
+    cluster.until(another, "COMPLETED")
     finished = status.read(tmp_path / "run")
     assert (finished.state, finished.step) == ("finished", stopped.step + 2)
     used = (tmp_path / "run/config.yaml").read_text()

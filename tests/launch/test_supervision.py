@@ -76,6 +76,7 @@ def test_a_run_saves_and_stops_with_75(small_corpus, folder):
         assert one.end() == 75, one.stderr
     assert (folder / "run.old-1/metrics.jsonl").read_text() == "of an earlier run"
     assert "stopped on request" in one.stdout
+    assert one.stderr.splitlines()[-1] == "--fresh begins another run; to resume this one, leave it out"
     assert [(one.outcome, one.cause, one.error) for one in restarts.read(folder / "run")] == [("stopped", "", "")]
     assert not (folder / "run/stop").exists()
     is_whole(folder)

@@ -19,10 +19,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.corpus import read_manifest
 from data_pipeline.foundation.atomic import sha256, temporary_path
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.stream import Stream
+from data_pipeline.loading.stream import Stream, flat
 from launch.attempts import Run, launch_local
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.checkpoint import save
@@ -40,6 +41,7 @@ from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, 
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, run_file, train, train_each, train_ranks
+from tests.tables import each
 
 
 def test_a_file_is_read_by_safetensors_and_has_the_sha256_that_was_computed_on_the_way(tmp_path):
@@ -208,6 +210,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
         assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
 
 
+WAYS_OUT = "set it back, or begin another run with --fresh or another run.directory"
 # What docs/how-to/stop-and-resume.md says may change on resume, and what is refused: by its words, an override.
 MAY_CHANGE = {
     "steps": "run.max_steps=20",
@@ -242,9 +245,49 @@ def test_the_page_says_what_may_change_on_resume(finished):
         assert validate(changed, 0, 2, checkpoint).train_state.step == 12, override
     for override in filter(None, REFUSED.values()):
         with pytest.raises(
-            UserError, match=r"is of another run: .*; --fresh or another run\.directory begins a new run"
+            UserError, match=r"is of another run: .*; set it back, or begin another run with --fresh or another run\."
         ):
             validate(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
+
+
+@each(
+    "override, line",
+    [
+        ("model.d_ff=128", "model.d_ff is 64 there, 128 here"),
+        ("run.seed=1", "run.seed is 0 there, 1 here"),
+        ("optimizer={name: adafactor, learning_rate: 1e-2}", "optimizer.name is 'adamw' there, 'adafactor' here"),
+        ("optimizer.ema_decay=0.5", "optimizer.ema_decay is null there, 0.5 here"),
+        ("data.lanes=4", "data.lanes is 8 there, 4 here"),
+        ("data.train.0.weight=2.0", "data.train.0.weight is 1.0 there, 2.0 here"),
+        ("data.mixing={limit: 7}", "data.train.0.weight (by data.mixing) is 1.0 there, 7.0 here"),
+        ("data.objective={name: prefix_lm, length: ROWS}", "data.objective.name is null there, 'prefix_lm' here"),
+        (
+            "data.curriculum=[{until_step: 3, objective: {name: prefix_lm, length: ROWS}}]",
+            "data.curriculum.0.objective.name is null there, 'prefix_lm' here",
+        ),
+    ],
+)
+def test_a_refusal_to_resume_names_a_key_of_the_run_file_and_the_ways_out(finished, override, line):
+    """A line for each key that decides; none for what differs because a section is of another kind."""
+    rows = load(finished, [], RunConfig).data.train[0].corpus
+    given = override.replace("ROWS", str(read_manifest(Path(rows)).rows.raw_length))
+    changed = load(finished, ["run.max_steps=13", given], RunConfig)
+    with pytest.raises(UserError) as refused:
+        validate(changed, 0, 2, newest(finished.parent / "run"))
+    told = str(refused.value).splitlines()
+    assert f"the checkpoint of step 12 is of another run: {line}; {WAYS_OUT}" in told
+    keys = [one.split(": ")[1].split()[0] for one in told]
+    assert set(keys) <= flat(changed.model_dump()).keys()
+
+
+def test_a_corpus_with_other_content_is_named_by_its_key(finished):
+    saved = checkpoint_index.read(newest(finished.parent / "run"))
+    other = json.loads(json.dumps(saved.identity))
+    other["data"]["train"][0]["corpus"] = other["tokenizer_sha256"] = "0"
+    assert saved.differences(other) == [
+        f"the checkpoint of step 12 is of another run: {what} is another one than there; {WAYS_OUT}"
+        for what in ("data.train.0.corpus", "data.train.0.corpus's tokenizer")
+    ]
 
 
 def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finished):

@@ -194,15 +194,15 @@ def refused_on_resume(path: Path, put) -> None:
             validate(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
         of_another, way_out = (
             "the checkpoint of step 2 is of another run: ",
-            "; --fresh or another run.directory begins ",
+            "; set it back, or begin another run with --fresh or another run.directory",
         )
         return [line.removeprefix(of_another).partition(way_out)[0] for line in str(refused.value).split("\n")]
 
     validate(RunConfig.model_validate(run), 0, 1, resume)
     (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})
-    assert line.startswith("wrapper.teacher_sha256 is '")
-    assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, None here"]
-    assert len(told(None)) == 5
+    assert line == "wrapper.teacher is another one than there"
+    assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, null here"]
+    assert told(None) == ["wrapper.name is 'distillation' there, null here"]
 
 
 # What is refused

@@ -215,6 +215,20 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
         experiment_folder.read(tmp_path, "c")
 
 
+def test_a_baseline_that_nobody_chose_is_a_row_that_has_finished(tmp_path):
+    """A row of that name is chosen; a chosen one stays, whatever becomes of it."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.yaml").write_text("run: {}")
+
+    def baseline(finished: set[str], given: str | None = None) -> str:
+        (group,) = experiment_folder.read(tmp_path, given).compared_with(finished).groups
+        return group.baseline
+
+    assert [baseline({"b", "c"}), baseline({"a", "b"}), baseline(set()), baseline({"c"}, "b")] == ["b", "a", "a", "b"]
+    (tmp_path / "baseline.yaml").write_text("run: {}")
+    assert [baseline(set()), baseline({"a"})] == ["baseline", "baseline"]
+
+
 @each(
     "rows, text, said",
     [
@@ -277,6 +291,13 @@ def test_the_picture_has_the_mean_over_seeds_and_differences_by_seed():
     dots, bar = (np.atleast_1d(line.get_xdata()).tolist() for line in published.lines[2:4])
     assert sorted(dots) == pytest.approx([-0.03, -0.02, -0.01])
     assert bar == pytest.approx([-0.02])
+
+
+def test_the_picture_has_no_panel_and_no_curve_without_values(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("run: {}")
+    (losses,) = report.picture(experiment_folder.read(tmp_path), [made_up("b", 0, 3.0)]).axes
+    assert [line.get_label() for line in losses.lines] == ["b"]
 
 
 def test_a_group_may_compare_rows_by_another_metric(tmp_path):
@@ -475,7 +496,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     assert "narrow-seed-1: stopped after saving" in printed
     assert "wrong-seed-0: failed (exit code 2)" in printed
     assert "nowhere" in printed
-    assert printed.rstrip().endswith("curves.png; run the same command again to continue")
+    assert printed.rstrip().endswith("curves.png; the same command tries those that failed again")
 
     started.clear()
     assert experiment(rows, 2, "50%", 2, out, [], train=False) == 0

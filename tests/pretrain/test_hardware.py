@@ -128,6 +128,26 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
 
 
 @each(
+    "given, gpus, expected",
+    [
+        ({}, 0, {"GOMP_SPINCOUNT": "20000"}),
+        ({}, 8, {}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, 0, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "INFINITY"}, 0, {"GOMP_SPINCOUNT": "INFINITY"}),
+    ],
+)
+def test_threads_of_a_rank_on_the_cpu_hardly_spin_unless_the_user_says_how_they_wait(
+    monkeypatch, given, gpus, expected
+):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = ranks_environment(gpus, ranks=1)
+    assert {name: found[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in found} == expected
+
+
+@each(
     "line, expected",
     [
         ("flags\t\t: fpu avx2 avx512f avx512_vnni", False),

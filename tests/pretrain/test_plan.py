@@ -1,6 +1,8 @@
 """`pretrain plan`: against what PyTorch saves, what DeepSpeed allocates, and a published run."""
 
 import gc
+import os
+import pty
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import duration
+from data_pipeline.foundation.formatting import duration, human_size
 from pretrain import hardware, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
@@ -24,7 +26,9 @@ from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
 from pretrain.zero.construction import adds_locally, layers, prepare_layers
 from tests import tables
+from tests.pretrain.forked import Forked
 from tests.pretrain.rank_processes import each, on_ranks
+from tests.pretrain.runs import run_file
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import engine_of, run_config
 from tests.slow import slow
@@ -40,6 +44,27 @@ MODELS: dict[str, dict[str, Any]] = {
     "decoder_only": {**FAMILIES["decoder_only"], **LLAMA, "max_positions": None},
     "encoder_only": {**FAMILIES["encoder_only"], "next_sentence": False},
 }
+
+
+@tables.each("command", ["plan", "experiment"])
+def test_a_terminal_is_told_at_once_what_is_done(small_corpus, tmp_path, command):
+    path = run_file(tmp_path / "rows", small_corpus)
+    arguments = {"plan": (path, "--gpu", "h100-sxm", "--gpus", "1"), "experiment": (path.parent, "--no-train")}[command]
+    terminal, inside = pty.openpty()
+    with Forked(command, *arguments, terminal=os.ttyname(inside), COLUMNS="80", TERM="xterm"):
+        shown = b""
+        while b"reading the run file" not in shown:
+            shown += os.read(terminal, 65536)
+
+
+def test_a_plan_says_what_the_corpora_take_on_disk(small_corpus, tmp_path):
+    corpora = {"train": [{"corpus": str(small_corpus)}, {"corpus": "not/built"}]}
+    path = run_file(tmp_path, small_corpus, data=corpora, evaluation=[])
+    config, rows, corpus_file = resolve_rows(load(path, [], RunConfig), path)
+    said = " ".join(text(Plan(config, rows, "h100-sxm", GPUS["h100-sxm"], 1, 0.3, 2.0, 1, corpus_file)).split())
+    size = human_size(sum(shard.stat().st_size for shard in (small_corpus / "shards").rglob("*.tar")))
+    assert f"Corpora on disk: training reads {size} of {small_corpus}." in said
+    assert "not/built: not built; data-pipeline plan CORPUS.yaml says what it takes on disk." in said
 
 
 def batch_of(family: str, rows: Rows) -> dict[str, torch.Tensor]:

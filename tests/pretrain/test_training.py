@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -12,14 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from mlflow import MlflowClient
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.tools.publish import publish
 from pretrain.checkpoint import index as checkpoint_index
-from pretrain.run import heartbeat, node_memory, rank_logs, restarts
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run import heartbeat, node_memory, rank_logs, restarts, status
+from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.run.status import Status
+from pretrain.tracking.mlflow_store import TrackedRun
 from tests.data_pipeline.object_store import serving
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
@@ -223,6 +227,44 @@ def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
         out = capsys.readouterr().out
         assert out.startswith(f"{said} than run.expected_hours: all steps take about 3 min, not " if said else "")
         assert bool(out) == bool(said)
+
+
+@each(
+    "load, threads, why",
+    [(9.0, 4, ": other programs use the cores"), (1.0, 1, ": ranks leave cores unused "), (1.0, 4, "in each rank\n")],
+)
+def test_a_run_that_is_slower_than_expected_says_why_it_might_be(monkeypatch, capsys, load, threads, why):
+    from pretrain.trainer.callbacks import reporting
+
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
+    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
+    reporting.Reporting().compare(trainer, 100.0, 0.5)
+    assert why in capsys.readouterr().out
+
+
+def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, monkeypatch):
+    """In a job of SLURM, whose nodes share a disk: MLflow isn't fed unless the run file names a server."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.chdir(tmp_path)
+    path, run = run_file(tmp_path, small_corpus, tracking={"mlflow": {"experiment": "tests"}}), tmp_path / "run"
+    MetricLog(run, attempt=3).log(7, {"train/loss": 1.0})
+    status.write(run, Status("running", 3))
+    TrackedRun("tests", "mine", 3).save(run)
+    done = run_forked("train", path, "--fresh", "--stop-at-step", "1")
+    assert done.returncode == 75, done.stderr
+    assert re.search(rf"{run}: attempt 3 died on \S+ \S+ after step 7: ", done.stdout)
+    assert "--fresh begins another run; to resume this one, leave it out" in done.stdout
+    old = tmp_path / "run.old-1"
+    died = status.read(old)
+    assert (died.state, died.attempt, died.step) == ("died", 3, 7)
+    assert (TrackedRun.load(old).status, TrackedRun.load(old).ended) == ("FAILED", died.ended)
+    assert [(one.attempt, one.outcome, one.step, one.killed) for one in restarts.read(old)] == [(3, "failed", 7, True)]
+    assert status.read(run).state == "stopped"
+    assert "MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's\n" in done.stdout
+    assert (TrackedRun.load(run).uri, [*tmp_path.glob("runs/*")]) == (None, [])
 
 
 def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.foundation.errors import UserError
+from pretrain.run import deaths, restarts, status
 from pretrain.run.metrics_file import MetricLog
+from pretrain.run.status import Status
 from pretrain.tools.watch import Curves, braille, plot, watch
 from pretrain.trainer import picture
 from tests.pretrain.forked import Forked
@@ -98,6 +100,35 @@ def test_a_terminal_follows_the_run_until_ctrl_c(run_dir):
         with contextlib.suppress(OSError):  # nobody has it any more
             until(b"nothing")
         assert one.wait() == 0
+
+
+def test_a_run_that_nobody_trains_and_nobody_ended_has_died(run_dir, capsys, monkeypatch):
+    """Its supervisor, if it lives, has a minute to say why. Without locks, nobody knows."""
+
+    def shown() -> list[str]:
+        watch(run_dir, once=True)
+        lines = capsys.readouterr().out.splitlines()
+        return [" ".join(line.split()) for line in lines if "died" in line]
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    status.write(run_dir, Status("running", 1))
+    (run_dir / status.LOCK).touch()
+    assert shown() == []
+    monkeypatch.setattr(time, "time", lambda: 1767225600.0 + 61)
+    with status.lock(run_dir):
+        assert shown() == []
+    said = "died on 2026-01-01 00:00 after step 100: it was killed, or its machine went down"
+    assert shown() == [said]
+    with monkeypatch.context() as patch:
+        patch.setattr(status, "lock_file", lambda *given, **named: False)
+        assert shown() == []
+    deaths.record(run_dir, checkpoint=50)
+    assert shown() == ["1 failure, 0 s without training after them; the last at step 100: " + deaths.CAUSE, said]
+    status.write(run_dir, Status("running", 2))
+    MetricLog(run_dir, attempt=2).log(101, {"train/loss": 1.0})
+    assert restarts.read(run_dir)[-1].checkpoint == 50
 
 
 # The picture of a run

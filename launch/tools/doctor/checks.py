@@ -22,7 +22,8 @@ _LONGEST_ERROR = 200  # characters
 class Settings:
     """What a check needs to know: the number of ranks on its node and on all, and what is in the run file.
 
-    `locked` is a file that the head holds locked beside the run directory. `run_file` is the file and its overrides.
+    `locked` is a file that the head holds locked beside the run directory. `tracking` is MLflow's URI, "" where the run
+    file names none, None where MLflow is off. `run_file` is the file and its overrides.
     """
 
     ranks_here: int = 1

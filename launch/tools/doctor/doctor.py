@@ -79,7 +79,7 @@ def _settings(path: Path | None, overrides: list[str]) -> Settings:
     return Settings(
         workers=config.data.workers,
         directory=str(Path(config.run.directory).absolute()),
-        tracking=mlflow.uri if mlflow else None,
+        tracking=(mlflow.uri or "") if mlflow else None,
         run_file=(str(path.absolute()), *overrides),
     )
 

@@ -25,12 +25,14 @@ from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
+from pretrain.run import slurm
 
 with imported_at_first_use():  # a check imports only what it needs
     from mlflow import exceptions
 
     from data_pipeline.foundation import config_file
     from pretrain import config as configs
+    from pretrain.config import run_config
     from pretrain.tracking import mlflow_store
     from pretrain.trainer import preflight
 
@@ -214,10 +216,14 @@ def tracking(settings: Settings) -> list[Finding]:
         return []
     if settings.tracking is None:
         return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
-    shown = masked(settings.tracking)
+    shared = slurm.disk_is_shared(1 + (settings.all_ranks > settings.ranks_here))
+    if shared and not settings.tracking:
+        found = "no MLflow: tracking.mlflow.uri isn't set, and the nodes' disk may lack the locks that SQLite needs"
+        return [Finding("tracking", "warning", found, "an MLflow server", f"{_SERVER}, or pretrain sync afterwards")]
+    shown = masked(settings.tracking or run_config.MLFLOW_FILE)
     if not shown.startswith(("http://", "https://")):
-        if shown.startswith("sqlite:") and settings.all_ranks > settings.ranks_here:
-            found = f"{shown}: a file for several nodes; SQLite needs locks, which network file systems may not have"
+        if shown.startswith("sqlite:") and shared:
+            found = f"{shown}: a file on a disk that nodes share, which may lack the locks that SQLite needs"
             return [Finding("tracking", "warning", found, "an MLflow server", _SERVER)]
         return [Finding("tracking", "ok", f"{shown}: a file, so no server needs to answer")]
     try:

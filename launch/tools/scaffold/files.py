@@ -18,6 +18,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.objectives.masked_lm import MaskedLM
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import OPTIONS
@@ -122,11 +123,14 @@ def write_first_files(wanted: Wanted) -> list[str]:
     objective = _objective(config, wanted.objective)
     sources, lines = sources_of(text, wanted.text_format) if text else ([] if corpus else _shipped(), [])
     sources, found = cut(sources)
-    sample, machine = sample_of(sources), Machine.this()
+    sample = sample_of(sources)
+    set_activity("measuring this machine")
+    machine = Machine.this()
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     lengths = objective.shape
     if isinstance(objective, MaskedLM):  # the head's FLOPs are those of the tokens that are predicted
         lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
+    set_activity("choosing the model and its steps")
     text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
     first_run = run_within(wanted.hours, names, machine, vocabulary, _SENTINELS, lengths, text_rows)
     recipe = _Recipe.of(first_run, machine, long_spans=not corpus and objective.name == "span_corruption")

@@ -13,6 +13,7 @@ from data_pipeline.execution.inputs import InputFile, NoSuchFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources import csv, jsonl, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, open_text
@@ -101,6 +102,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
         raise UserError(f"--text: {text}: {reason}") from None
     except UserError as error:
         raise UserError(f"--text: {error}") from None
+    set_activity(f"reading {counted(len(files), 'file')}")
     is_folder = Path(text).is_dir()
     if is_folder and (splits := _saved_splits(Path(text))):
         return splits

@@ -4,8 +4,8 @@ runs that these give: which run file, with which seed, where, and how long by th
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from pretrain.trainer.throughput import flops_per_step
 from pretrain.trainer.validate import validate
 
 FILE = "experiment.yaml"
+_BASELINE = "baseline"  # a row
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -66,23 +67,35 @@ class ExperimentFile(Section):
     name: str | None = None
     """The experiment's name in MLflow. null: the folder's name."""
     groups: list[Group] = []
-    """Which rows are compared. Rows in no group are compared with the first of them."""
+    """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first that has
+    finished."""
     published: list[Published] = []
     """A publication's numbers, which the table has beside the rows."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`rows`: the run files by name, those of groups first and in their order."""
+    """`rows`: the run files by name, those of groups first and in their order. `by_default`: whether nobody has chosen
+    the baseline of the last group."""
 
     name: str
     rows: dict[str, Path]
     groups: list[Group]
     published: dict[str, Published]
+    by_default: bool = False
+
+    def compared_with(self, finished: Collection[str]) -> "Experiment":
+        """The experiment once the rows `finished` have: a baseline that nobody has chosen is one of them."""
+        *groups, last = self.groups
+        if not self.by_default or last.baseline in finished:
+            return self
+        first = next((row for row in last.rows if row in finished), last.baseline)
+        return replace(self, groups=[*groups, last.model_copy(update={"baseline": first})])
 
 
 def read(directory: Path, baseline: str | None = None) -> Experiment:
-    """The experiment in `directory`. `baseline`: the row that those in no group are compared with; None: the first.
+    """The experiment in `directory`. `baseline`: the row that those in no group are compared with; None: the one that
+    is called so, else the first.
 
     Raises UserError, which names the file and the key, if it can't be run."""
     if not directory.is_dir():
@@ -105,9 +118,11 @@ def read(directory: Path, baseline: str | None = None) -> Experiment:
         )
         raise UserError(f"--baseline: {baseline}: expected a row in no group{ungrouped}")
     if others:
-        others = [baseline, *(row for row in others if row != baseline)] if baseline else others
+        first = baseline or (_BASELINE if _BASELINE in others else others[0])
+        others = [first, *(row for row in others if row != first)]
         groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
-    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published)
+    by_default = bool(others) and baseline is None and others[0] != _BASELINE
+    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published, by_default)
 
 
 _FILE = "overrides.json"

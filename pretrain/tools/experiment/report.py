@@ -118,13 +118,15 @@ def _small(value: float | None) -> str:
 
 
 def picture(experiment: Experiment, results: Sequence[Result]) -> Figure:
-    """A panel of the validation losses of all rows, then one for each group."""
-    heights = [_CURVES, *(len(group.rows) + 2 for group in experiment.groups)]
+    """A panel of the validation losses of all rows, then one for each group of which two rows can be compared."""
+    differences = [(group, _differences(group, results)) for group in experiment.groups]
+    drawn = [(group, rows) for group, rows in differences if len(rows) > 1]
+    heights = [_CURVES, *(len(rows) + 2 for _, rows in drawn)]
     figure = Figure(figsize=(8.0, _LINE * sum(heights) + _MARGIN * len(heights)), layout="constrained")
-    curves, *ends = figure.subplots(len(heights), 1, height_ratios=heights)
+    curves, *ends = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_curves(curves, experiment, results)
-    for group, axes in zip(experiment.groups, ends, strict=True):
-        _draw_ends(axes, group, results)
+    for (group, rows), axes in zip(drawn, ends, strict=True):
+        _draw_ends(axes, group, rows)
     return figure
 
 
@@ -132,20 +134,26 @@ def _draw_curves(axes: Axes, experiment: Experiment, results: Sequence[Result]) 
     """Means over seeds, at the steps that all of them have."""
     for number, row in enumerate(experiment.rows):
         curves = [dict(result.curve) for result in results if result.row == row]
-        steps = sorted(set.intersection(*map(set, curves))) if curves else []
+        if not curves:
+            continue
+        steps = sorted(set.intersection(*map(set, curves)))
         means = [fmean(curve[step] for curve in curves) for step in steps]
         axes.plot(steps, means, ".-", label=row, color=colormaps["tab20"](number % 20), linewidth=1.2, markersize=3)
     axes.legend(fontsize=5, ncols=4)
     axes.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
 
 
-def _draw_ends(axes: Axes, group: Group, results: Sequence[Result]) -> None:
-    """The last values of rows, minus their baseline's end with the same seed: a dot for each seed and a bar for their
-    mean, the lowest row on top."""
+def _differences(group: Group, results: Sequence[Result]) -> dict[str, list[float]]:
+    """The last values of rows, minus their baseline's end with the same seed; no row without a seed in common."""
     ends = {row: ends_by_seed(results, row, group.metric) for row in group.rows}
     base = ends[group.baseline]
-    differences = {row: [end[seed] - base[seed] for seed in end.keys() & base.keys()] for row, end in ends.items()}
-    drawn = sorted((row for row in group.rows if differences[row]), key=lambda row: -fmean(differences[row]))
+    found = {row: [end[seed] - base[seed] for seed in end.keys() & base.keys()] for row, end in ends.items()}
+    return {row: values for row, values in found.items() if values}
+
+
+def _draw_ends(axes: Axes, group: Group, differences: dict[str, list[float]]) -> None:
+    """A dot for each seed and a bar for their mean, the lowest row on top."""
+    drawn = sorted(differences, key=lambda row: -fmean(differences[row]))
     for height, row in enumerate(drawn):
         axes.plot(differences[row], [height] * len(differences[row]), ".", color="tab:blue", alpha=0.7)
         axes.plot(fmean(differences[row]), height, "|", color="black", markersize=10, markeredgewidth=2)

@@ -11,7 +11,8 @@ from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted, duration, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
-from pretrain.config.run_config import MlflowSection
+from data_pipeline.foundation.progress import set_activity
+from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
 from pretrain.evaluation.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.run import metrics_file
@@ -75,12 +76,15 @@ def train_all(
                     working[process] = run, environment
                     if received:  # a signal that came while it started
                         process.send_signal(received[0])
-                next_line = time.monotonic() + _SECONDS_TO_PROGRESS
+                next_line = time.monotonic() + (1.0 if sys.stderr.isatty() else _SECONDS_TO_PROGRESS)
                 first = group.watch(partial(_is_over, next_line))
                 if first is None:
                     took = {process: time.monotonic() - process.started for process in working}
                     states = [(run, took[process]) for process, (run, _) in working.items()]
-                    print(_progress(done, len(runs), states, len(waiting), seconds, slots), flush=True)
+                    line = _progress(done, len(runs), states, len(waiting), seconds, slots)
+                    set_activity(line)  # which a terminal shows all the time
+                    if not sys.stderr.isatty():
+                        print(line, flush=True)
                 else:
                     run, environment = working.pop(first)
                     free.append(environment)
@@ -151,17 +155,22 @@ def experiment(
     found = experiment_folder.read(directory, baseline)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     environments, threads = places(at_once)
+    set_activity(f"checking {counted(len(found.rows), 'run file')}")
     runs = plan_experiment(found, seeds, budget, overrides, out, threads)
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     compared = ", ".join(dict.fromkeys(group.baseline for group in found.groups))
     code = train_all(runs, environments, f"{out}: {size}, compared with {compared}", train)
+    set_activity("making the table and curves.png")
     ended = results(runs, filter(None, (group.metric for group in found.groups)))
+    found = found.compared_with({one.row for one in ended})
     lines = report.lines(found, ended)
     text = report.text(lines)
-    files = [out / name for name in ("table.txt", "runs.csv", "curves.png")]
-    write_bytes(files[0], f"{text}\n".encode())
-    write_bytes(files[1], as_csv(ended).encode())
-    write_bytes(files[2], png(report.picture(found, ended)))
+    contents = {"table.txt": f"{text}\n".encode(), "runs.csv": as_csv(ended).encode()}
+    if any(one.curve for one in ended):
+        contents["curves.png"] = png(report.picture(found, ended))
+    files = [out / name for name in contents]
+    for file, content in zip(files, contents.values(), strict=True):
+        write_bytes(file, content)
     losses = {line.row: loss.mean for line in lines if (loss := line.spread("validation_loss"))}
     return conclude(code, runs, losses, files, text, out)
 
@@ -171,24 +180,31 @@ def conclude(
 ) -> int:
     """Sends `losses` and `files` to the runs' MLflow, and prints the table `text`. Returns `code`, that of
     `train_all`."""
+    set_activity("sending MLflow the table")
     for mlflow in dict.fromkeys(filter(None, (run.config.tracking.mlflow for run in runs))):
+        uri = mlflow.uri or MLFLOW_FILE
         try:
-            _log_to_parent(mlflow, runs, losses, files)
+            _log_to_parent(mlflow, uri, runs, losses, files)
         except Exception as error:  # MLflow's errors are of many kinds, and an MLflow that is away ends nothing
-            print(f"warning: MLflow at {masked(mlflow.uri)}: {one_line(error)}; the table isn't there")
-    again = "; run the same command again to continue" if code else ""
+            print(f"warning: MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
+    does = "continues" if code == STOPPED else "tries those that failed again"
+    again = f"; the same command {does}" if code else ""
     print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")
     return code
 
 
 def _log_to_parent(
-    mlflow: MlflowSection, runs: Sequence[PlannedRun], losses: Mapping[str, float], files: Sequence[Path]
+    mlflow: MlflowSection,
+    uri: str,
+    runs: Sequence[PlannedRun],
+    losses: Mapping[str, float],
+    files: Sequence[Path],
 ) -> None:
     """Logs `files` and the mean validation losses of rows to the parent of those of `runs` that `mlflow` has."""
     for run in runs:
         if run.finished and run.config.tracking.mlflow == mlflow:
-            sync(run.directory, mlflow.uri)  # sends what MLflow was too slow to take when the run ended
-    store = client(mlflow.uri)
+            sync(run.directory, uri)  # sends what MLflow was too slow to take when the run ended
+    store = client(uri)
     found = store.get_experiment_by_name(mlflow.experiment)
     if found is None or mlflow.parent is None:
         return  # none of the runs has reached MLflow

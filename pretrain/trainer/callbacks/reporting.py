@@ -12,11 +12,13 @@ from pretrain.checkpoint.save import Saved
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
+from pretrain.hardware import local_ranks
 from pretrain.trainer.callback import Callback, Trainer
 from pretrain.zero.memory import peak_memory
 
 _TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
 _OFF = 1.5  # times as long or as short as expected
+_BUSY = 1.25  # threads that want a core, for each core
 _TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
 _LONG = 3600.0  # s
 
@@ -82,11 +84,17 @@ class Reporting(Callback):
         seconds = trainer.config.run.max_steps / rate if rate else expected
         if expected / _OFF <= seconds <= expected * _OFF:
             return
-        cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        slower, cores, load = seconds > expected, len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        threads = torch.get_num_threads()
+        why = ""
+        if slower and load > _BUSY * cores:
+            why = ": other programs use the cores"
+        elif slower and threads * local_ranks() < cores:
+            why = ": ranks leave cores unused (OMP_NUM_THREADS, run.cpu_threads)"
         trainer.report.say(
-            f"{'slower' if seconds > expected else 'faster'} than run.expected_hours: all steps take about "
-            f"{duration(seconds)}, not {duration(expected)}; this machine has {counted(cores, 'core')}, a load of "
-            f"{load:.1f}, and {counted(torch.get_num_threads(), 'thread')} in each rank"
+            f"{'slower' if slower else 'faster'} than run.expected_hours: all steps take about {duration(seconds)}, "
+            f"not {duration(expected)}; this machine has {counted(cores, 'core')}, a load of {load:.1f}, and "
+            f"{counted(threads, 'thread')} in each rank{why}"
         )
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:

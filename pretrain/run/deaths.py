@@ -1,0 +1,53 @@
+"""Runs that have died: killed together with their supervisor, or with their machine, so that nobody has recorded it."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from pretrain.run import metrics_file, restarts, status
+from pretrain.run.restarts import AttemptRecord
+from pretrain.run.status import Status
+
+CAUSE = "the run died: it was killed, or its machine went down"
+_SECONDS_TO_RECORD = 60.0  # in which a supervisor that is there records the end of an attempt, or starts another
+
+
+def death(run: Path) -> Status | None:
+    """How the run in a directory where no process trains has died; None if its end is recorded."""
+    now, path = status.read(run), run / status.STATUS
+    if now.state != "running" or any(one.attempt == now.attempt for one in restarts.read(run)):
+        return None
+    last = metrics_file.last_row(run / metrics_file.FILE_NAME)
+    if last is None or last.attempt != now.attempt:
+        return Status("died", now.attempt, None, ended=path.stat().st_mtime)
+    return Status("died", now.attempt, last.step, ended=last.time)
+
+
+def state(run: Path) -> Status:
+    """The state of a run, whoever asks: "died" as soon as no process trains there and nobody has recorded why."""
+    found = None if status.in_use(run) else death(run)
+    return found if found and time.time() - (found.ended or 0.0) > _SECONDS_TO_RECORD else status.read(run)
+
+
+def record(run: Path, checkpoint: int) -> Status | None:
+    """Records that the run has died, before a process trains in `run` or the run is moved aside; None if it hasn't.
+
+    `checkpoint`: the newest step that it could be resumed from.
+    """
+    if (found := death(run)) is None:
+        return None
+    began, ended, step = (run / status.STATUS).stat().st_mtime, found.ended or 0.0, found.step
+    died = AttemptRecord(
+        found.attempt, "failed", began, ended, step=step, cause=CAUSE, killed=True, checkpoint=checkpoint
+    )
+    with contextlib.suppress(OSError):  # a full disk is reported by others
+        status.write(run, found)
+        restarts.add(run, died)
+    return found
+
+
+def in_words(found: Status) -> str:
+    """When a run has died: "died on 2026-11-27 12:03 after step 25"."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
+    where = f"after step {found.step:,}" if found.step else "before its first line of metrics"
+    return f"died on {when} {where}: it was killed, or its machine went down"
