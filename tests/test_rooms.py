@@ -31,8 +31,16 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.AST, known: dict[str, Path]) -> Iterator[str]:
-    """The modules among `known` that a module imports, at its top or later, also for types only."""
+    """The modules among `known` that a module imports, at its top or later; not those that only types need."""
+    only_types = {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
     for node in ast.walk(tree):
+        if node in only_types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"

@@ -26,7 +26,7 @@ POINTS = {  # where each is: the module and its function
     "write of a save": ("pretrain.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.checkpoint.save", "set_latest"),
-    "comparison of weights": ("pretrain.trainer.callbacks.fingerprints", "WeightComparison.compare"),
+    "comparison of weights": ("pretrain.trainer.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
     "log": ("pretrain.trainer.callbacks.reporting", "Reporting.log"),
     "evaluation": ("pretrain.evaluation.hook_runner", "HookRunner.after"),
     "hook": ("pretrain.evaluation.hook_runner", "HookRunner._evaluate"),

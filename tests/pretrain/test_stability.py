@@ -37,7 +37,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
     from pretrain.zero.engine import Engine
     from pretrain.zero.numerics import ExactModel
 
@@ -57,7 +57,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Engine.step = step
     try:
-        return train_on(dist.get_rank(), dist.get_world_size(), config, stop), taken
+        return train_in_group(dist.get_rank(), dist.get_world_size(), config, stop), taken
     except FailedError as error:
         return str(error), taken
     finally:
