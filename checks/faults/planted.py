@@ -77,8 +77,6 @@ def _count_steps(module: Any, planted: Planted | None) -> None:
 
     def step(self: Any, step: int, *arguments: Any) -> Any:
         global _step
-        if type(self.deepspeed.module).__name__ == "ExactModel":  # that of the comparison at a start
-            return take_step(self, step, *arguments)
         _step = step + 1
         if planted and planted.attempt == 2 and step >= FIRST_KILL and _attempt() == 1:
             os.kill(os.getpid(), signal.SIGKILL)

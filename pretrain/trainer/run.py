@@ -10,9 +10,8 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.hardware import local_ranks, threads_per_rank
-from pretrain.run import heartbeat, slurm, status
+from pretrain.run import slurm, status
 from pretrain.run.heartbeat import beating
-from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import device_problems
 from pretrain.trainer.run_report import RunReport
@@ -62,7 +61,6 @@ def train_in_group(
     from pretrain.checkpoint import resume as resumable
     from pretrain.trainer.callbacks import build_callbacks, stops
     from pretrain.trainer.trainer import Trainer
-    from pretrain.zero import numerics
 
     config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
@@ -75,9 +73,6 @@ def train_in_group(
             print(run.nothing_left)
         return 0
     callbacks = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step))
-    if not earlier_seconds():  # an attempt before this one has checked it
-        numerics.check(config)
-        heartbeat.mark(0)  # its steps weren't the run's
     with RunReport(run, stop_at_step) as report:
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)

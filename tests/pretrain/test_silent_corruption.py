@@ -267,8 +267,6 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
     def step(self: Any, number: int, *arguments: Any) -> Any:
         with spoil(self, number + 1, *given):
             outcome = right(self, number, *arguments)
-        if number == 0:  # there are steps of the check at a start before
-            losses.clear()
         losses.append(outcome.loss)
         return outcome
 
