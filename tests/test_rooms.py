@@ -141,7 +141,7 @@ def test_ranks_exchange_no_pickles():
 
 
 def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
-    """Most can be at the top: see data_pipeline/foundation/lazy_imports.py."""
+    """It saves a start more than 0.3 s, or must come later than those at the top."""
     found = 0
     for module, path in modules().items():
         lines = ["", *path.read_text().splitlines()]
@@ -152,7 +152,7 @@ def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
                 first -= 1
             assert "#" in lines[first] or lines[first - 1].lstrip().startswith("#"), f"{module}: {line}"
             found += 1
-    assert found < 12
+    assert found > 5
 
 
 def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():

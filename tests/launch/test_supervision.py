@@ -160,15 +160,15 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
 
 
 def fail_on_rank_1(path: Path, logs: Path) -> object:
-    from pretrain.trainer.run import train  # in ranks alone: DeepSpeed chooses its accelerator at once
-    from pretrain.zero.engine import Engine
+    from pretrain.trainer import micro_batch  # in ranks alone: DeepSpeed chooses its accelerator at once
+    from pretrain.trainer.run import train
 
     def fail(*_: object) -> None:
         raise ValueError("on purpose")
 
     os.environ[rank_logs.SUPERVISED] = os.environ[heartbeat.DIRECTORY] = str(logs)
     if os.environ["RANK"] == "1":
-        Engine.step = fail
+        micro_batch.choose = fail  # before there are threads that communicate, with which a rank exits at once
     try:
         return train(load(path, [], RunConfig))
     except SystemExit as end:
