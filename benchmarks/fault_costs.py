@@ -26,7 +26,7 @@ from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.callbacks import memory_at_rest, replay
+from pretrain.trainer.callbacks.silent_errors import memory_at_rest, replay
 from pretrain.trainer.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a

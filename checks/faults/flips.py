@@ -113,14 +113,12 @@ class Trial:
             self.by = self.by or next((by for said, by in BY.items() if said in error), error)
 
     def _train(self, fail_in: int | None = None) -> str:
-        from pretrain.trainer import train
+        from pretrain.trainer import run
         from pretrain.zero.engine import Engine
 
         right = Engine.step
 
         def step(engine: Any, number: int, *arguments: Any) -> Any:
-            if type(engine.deepspeed.module).__name__ == "ExactModel":  # the check at a start
-                return right(engine, number, *arguments)
             if number + 1 == fail_in:
                 raise FailedError("on purpose")
             if self.place == GRADIENT and not self.taken and dist.get_rank() == FLIPPED:
@@ -133,7 +131,7 @@ class Trial:
 
         Engine.step = step  # type: ignore[method-assign]
         try:
-            train.train_on(dist.get_rank(), dist.get_world_size(), load(self.path, [], RunConfig))
+            run.train_in_group(dist.get_rank(), dist.get_world_size(), load(self.path, [], RunConfig))
         except FailedError as error:
             return str(error)
         finally:

@@ -26,7 +26,7 @@ POINTS = {  # where each is: the module and its function
     "write of a save": ("pretrain.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.checkpoint.save", "set_latest"),
-    "comparison of weights": ("pretrain.trainer.callbacks.fingerprints", "WeightComparison.compare"),
+    "comparison of weights": ("pretrain.trainer.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
     "log": ("pretrain.trainer.callbacks.reporting", "Reporting.log"),
     "evaluation": ("pretrain.evaluation.hook_runner", "HookRunner.after"),
     "hook": ("pretrain.evaluation.hook_runner", "HookRunner._evaluate"),
@@ -77,8 +77,6 @@ def _count_steps(module: Any, planted: Planted | None) -> None:
 
     def step(self: Any, step: int, *arguments: Any) -> Any:
         global _step
-        if type(self.deepspeed.module).__name__ == "ExactModel":  # that of the comparison at a start
-            return take_step(self, step, *arguments)
         _step = step + 1
         if planted and planted.attempt == 2 and step >= FIRST_KILL and _attempt() == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 
 
 class Fault(Callback):

@@ -22,7 +22,8 @@ with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; M
     from pretrain.tools import reference, watch
     from pretrain.tools.experiment import run_experiment
     from pretrain.tracking import mlflow_store, tracker
-    from pretrain.trainer import picture, train
+    from pretrain.trainer import picture
+    from pretrain.trainer import run as training
 
 GPUS_PER_NODE = 8  # of the common servers
 _MFU = 0.31  # nanoT5's on one A100
@@ -50,7 +51,7 @@ def train_command(
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
 
-    code = train.train(settings, stop_at_step, fresh)
+    code = training.train(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
         heartbeat.tell(int(os.environ["RANK"]), "done")

@@ -31,11 +31,10 @@ from pretrain.checkpoint.memory import memory_bytes
 from pretrain.config.batch import BatchPlan
 from pretrain.trainer.validate import ValidatedRun
 from pretrain.zero.construction import adds_locally, compiles, forget_compiled
-from pretrain.zero.deepspeed_private import wrapped
 from pretrain.zero.engine import Engine
 from pretrain.zero.fragments import fragments
 from pretrain.zero.memory import SAFE, DeviceMemory
-from pretrain.zero.ranks import least, on_rank_0, ranks_by_node
+from pretrain.zero.ranks import least, most, on_rank_0, ranks_by_node
 
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows of tensors
@@ -104,7 +103,7 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
         batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
         if _fits(run, engine, batch):
             # each rank must have the same choice: the slowest decides
-            microseconds[rows] = float(-least(-_microseconds(engine, batch), engine.device))
+            microseconds[rows] = float(most(_microseconds(engine, batch), engine.device))
     if compiles(run.config.compute):
         forget_compiled()  # what was compiled for rows of any number is slower than for those of the run
     return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
@@ -187,7 +186,7 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
         copied += copy_bytes(engine)
         if engine.config.checkpoint.memory_every_steps is not None:
             copied += memory_bytes(engine, len(ranks_by_node()))
-    if wrapped(engine.deepspeed).state:
+    if engine.optimizer.state:
         return copied
     average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
     return copied + (_MOMENTS + average) * elements

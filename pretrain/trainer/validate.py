@@ -36,27 +36,21 @@ _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
 @dataclass(frozen=True)
 class ValidatedRun:
-    """A checked run file with everything it refers to.
-
-    `model` has the corpus's vocabulary filled in. `validation` maps a corpus's name in metrics to the corpus.
-    `initial_weights`: the checkpoint whose weights the run starts, or started, from; None for random weights.
-    `train_state`: what this process resumes from. `stream`: the training rows in their order. `identity`: the settings
-    that may not change over the life of a run. `finished`: it has taken its last step and has recorded that.
-    """
+    """A checked run file with everything that the file names."""
 
     config: RunConfig
     training: list[Corpus]
-    validation: dict[str, Corpus]
-    model: ModelConfig
+    validation: dict[str, Corpus]  # by the name of the corpus in metrics
+    model: ModelConfig  # with the vocabulary of the corpus
     rank: int
     ranks: int
-    resume: Path | None
+    resume: Path | None  # the checkpoint that the run resumes from
     directory: Path
-    initial_weights: Path | None
-    train_state: TrainState
-    stream: Stream
-    identity: checkpoint_index.Identity
-    finished: bool
+    initial_weights: Path | None  # the checkpoint whose weights the run starts with; None: random weights
+    train_state: TrainState  # the progress that this process resumes from
+    stream: Stream  # the training rows in their order
+    identity: checkpoint_index.Identity  # the settings that may not change over the life of a run
+    finished: bool  # True if the run has taken its last step and recorded it
 
     def stream_from(self, state: TrainState) -> Stream:
         """The training rows in their order, for steps from `state` on, whatever rows the steps before it took."""
@@ -181,19 +175,19 @@ def validate(
     directory, init_from = Path(config.run.directory), config.checkpoint.init_from
     train_state = state_of(directory, resume) if resume else TrainState()
     return ValidatedRun(
-        config,
-        training,
-        dict(zip(names, validation, strict=True)),
-        model,
-        rank,
-        ranks,
-        resume,
-        directory,
-        checkpoint_in(Path(init_from)) if init_from else None,
-        train_state,
-        _stream(config, training, TrainState()),
-        identity(config, model, training),
-        train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
+        config=config,
+        training=training,
+        validation=dict(zip(names, validation, strict=True)),
+        model=model,
+        rank=rank,
+        ranks=ranks,
+        resume=resume,
+        directory=directory,
+        initial_weights=checkpoint_in(Path(init_from)) if init_from else None,
+        train_state=train_state,
+        stream=_stream(config, training, TrainState()),
+        identity=identity(config, model, training),
+        finished=train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
     )
 
 

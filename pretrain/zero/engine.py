@@ -24,7 +24,7 @@ from pretrain import optimizers
 from pretrain.config import RunConfig
 from pretrain.functional.arithmetic import to_device
 from pretrain.models.model import Losses, Model
-from pretrain.optimizers.flat_buffers import Sharded
+from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.optimizers.groups import set_rates
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private, fragments
@@ -43,12 +43,12 @@ class Outcome(NamedTuple):
 
     - `loss`: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
     - `applied`: False if the gradient was not finite and the step was skipped.
-    - `requests`: by the name of each request, whether any rank made it.
+    - `votes`: by the name of each vote, whether any rank gave it.
     """
 
     loss: float
     applied: bool
-    requests: dict[str, bool]
+    votes: dict[str, bool]
 
 
 class Engine:
@@ -71,7 +71,7 @@ class Engine:
         self.module = cast(Model, self.deepspeed.module)
         for buffer in self.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)
-        if isinstance(sharded := deepspeed_private.wrapped(self.deepspeed), Sharded):
+        if isinstance(sharded := self.optimizer, Sharded):
             layout = deepspeed_private.flat_buffers(self.deepspeed)
             sharded.attach(layout, dist.group.WORLD, self.device)
         fragments.check(self.deepspeed)
@@ -97,16 +97,14 @@ class Engine:
         self.unlogged: dict[str, tuple[float, int]] = {}
         """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
 
-    def step(
-        self, step: int, position: int, batches: list[Batch], requests: Mapping[str, bool] | None = None
-    ) -> Outcome:
+    def step(self, step: int, position: int, batches: list[Batch], votes: Mapping[str, bool] | None = None) -> Outcome:
         """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
         """
         heartbeat.mark(step + 1)
-        agreed = self._agreed(batches, requests or {})
+        agreed = self._agreed(batches, votes or {})
         counted = agreed["labels"]
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
@@ -213,6 +211,27 @@ class Engine:
         """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
         return self._gradients.norm
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that DeepSpeed's wraps. Its state is by flat buffer."""
+        return deepspeed_private.wrapped(self.deepspeed)
+
+    def flat_buffers(self) -> list[FlatBuffer] | None:
+        """The flat fp32 buffers that the optimizer updates on this rank; None if some are on NVMe."""
+        buffers = deepspeed_private.flat_buffers(self.deepspeed)
+        on_nvme = any(deepspeed_private.swapped(self.deepspeed, number) for number in range(len(buffers)))
+        return None if on_nvme else buffers
+
+    def fragments(self) -> Iterator[Fragment]:
+        """This rank's fragments of the fp32 weights. A flat buffer on NVMe is loaded while its own are yielded."""
+        return fragments.in_memory(self.deepspeed)
+
+    def local_weights(self) -> Iterator[tuple[Tensor, int, bool]] | None:
+        """This rank's part of each parameter that the model computes with, in the order of their names: the elements
+        (n,), the position of the first of them in the flattened parameter, and whether they are all of it. None if
+        some are on NVMe."""
+        return deepspeed_private.local_weights(self.deepspeed)
+
     @contextlib.contextmanager
     def measured(self) -> Iterator[StepNorms]:
         """Within the block, measures the norms of the step that is taken there."""
@@ -242,13 +261,13 @@ class Engine:
         if self._graphs:
             self._graphs.release()
 
-    def _agreed(self, batches: list[Batch], requests: Mapping[str, bool]) -> Totals:
-        """In the table "labels", the number of labels of each kind that count in the global batch; in "requests", the
-        number of ranks that make each request."""
+    def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
+        """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
+        number of ranks that give each vote."""
         counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
-        asked = to_device(list(requests.values()), self.device, counts.dtype)
+        given = to_device(list(votes.values()), self.device, counts.dtype)
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
-        return Totals(labels=labels, requests=dict(zip(requests, asked.unbind(), strict=True)))
+        return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
 
     def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
         """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
@@ -263,14 +282,14 @@ class Engine:
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
 
-    def _outcome(self, losses: dict[str, float], labels: dict[str, float], requests: dict[str, float]) -> Outcome:
+    def _outcome(self, losses: dict[str, float], labels: dict[str, float], votes: dict[str, float]) -> Outcome:
         """The outcome of a step: by its sums of losses, and what the ranks agreed on."""
         if self.applied:
             for name, added in losses.items():
                 before, counted_before = self.unlogged.get(name, (0.0, 0))
                 self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
         loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
-        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in requests.items()})
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in votes.items()})
 
     def _inputs(self, batch: Batch) -> Batch:
         """What the model reads of a batch, on the device."""

@@ -18,12 +18,11 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.config.batch import BatchPlan, BatchSection
+from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
 from pretrain.models.model import Losses, Model
@@ -147,7 +146,6 @@ def plain_loop(accumulation: int, ranks: int) -> list[PlainStep]:
 
 
 _MOST_MICRO_BATCHES = 4
-_MOST_SUMMANDS = 512  # micro-batches of all ranks: more would take more bits than fp32 has
 _NEVER_CLIPS = 2.0**20
 # What a run's model exceeds, this one must too: elements. A bucket then holds some parameters, and not the largest.
 _SIZES = {
@@ -185,24 +183,6 @@ def compare(config: RunConfig, accumulation: int) -> Comparison:
                 wrong = f"wrong from step {step + 1} on: {found}"
                 break
     return Comparison(_described(small, accumulation), wrong)
-
-
-def check(config: RunConfig) -> None:
-    """Compares once, at a run's start. Raises FailedError if DeepSpeed trains wrong. All ranks call this together.
-
-    It takes about a second, and training doesn't notice it. Among a number of ranks that is no power of two, or very
-    many, sums may round: there `launch doctor --numerics` compares on two.
-    """
-    ranks = dist.get_world_size()
-    accumulation = min(BatchPlan(config.batch, ranks).usual_accumulation, _MOST_MICRO_BATCHES)
-    if ranks & (ranks - 1) or ranks * accumulation > _MOST_SUMMANDS:
-        return
-    found = compare(config, accumulation)
-    if found.wrong:
-        raise FailedError(
-            f"{found.trained}: {found.wrong}, where a plain loop is right; install the tested versions "
-            "(constraints.txt), or set another deepspeed.zero_optimization.stage, and report this"
-        )
 
 
 def _described(config: RunConfig, accumulation: int) -> str:

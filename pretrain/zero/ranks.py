@@ -265,8 +265,17 @@ def ranks_by_node() -> list[list[int]]:
 
 def least(value: int, device: torch.device) -> int:
     """The least value of all ranks, which call this together."""
+    return _reduced(value, device, dist.ReduceOp.MIN)
+
+
+def most(value: int, device: torch.device) -> int:
+    """The greatest value of all ranks, which call this together."""
+    return _reduced(value, device, dist.ReduceOp.MAX)
+
+
+def _reduced(value: int, device: torch.device, operation: dist.ReduceOp.RedOpType) -> int:
     found = torch.tensor(value, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    dist.all_reduce(found, op=operation)
     return int(found)
 
 

@@ -161,15 +161,15 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
 
 
 def fail_on_rank_1(path: Path, logs: Path) -> object:
-    from pretrain.trainer.train import train  # in ranks alone: DeepSpeed chooses its accelerator at once
-    from pretrain.zero.engine import Engine
+    from pretrain.trainer import micro_batch  # in ranks alone: DeepSpeed chooses its accelerator at once
+    from pretrain.trainer.run import train
 
     def fail(*_: object) -> None:
         raise ValueError("on purpose")
 
     os.environ[rank_logs.SUPERVISED] = os.environ[heartbeat.DIRECTORY] = str(logs)
     if os.environ["RANK"] == "1":
-        Engine.step = fail
+        micro_batch.choose = fail  # before there are threads that communicate, with which a rank exits at once
     try:
         return train(load(path, [], RunConfig))
     except SystemExit as end:
@@ -230,7 +230,7 @@ def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
         os.kill(one.pid, signal.SIGSEGV)
         assert one.wait() == -signal.SIGSEGV
         stack = one.stderr.partition("Fatal Python error: Segmentation fault")[2]
-        assert "pretrain/trainer/train.py" in stack
+        assert "pretrain/trainer/run.py" in stack
 
 
 def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_corpus, folder):
@@ -240,5 +240,5 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert one.wait() == 1
         report, _, stacks = one.stderr.partition("all stacks follow")
         assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
-        assert "pretrain/trainer/train.py" in stacks
+        assert "pretrain/trainer/run.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits

@@ -44,7 +44,7 @@ def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None
 
 def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
     """The exit code of a run on the ranks that have joined, which write down the rows that they take."""
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
     from pretrain.zero.engine import Engine
     from tests.pretrain.recorded import record_steps
 
@@ -52,7 +52,7 @@ def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> i
         patch.setenv("RECORDED_ROWS", str(folder / settings.optimizer.name))
         patch.setattr(Engine, "step", Engine.step)  # so that it is as before after this run
         record_steps(Engine)
-        return train_on(dist.get_rank(), dist.get_world_size(), settings, stop)
+        return train_in_group(dist.get_rank(), dist.get_world_size(), settings, stop)
 
 
 def flip(path: Path) -> None:

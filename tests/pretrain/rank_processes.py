@@ -23,8 +23,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
-    "pretrain.trainer.train",
-    "pretrain.trainer.loop",
+    "pretrain.trainer.run",
+    "pretrain.trainer.callbacks",
+    "pretrain.trainer.trainer",
     "pretrain.models.t5",
     "pretrain.optimizers.adamw_scale",
     "pyarrow.dataset",

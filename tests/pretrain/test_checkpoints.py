@@ -336,7 +336,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     """Rank 1's disk confirms what is written long after rank 0's."""
     from data_pipeline.foundation import atomic
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
 
     confirm = atomic.flush
 
@@ -346,7 +346,7 @@ def on_a_slow_disk(folder: Path, corpus: Path) -> int:
 
     if dist.get_rank() == 1:
         atomic.flush = checkpoint_index.flush = slowly
-    return train_on(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)
+    return train_in_group(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)
 
 
 # Averages of checkpoints, and the moving average of a run's weights

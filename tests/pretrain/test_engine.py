@@ -21,7 +21,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.run.train_state import Health
-from pretrain.trainer.train import configure_arithmetic
+from pretrain.trainer.run import configure_arithmetic
 from pretrain.zero import fragments, versions
 from pretrain.zero.numerics import ExactModel, sgd
 from tests.pretrain.rank_processes import each as each_on_ranks

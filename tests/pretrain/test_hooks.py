@@ -37,8 +37,7 @@ from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.evaluation.validation_loss import power_of_two, span_lengths
 from pretrain.evaluation.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer import callback, loop
-from pretrain.trainer.callbacks.stops import Stops
+from pretrain.trainer import callback, callbacks
 from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.in_process import done_here
@@ -493,7 +492,7 @@ def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeyp
 
 
 def losses_without(name, path):
-    from pretrain.trainer.train import train
+    from pretrain.trainer.run import train
 
     losses = []
 
@@ -501,8 +500,8 @@ def losses_without(name, path):
         def after_step(self, trainer):
             losses.append(trainer.outcome.loss)
 
-    every = loop.build_callbacks
-    loop.build_callbacks = lambda *given: {
+    every = callbacks.build_callbacks
+    callbacks.build_callbacks = lambda *given: {
         **{key: made for key, made in every(*given).items() if key != name},
         "Losses": Losses(),
     }
@@ -515,8 +514,8 @@ def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
     (whole,) = on_ranks(1, losses_without, None, run_file(tmp_path / "whole", small_corpus), joined=False)
     assert whole[0] == 0
     assert len(whole[1]) > 2
-    names = [one.__name__ for one in (*loop.FIRST, *loop.LAST, Stops)]
-    assert len(names) == 12
+    names = list(callbacks.build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig), 1))
+    assert len(names) == 11
     for name in names:
         (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
         assert without == whole, name
@@ -537,7 +536,7 @@ def profiled(path, stop, back_after):
     The optimizer has one group of parameters, which each step updates once.
     """
     from pretrain.checkpoint.directory import newest
-    from pretrain.trainer.train import train
+    from pretrain.trainer.run import train
     from pretrain.trainer.validate import state_of
 
     class GoesBack(callback.Callback):
@@ -546,11 +545,11 @@ def profiled(path, stop, back_after):
                 trainer.finish_saving()
                 trainer.drop_unsaved()
                 checkpoint = newest(trainer.run.directory)
-                trainer.go_back(checkpoint, state_of(trainer.run.directory, checkpoint))
+                trainer.rewind(checkpoint, state_of(trainer.run.directory, checkpoint))
             steps.append(trainer.step)
 
-    every, steps = loop.build_callbacks, []
-    loop.build_callbacks = lambda *given: {"GoesBack": GoesBack(), **every(*given)}
+    every, steps = callbacks.build_callbacks, []
+    callbacks.build_callbacks = lambda *given: {"GoesBack": GoesBack(), **every(*given)}
     code = train(load(path, [], RunConfig), stop)
     trace = json.loads((path.parent / "run/profile/rank-00000.json").read_text())
     return code, [event.get("name") for event in trace["traceEvents"]].count("Optimizer.step#AdamW.step"), steps
@@ -570,16 +569,26 @@ def test_a_run_that_stops_or_goes_back_has_a_trace_of_the_steps_before(small_cor
     assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
 
 
+class WithAnOldName(callback.Callback):
+    def before_going_back(self, trainer):
+        pass
+
+
 @table(
     "name, options, said",
     [
+        (
+            f"{__name__}:WithAnOldName",
+            {},
+            f"{__name__}:WithAnOldName: the method before_going_back is named before_rewind now",
+        ),
         ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
         ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.trainer.callback.Callback"),
     ],
 )
 def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
     with pytest.raises(UserError, match=re.escape(f"callbacks.0: {said}")):
-        loop.users_callbacks([CallbackSection(name=name, **options)])
+        callbacks.users_callbacks([CallbackSection(name=name, **options)])
 
 
 def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path):

@@ -38,13 +38,13 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
     """
     from pretrain.checkpoint import memory
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
         store_each(memory)
         patch.setenv(node_memory.DIRECTORY, str(path.parent / node))
-        return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
+        return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
 
 
 def rank_1(folder: Path, step: int) -> Path:

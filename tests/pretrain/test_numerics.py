@@ -97,19 +97,10 @@ def wrong_without_reduction() -> str:
         return wrong(1, "bf16", 3, {})
 
 
-def started(lost: str) -> str:
-    """The error at a run's start; "" for none."""
-    from data_pipeline.foundation.errors import FailedError
-    from pretrain.zero import numerics
-
+def keeps_random_numbers() -> bool:
     before = torch.get_rng_state()
-    try:
-        with losing(lost):
-            numerics.check(run_config(2, precision="bf16"))
-    except FailedError as error:
-        return str(error)
-    assert torch.equal(torch.get_rng_state(), before)
-    return ""
+    assert wrong(2, "bf16", 1, {}) == ""
+    return torch.equal(torch.get_rng_state(), before)
 
 
 def with_and_without_losses() -> dict[str, Any]:
@@ -120,15 +111,14 @@ def with_and_without_losses() -> dict[str, Any]:
         "label": wrong_with("a label of step 2", 1, "bf16"),
         "rank 1": wrong_on_rank_1(),
         "unreduced": wrong_without_reduction(),
-        "starts": started("nothing"),
-        "stops": started(twice),
+        "random numbers": keeps_random_numbers(),
     }
 
 
-def test_a_lost_gradient_is_found_on_all_ranks_and_stops_a_run_at_its_start():
+def test_a_lost_gradient_is_found_on_all_ranks():
     for found in on_ranks(2, with_and_without_losses, seconds=600):
         assert found["right"] == [""] * len(FIRST)
-        assert found["starts"] == ""
+        assert found["random numbers"]
         for one in found["twice"]:
             assert one.startswith("wrong from step 1 on: layers.0.weight (36 elements, gradient ")
             assert "layers.0.bias (6 elements, gradient " in one
@@ -136,5 +126,3 @@ def test_a_lost_gradient_is_found_on_all_ranks_and_stops_a_run_at_its_start():
         assert found["label"].startswith("wrong from step 2 on: gain (")
         assert found["rank 1"] == "wrong from step 1 on: gain"
         assert found["unreduced"].startswith("wrong from step 1 on: ")
-        stopped = "stage 2, bf16, 1 micro-batch, 2 ranks on the CPU: wrong from step 1 on: layers.0.weight ("
-        assert stopped in found["stops"]

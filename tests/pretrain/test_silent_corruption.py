@@ -20,7 +20,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.trainer.callbacks.memory_at_rest import checksum, interval
+from pretrain.trainer.callbacks.silent_errors.memory_at_rest import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -52,7 +52,7 @@ def trained(
     """
     from pretrain import models
     from pretrain.run import environment
-    from pretrain.trainer.callbacks.replay import Replaying
+    from pretrain.trainer.callbacks.silent_errors.replay import Replaying
     from pretrain.zero.engine import Engine
     from tests.pretrain.exactness import whole_parameters
 
@@ -228,7 +228,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.trainer.callbacks.replay import interval
+    from pretrain.trainer.callbacks.silent_errors.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -242,7 +242,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.trainer.repeated_gradients import next_of
+    from pretrain.trainer.callbacks.silent_errors.repeated_gradients import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
@@ -259,7 +259,7 @@ def watched(folder: Path, corpus: Path, stage: int = 2, **sections: Any) -> Path
 def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[float]]:
     """The error of a run whose steps are taken in the block of `spoil(engine, step, *given)`, and their losses."""
     from pretrain.run import node_memory
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
     from pretrain.zero.engine import Engine
 
     right, losses = Engine.step, []
@@ -267,8 +267,6 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
     def step(self: Any, number: int, *arguments: Any) -> Any:
         with spoil(self, number + 1, *given):
             outcome = right(self, number, *arguments)
-        if number == 0:  # there are steps of the check at a start before
-            losses.clear()
         losses.append(outcome.loss)
         return outcome
 
@@ -276,7 +274,7 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
         patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
         patch.setattr(Engine, "step", step)
         try:
-            train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
         except FailedError as error:
             return str(error), losses
     return "", losses
@@ -388,8 +386,8 @@ def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
 
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.trainer.callbacks import fingerprints
-    from pretrain.trainer.callbacks.fingerprints import sums
+    from pretrain.trainer.callbacks.silent_errors import fingerprints
+    from pretrain.trainer.callbacks.silent_errors.fingerprints import sums
 
     monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -407,7 +405,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.trainer.callbacks.fingerprints import difference, of_masters
+    from pretrain.trainer.callbacks.silent_errors.fingerprints import difference, of_masters
     from pretrain.zero.fragments import in_memory
 
     engine = engine_of(run_config(stage, precision=precision))
@@ -440,7 +438,7 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
-    from pretrain.trainer.callbacks import fingerprints
+    from pretrain.trainer.callbacks.silent_errors import fingerprints
 
     found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
     return found and (found.rank, found.what)
@@ -456,11 +454,11 @@ def test_of_three_ranks_the_odd_one_is_named():
 
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
-    from pretrain.trainer import callback, train
+    from pretrain.trainer import run, trainer
     from pretrain.zero.fragments import in_memory
 
-    assert train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
-    right = callback.restore
+    assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
+    right = trainer.restore
 
     def wrong(engine: Any, directory: Path) -> None:
         right(engine, directory)
@@ -469,9 +467,9 @@ def loaded_wrong(path: Path) -> None:
 
     said = "step-00000004: its weights aren't those that the run had when it saved them$"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback, "restore", wrong)
+        patch.setattr(trainer, "restore", wrong)
         with pytest.raises(FailedError, match=said):
-            train.train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
 
 
 def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):

@@ -37,15 +37,12 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
     from pretrain.zero.engine import Engine
-    from pretrain.zero.numerics import ExactModel
 
     take_step, taken = Engine.step, []
 
     def step(engine: Any, step: int, position: int, batches: list, *arguments: Any) -> Any:
-        if isinstance(engine.deepspeed.module, ExactModel):  # that of the comparison at a start
-            return take_step(engine, step, position, batches, *arguments)
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
         with engine.deepspeed.module.register_forward_hook(
             lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
@@ -57,7 +54,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Engine.step = step
     try:
-        return train_on(dist.get_rank(), dist.get_world_size(), config, stop), taken
+        return train_in_group(dist.get_rank(), dist.get_world_size(), config, stop), taken
     except FailedError as error:
         return str(error), taken
     finally:

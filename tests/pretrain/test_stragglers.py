@@ -130,7 +130,7 @@ def train_slowed(path, cause, first, share):
     """
     from data_pipeline.loading.batches import TrainingBatches
     from pretrain.models.layers import RMSNorm
-    from pretrain.trainer.train import train
+    from pretrain.trainer.run import train
     from pretrain.zero import step_measures
     from pretrain.zero.engine import Engine
 

@@ -23,8 +23,9 @@ from pretrain.config import RunConfig
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluation.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
-from pretrain.run import node_memory, restarts
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.run import node_memory
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import flip
@@ -75,18 +76,17 @@ class Unlike(Callback):
 
 def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
     """The exit code of a run, or the error that it ends with, and what it warns of."""
-    from pretrain.trainer.train import train_on
+    from pretrain.trainer.run import train_in_group
 
     alone = dist.get_rank() == 1
     memory = path.parent / "run.yaml/node" if what == "a folder that can't be made" and alone else path.parent / "node"
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(restarts.EARLIER, "1")  # DeepSpeed's arithmetic isn't checked again
         if node and not (what == "no folder" and alone):
             patch.setenv(node_memory.DIRECTORY, str(memory))
         patch.chdir(path.parent if what == "no corpus" and alone else corpus)
         try:
-            return train_on(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
         except UserError as error:
             return str(error)
         finally:
@@ -128,10 +128,10 @@ BESIDE = {
 
 
 def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
-    from pretrain.trainer import loop
+    from pretrain.trainer.callbacks import build_callbacks
 
-    callbacks = {callback.__name__ for callback in (*loop.FIRST, *loop.LAST)} | {"Stops"}
-    assert CASES.keys() == callbacks - {"EvaluationHooks"}  # in the test below
+    callbacks = build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig), 2)
+    assert CASES.keys() == callbacks.keys() - {"EvaluationHooks"}  # in the test below
     cases, expected = [], []
     for name, (what, sections, end) in {**CASES, **BESIDE}.items():
         changes = {"evaluation": [], "callbacks": [{"name": f"{HERE}:Unlike", "what": what}], **sections}

@@ -11,7 +11,8 @@ from pretrain.checkpoint.directory import all_steps, set_aside, set_latest
 from pretrain.checkpoint.resume import newest_verified
 from pretrain.config.run_config import SpikeSection
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.trainer.validate import state_of
 from pretrain.zero.ranks import on_rank_0
 
@@ -54,7 +55,7 @@ class SkippedSteps(Callback):
         found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
-        trainer.go_back(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
+        trainer.rewind(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
         self._untried, self._since = checkpoint, trainer.state.step
         trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
 
@@ -80,8 +81,9 @@ class Spikes(Callback):
 
     def after_step(self, trainer: Trainer) -> None:
         before, settings = trainer.before.health, trainer.config.faults.spikes
-        if settings is None or trainer.state.health.spikes == before.spikes:
+        if trainer.state.health.spikes == before.spikes:
             return
+        assert settings is not None  # the callback isn't there otherwise
         mean, loss = sum(before.recent) / len(before.recent), trainer.outcome.loss
         trainer.report.warn(f"step {trainer.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
         if settings.action != "warn":
@@ -100,7 +102,7 @@ class Spikes(Callback):
         then, now = checkpoint_index.read(checkpoint).train_state, trainer.state
         trainer.drop_unsaved()
         # training goes on with the rows after the spike
-        trainer.go_back(checkpoint, replace(then, position=now.position, skipped=now.skipped))
+        trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped))
         if run.rank == 0:
             add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, trainer.outcome.loss))
         rows = now.position - then.position

@@ -9,11 +9,12 @@ from data_pipeline.foundation.formatting import human_size
 from pretrain.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.checkpoint.save import Saved, Saver
 from pretrain.run import node_memory, watchdog
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.ranks import of_all_ranks, on_each_rank, ranks_by_node
 
-_HELD_BACK = "no checkpoint in memory yet"
-_WRITING = "a checkpoint is being written"
+_NOT_DUE = "memory_checkpoint_not_due"  # votes
+_WRITING = "checkpoint_is_being_written"
 
 
 class CheckpointsInMemory(Callback):
@@ -34,20 +35,20 @@ class CheckpointsInMemory(Callback):
         except FailedError as error:
             trainer.report.warn(f"{error}: no checkpoints in memory")
 
-    def requests(self, trainer: Trainer) -> Mapping[str, bool]:
-        return {_HELD_BACK: self._memory is None or not self._memory.due(trainer.step)}
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
+        return {_NOT_DUE: self._memory is None or not self._memory.due(trainer.step)}
 
     def after_step(self, trainer: Trainer) -> None:
-        held_back = trainer.requested[_HELD_BACK] or not trainer.outcome.applied
         if self._memory is None:
             return
-        if not held_back and not trainer.last:  # the last must be on disk
+        due_everywhere = not trainer.any_rank(_NOT_DUE)
+        if due_everywhere and trainer.outcome.applied and not trainer.last:  # the last step goes to disk
             self._memory.take(trainer.state_to_save())
         if self._memory.problem and not self._told:
             trainer.report.warn(self._memory.problem)
             self._told = True
 
-    def before_going_back(self, trainer: Trainer) -> None:
+    def before_rewind(self, trainer: Trainer) -> None:
         if self._memory:
             self._memory.forget()
 
@@ -75,13 +76,13 @@ class Checkpointing(Callback):
     def before_training(self, trainer: Trainer) -> None:
         self._saver = Saver(trainer.engine, trainer.run.origin)
 
-    def requests(self, trainer: Trainer) -> Mapping[str, bool]:
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         return {_WRITING: self._saver.writes}
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.outcome.applied:  # its loss was finite
             self._saver.prove()
-        if not trainer.requested[_WRITING]:
+        if not trainer.any_rank(_WRITING):
             self._saved(trainer, self._saver.wait())
         if not trainer.saving:
             return
@@ -96,7 +97,7 @@ class Checkpointing(Callback):
             self._saver.prove()
         self._saved(trainer, self._saver.wait())
 
-    def before_going_back(self, trainer: Trainer) -> None:
+    def before_rewind(self, trainer: Trainer) -> None:
         self._saved(trainer, self._saver.wait())
 
     def after_training(self, trainer: Trainer) -> None:

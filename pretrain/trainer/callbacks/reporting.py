@@ -13,7 +13,8 @@ from pretrain.evaluation import record
 from pretrain.evaluation.hook import HeldOut
 from pretrain.evaluation.hook_runner import HookRunner
 from pretrain.hardware import local_ranks
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.memory import peak_memory
 
 _TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step

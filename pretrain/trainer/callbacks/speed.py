@@ -11,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from data_pipeline.foundation.atomic import temporary_path
 from data_pipeline.loading.batch_facts import fact
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
 from pretrain.trainer.throughput import peak_flops
+from pretrain.trainer.trainer import Trainer
 
 _FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
 
@@ -99,7 +100,7 @@ class Profiling(Callback):
         if trainer.last or trainer.stopping or trainer.step == self._begin + _PROFILED:
             self._write(trainer)
 
-    def before_going_back(self, trainer: Trainer) -> None:
+    def before_rewind(self, trainer: Trainer) -> None:
         self._write(trainer)
 
     def _write(self, trainer: Trainer) -> None:

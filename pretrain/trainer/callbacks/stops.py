@@ -8,10 +8,11 @@ from types import FrameType
 from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_signals
 from pretrain.run import status
 from pretrain.run.restarts import earlier_seconds
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.ranks import first_value
 
-_STORE_LOST = "stop since the store is lost"
+_STORE_LOST = "store_lost"
 _received: list[int] = []
 
 
@@ -47,7 +48,7 @@ class Stops(Callback):
         hours = trainer.config.run.max_hours
         self._deadline = self._began + hours * 3600 - earlier_seconds() if hours else float("inf")
 
-    def requests(self, trainer: Trainer) -> Mapping[str, bool]:
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         run, lost = trainer.run, trainer.store_error is not None
         by_file = run.rank == 0 and status.stop_requested(run.directory)
         late = time.monotonic() > self._deadline
@@ -55,6 +56,6 @@ class Stops(Callback):
         return {"stop": asked or late or lost, _STORE_LOST: lost}
 
     def after_step(self, trainer: Trainer) -> None:
-        if trainer.stopping and not trainer.last and trainer.requested[_STORE_LOST]:
+        if trainer.stopping and not trainer.last and trainer.any_rank(_STORE_LOST):
             error = first_value(str(trainer.store_error) if trainer.store_error else None)
             trainer.report.warn(f"{error}; stopping after step {trainer.step}, which is saved")

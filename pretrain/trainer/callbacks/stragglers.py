@@ -16,7 +16,8 @@ import torch.distributed as dist
 from pretrain.evaluation import record
 from pretrain.evaluation.hook import Findings
 from pretrain.run.environment import place
-from pretrain.trainer.callback import Callback, Trainer
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.ranks import communication_device
 from pretrain.zero.step_measures import Slow, compared, named, waiting
 
@@ -32,10 +33,8 @@ class Straggling(Callback):
     _metrics: Mapping[str, float] = {}  # of the last window, on rank 0
 
     def before_training(self, trainer: Trainer) -> None:
-        config = trainer.config
         self._machines, self._folder = trainer.report.machines, record.directory(trainer.run.directory)
-        self._remote = config.data.remote  # a store, which may be slow too
-        self._factor = config.faults.straggler_factor if self._remote or trainer.run.ranks > 1 else None
+        self._remote = trainer.config.data.remote  # a store, which may be slow too
 
     def before_steps(self, trainer: Trainer) -> None:
         """Forgets the steps so far: a start, and what comes after a rewind, doesn't tell of the next ones."""
@@ -43,8 +42,6 @@ class Straggling(Callback):
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
 
     def after_step(self, trainer: Trainer) -> None:
-        if self._factor is None:
-            return
         times = trainer.engine.times
         self._own.append((times.data, times.compute, times.whole))
         if len(self._own) < _EVERY:
@@ -58,13 +55,15 @@ class Straggling(Callback):
         elif dist.get_rank() == 0:
             self._window.extend(torch.stack(gathered, dim=1).cpu().numpy())
             if len(self._window) == WINDOW:
-                self._judge(trainer, np.stack(self._window), self._factor)
+                self._judge(trainer, np.stack(self._window))
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return self._metrics
 
-    def _judge(self, trainer: Trainer, times: np.ndarray, factor: float) -> None:
+    def _judge(self, trainer: Trainer, times: np.ndarray) -> None:
         """Tells of what has become slow or fast."""
+        factor = trainer.config.faults.straggler_factor
+        assert factor is not None
         found, before = compared(times, self._remote), self._named
         now = self._named = named(found, factor, before)
         self._metrics = {

@@ -13,10 +13,10 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint.directory import set_aside_after
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import heartbeat
-from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.callbacks.fingerprints import named
-from pretrain.zero.deepspeed_private import flat_buffers, local_weights, swapped, wrapped
-from pretrain.zero.ranks import least, of_all_ranks, on_rank_0
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.callbacks.silent_errors.fingerprints import named
+from pretrain.trainer.trainer import Trainer
+from pretrain.zero.ranks import most, of_all_ranks, on_rank_0
 
 _SHARE = 0.001  # of the arithmetic of training, that checksums may take the time of
 _BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
@@ -39,8 +39,8 @@ class ComparingMemory(Callback):
     _taken: list[tuple[list[str], Tensor]] | None = None
 
     def before_training(self, trainer: Trainer) -> None:
-        self._engine = trainer.engine.deepspeed
-        self._names = [name for name, _ in self._engine.module.named_parameters()]
+        self._engine = trainer.engine
+        self._names = [name for name, _ in trainer.engine.module.named_parameters()]
         self._every = trainer.config.faults.checksum_every_steps
         trainer.engine.before_update = self._compare
 
@@ -60,7 +60,7 @@ class ComparingMemory(Callback):
         rows = layout.micro_batch * layout.accumulation
         flops = rows * count_flops(trainer.outline, Sizes.of_example(*trainer.run.lengths))
         read = sum(values.numel() * values.element_size() for values in self._tensors().values())
-        return interval(-least(-read, device), flops, device.type)
+        return interval(most(read, device), flops, device.type)
 
     def _compare(self) -> None:
         """Compares with what was taken since the last update, if it was."""
@@ -101,17 +101,15 @@ class ComparingMemory(Callback):
 
     def _tensors(self) -> dict[str, Tensor]:
         """What lies in this rank's memory from one update to the next, by name; each place once."""
-        engine = self._engine
-        weights = local_weights(engine)
-        buffers = list(flat_buffers(engine))
-        if weights is None or any(swapped(engine, number) for number in range(len(buffers))):
+        weights, buffers = self._engine.local_weights(), self._engine.flat_buffers()
+        if weights is None or buffers is None:
             return {}
         found = {name: values for name, (values, _, _) in zip(self._names, weights, strict=True)}
         places = {values.untyped_storage().data_ptr() for values in found.values()}
         for number, buffer in enumerate(buffers):
             if buffer.tensor.untyped_storage().data_ptr() not in places:
                 found[f"the optimizer's weights, group {number}"] = buffer.tensor
-        for number, state in enumerate(wrapped(engine).state.values()):
+        for number, state in enumerate(self._engine.optimizer.state.values()):
             for key, values in state.items():
                 if isinstance(values, Tensor):
                     found[f"{key} of group {number}"] = values

@@ -1,29 +1,25 @@
-"""Starts a run: joins the ranks, validates the run file, trains."""
+"""Starts a run: joins the ranks, checks the run file, builds the model and trains it. The file to read first."""
 
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.hardware import local_ranks, threads_per_rank
-from pretrain.run import heartbeat, rank_logs, slurm, status
+from pretrain.run import rank_logs, slurm, status
 from pretrain.run.heartbeat import beating
-from pretrain.run.restarts import earlier_seconds
 from pretrain.run.watchdog import watching
 from pretrain.trainer.preflight import NOT_FRESH, device_problems, note_death
 from pretrain.trainer.run_report import RunReport
-from pretrain.trainer.validate import validate
-from pretrain.zero.ranks import from_rank_0, on_each_rank, on_rank_0, process_group
+from pretrain.trainer.validate import ValidatedRun, validate
+from pretrain.zero.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
 
-with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
-    from pretrain.checkpoint import resume as resumable
-    from pretrain.trainer import loop
-    from pretrain.trainer.callbacks import stops
-    from pretrain.zero import numerics
+if TYPE_CHECKING:
+    from pretrain.zero.engine import Engine
 
 # cuBLAS, NCCL: what each reads, and the value with which its sums have one order
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
@@ -54,11 +50,18 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
             ranks,
         ),
     ):
-        return train_on(rank, ranks, config, stop_at_step, fresh)
+        return train_in_group(rank, ranks, config, stop_at_step, fresh)
 
 
-def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
+def train_in_group(
+    rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False
+) -> int:
     """`train` within a process group that exists already."""
+    # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
+    from pretrain.checkpoint import resume as resumable
+    from pretrain.trainer.callbacks import build_callbacks, stops
+    from pretrain.trainer.trainer import Trainer
+
     config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
@@ -71,20 +74,28 @@ def train_on(rank: int, ranks: int, config: RunConfig, stop_at_step: int | None 
         if rank == 0:
             print(run.nothing_left)
         return 0
-    # refuses one of the user's before the run begins
-    callbacks = on_each_rank(lambda: loop.build_callbacks(config, stop_at_step))
-    if not earlier_seconds():  # an attempt before this one has checked it
-        numerics.check(config)
-        heartbeat.mark(0)  # its steps weren't the run's
+    callbacks = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step))
     with RunReport(run, stop_at_step) as report:
-        if run.train_state.step >= last:  # killed after its last checkpoint, or to stop where it is already
+        if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
         stops.catch_signals()
-        code = loop.train(run, report, callbacks)
+        code = report.finish(Trainer(run, report, build_engine(run), callbacks).fit())
         stops.ignore_signals()
         if fresh and code:
             report.say(NOT_FRESH)
         return code
+
+
+def build_engine(run: ValidatedRun) -> "Engine":
+    """The model of the run under DeepSpeed. Its weights are drawn unless they will be loaded."""
+    from pretrain.trainer import distillation  # after DeepSpeed, in the process group
+    from pretrain.zero.construction import construct
+    from pretrain.zero.engine import Engine
+
+    model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
+    if run.config.wrapper:
+        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
+    return Engine(model, run.config)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:

@@ -1,6 +1,6 @@
 """Gradients that are computed twice: their fingerprints, the ranks that compute the same one, and what differences say.
 
-What `pretrain.trainer.callbacks.replay` compares.
+What `pretrain.trainer.callbacks.silent_errors.replay` compares.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batches import Batch
 from pretrain.run.environment import Machine, place
-from pretrain.trainer.callbacks.fingerprints import Finding, named, sums
+from pretrain.trainer.callbacks.silent_errors.fingerprints import Finding, named, sums
 from pretrain.zero.ranks import of_all_ranks
 
 _Form = dict[str, tuple[int, ...]]  # of a micro-batch: the shapes of its tensors, which are int64

@@ -17,10 +17,9 @@ from torch import Tensor
 from data_pipeline.foundation.errors import FailedError
 from pretrain.checkpoint import index as checkpoint_index
 from pretrain.run import heartbeat, watchdog
-from pretrain.trainer.callback import Callback, Trainer
-from pretrain.zero.deepspeed_private import local_weights
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.engine import Engine
-from pretrain.zero.fragments import in_memory
 
 _PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element
@@ -66,7 +65,7 @@ def of_masters(engine: Engine) -> str:
 def difference(engine: Engine) -> Finding | None:
     """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe. All ranks
     call it."""
-    weights, names = local_weights(engine.deepspeed), _names(engine)
+    weights, names = engine.local_weights(), _names(engine)
     if weights is None:
         return None
     own = torch.zeros(len(names), 2, dtype=torch.int64, device=engine.device)
@@ -95,14 +94,14 @@ def judged(names: list[str], right: Tensor) -> Finding | None:
 
 
 def _names(engine: Engine) -> list[str]:
-    return [name for name, _ in engine.deepspeed.module.named_parameters()]
+    return [name for name, _ in engine.module.named_parameters()]
 
 
 def _masters(engine: Engine, dtype: torch.dtype) -> Tensor:
     """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
     numbers = {name: number for number, name in enumerate(_names(engine))}
     found = torch.zeros(len(numbers), 2, dtype=torch.int64, device=engine.device)
-    for fragment in in_memory(engine.deepspeed):
+    for fragment in engine.fragments():
         values = fragment.view(fragment.buffer.data).to(dtype)
         found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
     dist.all_reduce(found)

@@ -23,9 +23,10 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batches import Batch
 from pretrain.checkpoint.directory import set_aside_after
 from pretrain.run import watchdog
-from pretrain.trainer import repeated_gradients as gradients
-from pretrain.trainer.callback import Callback, Trainer
-from pretrain.trainer.callbacks.fingerprints import Finding
+from pretrain.trainer.callback import Callback
+from pretrain.trainer.callbacks.silent_errors import repeated_gradients as gradients
+from pretrain.trainer.callbacks.silent_errors.fingerprints import Finding
+from pretrain.trainer.trainer import Trainer
 from pretrain.zero.ranks import of_all_ranks, on_rank_0
 
 _SHARE = 0.002  # of the forward and backward passes of training, that replays may add
@@ -66,7 +67,7 @@ class Replaying(Callback):
         self._engine, self._machines = engine, trainer.report.machines
         asked, save_every = config.faults.replay_every_steps, config.checkpoint.every_steps
         self._every = interval(asked, trainer.layout.accumulation, trainer.run.ranks, save_every)
-        self._model: nn.Module = engine.deepspeed.module
+        self._model: nn.Module = engine.module
         self._names = [name for name, _ in self._model.named_parameters()]
         self._repeats = engine.device.type == "cpu" or config.compute.deterministic
         self._spread: float | None = 0.0 if self._repeats else None  # None: not measured yet
