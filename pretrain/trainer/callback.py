@@ -128,7 +128,7 @@ class Trainer:
         self.layout = self.plan.layout
         self.state = self.before = run.train_state
         self.requested: dict[str, bool] = {}
-        self.stopping = self.asked_to_stop = self._went_back = False
+        self.stopping = self.asked_to_stop = self._went_back = self._compiled = False
         self.waited = 0.0
         self.weights: str | None = None
         self._lookahead: Lookahead[list[Batch]] | None = None
@@ -185,6 +185,9 @@ class Trainer:
         heartbeat.mark(start.step)
         batches = on_device(self._lookahead or loaded, self.engine.device, few)
         for waited, micro_batches in _timed(self.engine.times.loading(batches)):
+            if not self._compiled:
+                self.engine.compile(micro_batches[0])
+                self._compiled = True
             self.before, self.waited, self.micro_batches = self.state, waited, micro_batches
             yield micro_batches
             if self.stopping or self._went_back:
