@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from checks.results import gpu
 from checks.results.data import ROOT, printed
 from checks.results.pages import Rows, check, tables, write
 from checks.results.tables import TABLES
@@ -29,7 +30,7 @@ WHOLE = {
 def computed(folder: Path) -> dict[str, Rows]:
     marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
     files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
-    return files | {name: function(folder) for name, function in TABLES.items()}
+    return files | gpu.computed(folder) | {name: function(folder) for name, function in TABLES.items()}
 
 
 def problems(folder: Path) -> list[str]:

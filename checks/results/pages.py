@@ -106,10 +106,11 @@ def write(folder: Path, computed: Mapping[str, Rows]) -> None:
             start = table.line + 2
             end = start + len(table.rows)
             as_it_was = {tuple(row): line for row, line in zip(table.rows, lines[start:end], strict=True)}
-            lines[start:end] = [as_it_was.get(tuple(row)) or _line(row) for row in rows]
+            lines[start:end] = [as_it_was.get(tuple(row)) or line_of(row) for row in rows]
         if (changed := "\n".join(lines) + "\n") != text:
             write_bytes(page, changed.encode())
 
 
-def _line(cells: Sequence[str]) -> str:
+def line_of(cells: Sequence[str]) -> str:
+    """A row of a table."""
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)

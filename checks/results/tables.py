@@ -4,7 +4,6 @@
 def _(folder): …                     # folder: docs/results
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -494,30 +493,3 @@ def _useful_time(folder: Path) -> Iterator[list[str | None]]:
             late = times[int(0.95 * (len(times) - 1))]
             between = [f"{number(value, 2)} s" for value in (median(times), late)]
         yield [None, soak["kills"], f"{steps:,}", share, None, *between, None]
-
-
-def _on_a_gpu(folder: Path) -> dict[str, Any]:
-    """The lines of `make gpu`, by check."""
-    lines = map(json.loads, (folder / "gpu/h100.jsonl").read_text(encoding="utf-8").splitlines())
-    return {line["check"]: line for line in lines}
-
-
-@table("gpu-checks")
-def _gpu_checks(folder: Path) -> Iterator[list[str | None]]:
-    for name, line in _on_a_gpu(folder).items():
-        yield [f"`{name}`", None, line["outcome"], str(line["held"]), str(len(line["wrong"])), f"{line['seconds']:.0f}"]
-
-
-@table("gpu-steps")
-def _gpu_steps(folder: Path) -> Iterator[list[str | None]]:
-    for row in _on_a_gpu(folder)["throughput"]["tables"]["steps"]:
-        share = f"{100 * row['mfu_of_data_sheet']:.1f} %"
-        figures = f"{row['step_ms']:.0f}", f"{row['tokens_per_second']:,.0f}", share, f"{row['peak_gb']:.1f}"
-        form = "compiled" if row["compiled"] else "eager"
-        yield [row["optimizer"], form, str(row["micro_batch"]), *figures, f"{row['launches']:,}"]
-
-
-@table("gpu-generation")
-def _gpu_generation(folder: Path) -> Iterator[list[str | None]]:
-    for row in _on_a_gpu(folder)["generation"]["tables"]["speed"]:
-        yield [row["decoding"], f"{row['tokens_per_second']:,.0f}"]

@@ -118,6 +118,7 @@ def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
     """True if a pass over the batch fits into the memory of each rank, as far as ranks don't wait for one another in
     it: of those that do, one without memory would leave the others waiting, and ends the run."""
     if not adds_locally(run.config, run.ranks):
+        engine.measure(batch)
         return True
     try:
         engine.measure(batch)
@@ -158,7 +159,8 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _to_come(run, engine)
-    engine.measure(rows)  # allocates what is allocated once: kernels, buffers of collectives
+    if not _fits(run, engine, rows):  # else it has allocated what is allocated once: kernels, buffers of collectives
+        return [1]
     peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]

@@ -65,6 +65,7 @@ class Trainer:
         self.weights = None
         self._votes: dict[str, bool] = {}
         self._asked_to_stop = False
+        self._compiled = False
         self._rewound = False
         self._lookahead: Lookahead[list[Batch]] | None = None
 
@@ -92,6 +93,9 @@ class Trainer:
         for seconds, micro_batches in _timed(self._batches()):
             self.waited = seconds
             self.micro_batches = micro_batches
+            if not self._compiled:
+                self.engine.compile(micro_batches[0])
+                self._compiled = True
             self._train_step()
             for callback in self.callbacks.values():
                 callback.after_step(self)

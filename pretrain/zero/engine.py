@@ -28,9 +28,10 @@ from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.optimizers.groups import set_rates
 from pretrain.run import heartbeat
 from pretrain.zero import deepspeed_private, fragments
-from pretrain.zero.construction import adds_locally, deepspeed_config, gathered_at_once, whole_copy
+from pretrain.zero.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.zero.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.zero.graphs import graphed
+from pretrain.zero.ranks import ranks_by_node
 from pretrain.zero.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.zero.totals import Totals
 
@@ -148,7 +149,22 @@ class Engine:
     def measure(self, batch: Batch) -> None:
         """Computes the gradient of a micro-batch, with the time and the memory that it takes in a step, and discards
         it. All ranks call this together, between steps."""
+        self._discard(batch, self.counted([batch]))
+
+    def compile(self, batch: Batch) -> None:
+        """Has one rank of each node compile the layers for micro-batches like `batch`. The others wait, and then find
+        what it has compiled in the node's cache. All ranks call this together, before the first step.
+
+        Nothing happens where layers aren't compiled or DeepSpeed reduces gradients: passes of ranks then meet.
+        """
+        if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self._ranks:
+            return
         counted = self.counted([batch])
+        if any(node[0] == self._rank for node in nodes):
+            self._discard(batch, counted)
+        dist.barrier()
+
+    def _discard(self, batch: Batch, counted: dict[str, Tensor]) -> None:
         self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
 
     def training_losses(self, batch: Batch) -> Losses:

@@ -12,9 +12,14 @@ def check_version() -> None:
     """Raises UserError for a version of DeepSpeed outside the tested range."""
     if not is_tested():
         raise UserError(
-            f"deepspeed {deepspeed.__version__} is installed; supported: {OLDEST} to {NEWEST}; "
+            f"deepspeed {deepspeed.__version__} is installed; supported: {supported()}; "
             f"install it with: pip install deepspeed=={NEWEST}"
         )
+
+
+def supported() -> str:
+    """The tested range, for a message."""
+    return NEWEST if OLDEST == NEWEST else f"{OLDEST} to {NEWEST}"
 
 
 def is_tested() -> bool:

@@ -1,10 +1,13 @@
 """The tables of docs/results are what the data beside them say."""
 
+import datetime
+import json
 import shutil
 
 import pytest
 
 from checks.results import __main__ as results
+from checks.results import gpu
 from checks.results.data import number, spread
 from checks.results.pages import write
 from tests.tables import each
@@ -52,3 +55,51 @@ def test_a_changed_figure_is_named_with_its_page_and_row(page, figure, other, ex
 def test_a_value_that_is_missing_is_left_out():
     assert number(None, 3) == spread([None], 2) == ""
     assert spread([1.0, 1.2, None], 2) == "1.10 ± 0.14"
+
+
+def gpu_lines() -> list[dict]:
+    """As `make gpu` writes them, but for most."""
+    facts = {"gpu": "NVIDIA H100", "memory_gib": 79.2, "cores": 16, "torch": "2.13.0", "cuda": "13.0", "python": "3.12"}
+    step = {"run": "t5-v1.1-base-c4", "form": "graph", "micro_batch": 128, "ms": 151.2, "tokens_per_second": 529800.0}
+    step |= {"mfu_of_data_sheet": 0.3641, "mfu_of_measured": 0.5062, "peak_gb": 39.16, "first_steps_ms": 41230.0}
+    kernels = [{"form": "graph", "name": f"f<a|b>{one}", "ms": 1.0, "share": 0.1, "calls": 24.0} for one in range(30)]
+    rows = [("steps", "steps", step), ("steps", "bits", {"of": "graph", "losses": "nan", "parameters": 0})]
+    rows += [("profile", "kernels", one) for one in kernels]
+    rows += [("peers", "peers", {**step, "peer": "nanoT5's form", "attention": "eager", "compiled": True})]
+    ended = {"check": "steps", "outcome": "failed", "seconds": 99.7, "limit": 130, "held": 9, "wrong": {"one": 1}}
+    return [
+        *({"check": "machine", "fact": name, "value": value} for name, value in facts.items()),
+        *({"check": check, "row": table, "value": values} for check, table, values in rows),
+        {"check": "steps", "skipped": "a part", "value": "why"},
+        ended,
+        {"check": "peers", "outcome": "unreached", "seconds_left": 3.0},
+        {"summary": {}, "device": "cuda", "seconds": 540.0},
+    ]
+
+
+def test_what_make_gpu_found_is_put_into_its_page(computed, tmp_path):
+    """Twice, and a second call's file beside that of the first: nothing else on the page changes."""
+    folder = shutil.copytree(results.FOLDER, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    before = (folder / "gpu.md").read_text()
+    for name, lines in (("gpu-1", gpu_lines()), ("gpu-2", gpu_lines()[:1]), ("gpu-1", gpu_lines())):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"check": "cut o')
+        gpu.put([tmp_path / f"{name}.jsonl"], folder, datetime.date(2026, 12, 1))
+    page = (folder / "gpu.md").read_text()
+    own = page[page.index(gpu.TITLE) :].split("\n## ")[0] + "\n"
+    assert page.replace(own, "") == before
+    assert page.count(gpu.TITLE) == 1
+    machine = "One NVIDIA H100, 79 GiB; 16 cores; PyTorch 2.13.0, CUDA 13.0, Python 3.12."
+    assert f"*2026-12-01. {machine}*\n\n<!-- results: make gpu, checks -->\n" in own
+    expected = [
+        "| `steps` | failed | 9 | 1 | 1 | 100 |",
+        "| `peers` | unreached | | 0 | 0 | 0 |",
+        "| `t5-v1.1-base-c4` | graph | 128 | 151.2 | 529,800 | 36.4 % | 50.6 % | 39.2 | 41,230 |",
+        "| graph | nan | 0 |",
+        "| nanoT5's form | `eager` | compiled | 128 | 151.2 | 529,800 | 36.4 % | 39.2 |",
+    ]
+    assert [line for line in own.splitlines() if line in expected] == expected
+    assert own.count("| graph | `f<a/b>") == 10  # the longest
+    found = results.check(folder, {**computed, **gpu.computed(folder)}, [*results.WHOLE])
+    assert found == []
+    (folder / "gpu.md").write_text(page.replace("39.2 | 41,230", "39.3 | 41,230"))
+    assert any("39.2 from the data" in line for line in results.check(folder, gpu.computed(folder), [*results.WHOLE]))

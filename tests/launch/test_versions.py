@@ -39,9 +39,7 @@ def test_another_deepspeed_is_refused_in_one_line(command, small_corpus, tmp_pat
         text=True,
         timeout=300,
     )
-    said = (
-        f"deepspeed {OTHER} is installed; supported: 0.19.8 to 0.19.8; install it with: pip install deepspeed==0.19.8"
-    )
+    said = f"deepspeed {OTHER} is installed; supported: 0.19.8; install it with: pip install deepspeed==0.19.8"
     assert (done.returncode, done.stderr + done.stdout) == (
         2,
         f"error: {said}\n",

@@ -61,6 +61,9 @@ CASES = [
 ]
 
 
+BY_DEEPSPEED = [(stage, "bf16", accumulation) for stage in (2, 3) for accumulation in (1, 2, 8)]
+
+
 @pytest.mark.parametrize("ranks", [2, *slow(4)])
 def test_whatever_the_number_of_micro_batches_gradients_are_reduced_once_and_weights_gathered_once(ranks):
     """Of each flat buffer of n elements: 4n bytes are reduced, 2n or 4n gathered. Besides, three times a few scalars:
@@ -74,12 +77,28 @@ def test_whatever_the_number_of_micro_batches_gradients_are_reduced_once_and_wei
             assert found.total() == 3 + 2 * len(sizes), case
 
 
-def trained(precision: str, accumulation: int) -> tuple[list[float], list[float], list[torch.Tensor]]:
+@pytest.mark.slow
+def test_deepspeed_reduces_gradients_in_each_micro_batch():
+    """At stage 2 in bf16, and at stage 3: 4n bytes of n elements each time. Stage 2 gathers 2n once."""
+    (found, _) = on_ranks(2, each, exchanged, BY_DEEPSPEED)
+    for (stage, _, accumulation), (_, large, sizes) in zip(BY_DEEPSPEED, found, strict=True):
+        assert large["all_reduce"] == accumulation * 4 * sum(sizes), (stage, accumulation)
+        assert stage == 3 or large["all_gather_into_tensor"] == 2 * sum(sizes), accumulation
+
+
+def trained(compiled: bool, precision: str, accumulation: int) -> tuple[list[float], list[float], list[torch.Tensor]]:
     """Losses and gradient norms of five steps of 16 rows, and the fp32 weights after them."""
     from deepspeed.utils import safe_get_full_fp32_param
 
+    from pretrain.zero import construction
+
+    construction.BACKEND = "aot_eager"  # in a process of this test's own: making kernels would take minutes
     settings = {"name": "adamw", "learning_rate": 1e-3, "gradient_clipping": 0.5}
-    engine = engine_of(run_config(1, precision=precision, batch={"global_batch_size": 16}, optimizer=settings))
+    compute = {"compile": compiled}
+    torch.compiler.reset()  # what has seen two numbers of rows is compiled for any
+    engine = engine_of(
+        run_config(1, precision=precision, batch={"global_batch_size": 16}, optimizer=settings, compute=compute)
+    )
     layout = layout_of(accumulation)
     losses, norms = [], []
     for step in range(5):
@@ -91,14 +110,15 @@ def trained(precision: str, accumulation: int) -> tuple[list[float], list[float]
 
 
 @pytest.mark.slow
-def test_two_and_four_ranks_train_as_one_does():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_and_four_ranks_train_as_one_does(compiled):
     """In fp32 another order of sums is all that differs; in bf16 other roundings of each micro-batch's gradient."""
-    cases = [(precision, accumulation) for precision in ("fp32", "bf16") for accumulation in (1, 4)]
-    one = {precision: on_ranks(1, trained, precision, 1)[0] for precision in ("fp32", "bf16")}
+    cases = [(compiled, precision, accumulation) for precision in ("fp32", "bf16") for accumulation in (1, 4)]
+    one = {precision: on_ranks(1, trained, compiled, precision, 1)[0] for precision in ("fp32", "bf16")}
     bounds = {"fp32": (1e-6, 1e-5), "bf16": (2e-3, 1e-2)}
     for ranks in (2, 4):
-        for of_rank in on_ranks(ranks, each, trained, cases):
-            for (precision, accumulation), (losses, norms, weights) in zip(cases, of_rank, strict=True):
+        for of_rank in on_ranks(ranks, each, trained, cases, seconds=800):
+            for (_, precision, accumulation), (losses, norms, weights) in zip(cases, of_rank, strict=True):
                 expected_losses, expected_norms, expected = one[precision]
                 loss_bound, weight_bound = bounds[precision]
                 assert losses == pytest.approx(expected_losses, rel=loss_bound), (ranks, precision, accumulation)

@@ -242,11 +242,11 @@ def test_a_version_outside_the_range_is_refused_with_what_to_install(monkeypatch
     for tested in (oldest, newest, f"{newest}+cu130"):
         monkeypatch.setattr(deepspeed, "__version__", tested)
         versions.check_version()
-    for other in ("0.9.10", "0.20.0"):
+    for other in ("0.9.10", "0.19.7", "0.20.0"):
         monkeypatch.setattr(deepspeed, "__version__", other)
         with pytest.raises(UserError) as error:
             versions.check_version()
-        said = f"deepspeed {other} is installed; supported: {oldest} to {newest}; "
+        said = f"deepspeed {other} is installed; supported: {versions.supported()}; "
         assert str(error.value) == f"{said}install it with: pip install deepspeed=={newest}"
 
 

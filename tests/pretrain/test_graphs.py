@@ -16,11 +16,12 @@ from data_pipeline.loading.shapes import in_few_widths
 from pretrain.functional.attention import Backend, using
 from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.models import build, outline, parse
+from pretrain.models.model import Head
 from pretrain.zero.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
-from tests.pretrain.small_runs import T5, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
 from tests.slow import slow
 from tests.tables import each as of_each
 
@@ -345,3 +346,59 @@ def test_padding_to_a_width_changes_no_loss_and_no_gradient(name):
             gradients = torch.autograd.grad(total, [*model.parameters()], allow_unused=True)
             found.append([total, *(one for one in gradients if one is not None)])
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+RAGGED = 24  # steps
+LENGTHS = (100, 72)  # the greatest of inputs and targets
+
+
+def ragged(few: bool, step: int) -> list[dict[str, Tensor]]:
+    """Two micro-batches of four rows of drawn lengths; if `few`, in few shapes."""
+    draw = torch.Generator().manual_seed(step)
+    found = []
+    for _ in range(2):
+        batch = {}
+        for name, longest, fill in zip(("encoder_input_ids", "labels"), LENGTHS, (0, IGNORE_INDEX), strict=True):
+            lengths = torch.randint(5, longest + 1, (4, 1), generator=draw)
+            ids = torch.randint(3, 99, (4, int(lengths.max())), generator=draw)
+            there = torch.arange(ids.size(1)) < lengths
+            batch[name] = ids.where(there, fill)
+            if name == "encoder_input_ids":
+                batch["encoder_attention_mask"] = there.long()
+        found.append(with_target_indices(in_few_widths(batch, LENGTHS, 0) if few else batch, few))
+    return found
+
+
+def ragged_run(few: bool) -> dict[str, Any]:
+    """Losses, norms and the last weights of a run whose loss goes by the indices of targets, as on a GPU; the widths of
+    its rows, how many graphs there are, and what was told."""
+    compute, optimizer = {"cuda_graphs": few}, {"learning_rate": 1e-3, "gradient_clipping": 0.5}
+    engine = engine_of(run_config(1, compute=compute, optimizer=optimizer, batch={"global_batch_size": 8}))
+
+    def losses(head: Any, x: Tensor, labels: Tensor, config: Any, target_indices: Tensor) -> Tensor:
+        return chunked_cross_entropy(x, head.weight, None, labels, CrossEntropy(), target_indices)
+
+    widths, found = set(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Head, "forward", losses)
+        for step in range(RAGGED):
+            batches = ragged(few, step)
+            widths |= {(one["encoder_input_ids"].size(1), one["labels"].size(1)) for one in batches}
+            found.append((engine.step(step, 8 * step, batches).loss, engine.gradient_norm))
+    weights = [one.detach().clone() for one in engine.module.parameters()]
+    graphs = len(engine._graphs._captured) if engine._graphs else 0
+    engine.close()
+    return {"found": found, "weights": weights, "widths": widths, "graphs": graphs, "told": engine.warnings}
+
+
+def test_a_run_of_ragged_rows_is_the_same_in_few_shapes():
+    """But for the order of sums, in fp32: the bounds are those of other numbers of ranks."""
+    ((plain, few),) = on_ranks(1, each, ragged_run, [(False,), (True,)])
+    assert few["found"] == [pytest.approx(one, rel=1e-6) for one in plain["found"]]
+    for one, other in zip(few["weights"], plain["weights"], strict=True):
+        assert (one - other).norm() / other.norm() < 1e-5
+    assert len(plain["widths"]) > 20
+    assert few["widths"] == {(inputs, targets) for inputs in (64, 100) for targets in (64, 72)}
+    assert (plain["graphs"], plain["told"]) == (0, [])
+    assert few["graphs"] > 1
+    assert few["told"] in ([], [SHAPES])

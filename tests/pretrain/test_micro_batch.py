@@ -14,9 +14,12 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.processes import left_by_control_groups
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
+from pretrain.config.run_config import ComputeSection
+from pretrain.run import watchdog
 from pretrain.trainer import micro_batch
 from pretrain.trainer.micro_batch import fastest
 from pretrain.trainer.validate import validate
+from pretrain.zero import construction
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -61,9 +64,12 @@ def trained_with_memory(starts: list[tuple[Path, int | None]]) -> list[int]:
         return _train_each(starts)
 
 
-def chosen_with(path: Path, free: int, pack: int, total: int = 2**30, folder: str = "") -> tuple[int, Any]:
+def chosen_with(
+    path: Path, free: int, pack: int, total: int = 2**30, folder: str = "", fitting: int = 100
+) -> tuple[int, Any]:
     """The choice, and the (rows, inputs, targets) of the tensors that were tried, where a row of a tensor takes 100
-    bytes, all else 500, and `free` are free besides 44 for each parameter of the rank."""
+    bytes, all else 500, and `free` are free besides 44 for each parameter of the rank. On the second rank the memory
+    of more than `fitting` rows isn't there."""
     from pretrain.zero.construction import construct
     from pretrain.zero.engine import Engine
     from pretrain.zero.fragments import fragments
@@ -79,6 +85,14 @@ def chosen_with(path: Path, free: int, pack: int, total: int = 2**30, folder: st
         passes()
         return 500 + 100 * tried[-1][0]
 
+    measure = engine.measure
+
+    def measured(batch: Any) -> None:
+        if dist.get_rank() and len(batch["labels"]) > fitting:
+            engine.counted([batch])  # in which ranks meet
+            raise torch.OutOfMemoryError
+        measure(batch)
+
     coming = 44 * sum(one.size for one in fragments(engine.deepspeed)) / 0.9
     memory = SimpleNamespace(
         free=lambda: free * (1 + dist.get_rank()) + coming,  # the second rank has more
@@ -87,6 +101,7 @@ def chosen_with(path: Path, free: int, pack: int, total: int = 2**30, folder: st
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "DeviceMemory", lambda device: memory)
+        patch.setattr(engine, "measure", measured)
         layout = micro_batch.choose(run, engine).layout
     assert layout.micro_batch * layout.accumulation == 12
     engine.close()
@@ -106,6 +121,11 @@ def test_the_largest_divisor_of_a_ranks_share_that_fits_the_rank_with_least(smal
     plain, of_four = [(1, 32, 8), (4, 32, 8)], [(1, 128, 64), (3, 128, 64)]
     found = [(rows, plain) for rows in expected.values()] + [(rows, of_four) for rows in packed.values()]
     assert on_ranks(2, each, chosen_with, cases) == [found] * 2
+
+
+def test_where_four_rows_do_not_fit_each_rank_takes_one(small_corpus, tmp_path):
+    path = run_file(tmp_path, small_corpus, 1, batch={"global_batch_size": 24, "micro_batch_size": "auto"})
+    assert on_ranks(2, chosen_with, path, 10_000, 1, 2**30, "", 3) == [(1, [])] * 2
 
 
 def test_what_was_measured_for_other_rows_or_another_machine_is_measured_anew(small_corpus, tmp_path):
@@ -136,21 +156,24 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
         if rows > most[0]:
             raise torch.OutOfMemoryError
 
-    config = run_config(compute={"compile": False})
+    forgotten: list[int] = []
+    config = run_config(compute={"compile": True})
     run = SimpleNamespace(plan=BatchPlan(BatchSection(global_batch_size=256), ranks=2), config=config, ranks=2)
     engine = SimpleNamespace(device=torch.device("cuda"), measure=measure)
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
-        "full_rows": lambda _, rows, masked: rows,
+        "full_rows": lambda _, rows, masked: rows if not masked else None,  # as most rows of a run
         "on_gpu": lambda rows, _: rows,
         "_examples_per_row": lambda _: 1,
         "_microseconds": microseconds,
+        "forget_compiled": lambda: forgotten.append(len(timed)),
         "least": lambda value, _: value,
         "most": lambda value, _: max(value, 320 if value == 160 else value),  # another rank is slow with 16 rows
     }.items():
         monkeypatch.setattr(micro_batch, name, value)
     assert micro_batch._fastest(run, engine) == 32
     assert timed == [8, 16, 32, 64]
+    assert forgotten == [4]  # when all are timed
     timed.clear()
     most[0] = 16  # more need memory that is not there after all: 16 × 80 or, on the slow rank, 8 × 320
     assert micro_batch._fastest(run, engine) == 8
@@ -159,6 +182,30 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     assert micro_batch._fastest(run, engine) == 1
     engine.device = torch.device("cpu")
     assert micro_batch._fastest(run, engine) == 64
+
+
+def test_after_the_search_layers_are_compiled_for_the_rows_of_the_run(monkeypatch):
+    """PyTorch compiles for one row, then for any number; after the search, for those that come. The watchdog still
+    hears of it."""
+    sizes: list[bool] = []
+    told: list[bool] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        sizes.append(any(isinstance(one, torch.SymInt) for one in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(construction, "BACKEND", backend)
+    monkeypatch.setattr(watchdog, "compiling", told.append)
+    torch.compiler.reset()
+    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    construction.prepare_layers(model, ComputeSection(compile=True), stage=2)
+    for rows in (1, 4, 8):
+        model[0][0](torch.ones(rows, 2))
+    assert sizes == [False, True]
+    told.clear()
+    construction.forget_compiled()
+    model[0][0](torch.ones(8, 2))
+    assert (sizes, told) == ([False, True, False], [True, False])
 
 
 @tables.each(

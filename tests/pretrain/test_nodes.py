@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from data_pipeline.foundation.config_file import load
+from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
 from tests.pretrain.test_attention_check import a_run, child
@@ -85,6 +87,43 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
             said = f"compute.attention: this project's kernels fail here: {why}; PyTorch's are taken"
             assert when > last
             assert (line, backend) == ((said, "sdpa") if failing else (None, "triton"))
+
+
+def compiled(path: Path, rank: int) -> list[int]:
+    """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
+    from pretrain.trainer.train import train_on
+    from pretrain.zero import construction
+
+    node = socket.gethostname()
+    folder, other = path.parent / node, path.parent / f"the other of {node}"
+    folder.mkdir(exist_ok=True)
+    found: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        found.append(len([*folder.iterdir()]))
+        if rank in FIRST:
+            until = time.monotonic() + 1  # the other has begun by then, if it doesn't wait
+            while not other.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            (folder / str(len(found))).touch()
+        else:
+            other.touch()
+        return graph.forward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(construction, "BACKEND", backend)
+        overrides = [f"run.directory={path.parent}/of-{node}"]
+        assert train_on(rank, 4, load(path, overrides, RunConfig)) == 0
+    return found
+
+
+def test_one_rank_of_each_node_compiles_and_the_others_wait_for_it(small_corpus, tmp_path):
+    """Two graphs: a layer of the encoder and one of the decoder."""
+    batch = {"global_batch_size": 16, "micro_batch_size": 4}
+    changes: dict[str, Any] = {"compute": {"compile": True}, "batch": batch, "evaluation": []}
+    path = run_file(tmp_path, small_corpus, 1, {"max_steps": 1}, **changes)
+    of_ranks = on_ranks(4, on_its_node, functools.partial(compiled, path), joined=False)
+    assert of_ranks == [[0, 1] if rank in FIRST else [2, 2] for rank in range(4)]
 
 
 def written(path: Path, rank: int) -> list[str]:

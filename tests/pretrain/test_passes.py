@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data_pipeline.loading.batch_facts import with_facts
+from data_pipeline.loading.batch_facts import FACTS, fact, with_facts
+from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models, optimizers
@@ -355,6 +356,40 @@ OTHERS = [(name, "adamw") for name in MODELS if (name, "adamw") not in CASES]
 def test_a_step_waits_for_the_norm_alone(cases):
     for case, found in zip(cases, on_ranks(1, each, _waits_of_a_step, cases)[0], strict=True):
         assert found == ["_norm in gradients.py"], case
+
+
+class Reads(TorchDispatchMode):
+    """Counts operations, and notes whether one gets a tensor of `batches` that isn't a fact of them."""
+
+    def __init__(self, batches: list[Batch]):
+        super().__init__()
+        self._kept = {id(one) for batch in batches for name, one in batch.items() if name not in FACTS}
+        self.operations, self.reads = 0, False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        self.reads |= any(id(one) in self._kept for one in tree_leaves((args, kwargs)))
+        return function(*args, **(kwargs or {}))
+
+
+def test_counts_of_a_step_are_those_that_the_loader_has_made(one_rank):
+    """20 launches a micro-batch for labels and tokens would be made on a GPU: `_agreed` makes some for a step, and
+    what speed is computed from none."""
+    from pretrain.zero.engine import Engine
+
+    engine: Any = SimpleNamespace(device=torch.device("cpu"))
+    found = []
+    for count in (2, 8):
+        rows = [packed(micro_batches(BatchLayout(0, 1, 2, 1), number, 16, 16)[0]) for number in range(count)]
+        batches = [with_facts(batch) for batch in rows]
+        with Reads(batches) as reads:
+            labels = Engine._agreed(engine, batches, {"stop": True})["labels"]["labels"]
+            sizes = [fact("example_sizes", batch) for batch in batches]
+        assert int(labels) == sum(int((batch["labels"] != -100).sum()) for batch in rows)
+        assert [int(one[0]) for one in sizes] == [2] * count  # examples
+        assert not reads.reads
+        found.append(reads.operations)
+    assert found[0] == found[1] < 20
 
 
 def _waits_of_a_step(name: str, optimizer: str) -> list[str]:

@@ -82,16 +82,20 @@ NEEDED = {
 """Others are there to be on the safe side, or to limit the memory of what is under way."""
 
 
-def recorded(names: list[str]) -> dict[str, tuple[list[str], set[str]]]:
+def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[str], set[str]]]:
     """Of each case, the races, and the waits in the last step without one of which there is one. Each step has two
-    micro-batches, and a checkpoint is copied after it."""
+    micro-batches, and a checkpoint is copied after it. `smaller`: a bucket has no room for the largest parameter."""
     from pretrain.checkpoint.engine_state import HostCopies
+    from pretrain.zero import engine as engines
     from pretrain.zero.ranks import process_group
     from tests.pretrain import recorded_streams  # makes classes of DeepSpeed's, which asks a rank for its device
 
     recorded_streams.use()
     found = {}
-    with process_group(cpu_threads=1, seconds=120) as (rank, ranks):
+    own = engines.deepspeed_config
+    with process_group(cpu_threads=1, seconds=120) as (rank, ranks), pytest.MonkeyPatch.context() as patch:
+        if smaller:
+            patch.setattr(engines, "deepspeed_config", lambda config, ranks, largest: own(config, ranks))
         for name in names:
             stage, precision, zero = CASES[name]
             with recorded_streams.recording() as record:
@@ -106,7 +110,7 @@ def recorded(names: list[str]) -> dict[str, tuple[list[str], set[str]]]:
                 engine.close()
             whole = program(record)
             last = range(len(program(record[:begun])), len(whole))
-            found[name] = list(races(whole)), needed(whole, last)[0] if rank == 0 else set()
+            found[name] = list(races(whole)), needed(whole, last)[0] if rank == 0 and not smaller else set()
     return found
 
 
@@ -115,3 +119,12 @@ def test_a_step_orders_what_its_streams_do_and_would_not_without_these_waits(ran
     of_ranks = on_ranks(ranks, recorded, names, joined=False)
     assert [[found[name][0] for name in names] for found in of_ranks] == [[[]] * len(names)] * ranks
     assert {name: of_ranks[0][name][1] for name in names} == {name: NEEDED[name] for name in names}
+
+
+@pytest.mark.slow
+def test_a_bucket_smaller_than_a_parameter_is_a_race():
+    """In DeepSpeed 0.19.8: `stage_1_and_2` is the stream on which it reduces."""
+    of_ranks = on_ranks(2, recorded, ["2"], True, joined=False)
+    found = [line for of_rank in of_ranks for line in of_rank["2"][0]]
+    assert found
+    assert all("on stage_1_and_2 " in line and "on default " in line for line in found)
