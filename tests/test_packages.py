@@ -140,7 +140,7 @@ def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
     for module, path in modules().items():
         lines = ["", *path.read_text().splitlines()]
         functions = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef))
-        for line in (node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)):
+        for line in {node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)}:
             first = line
             while re.match(r"\s*(from|import) ", lines[first - 1]):
                 first -= 1
