@@ -41,7 +41,7 @@ StopAtStep = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
-    int | None, typer.Option(min=1, help="When a node is lost, go on with the others if at least this many are left.")
+    int | None, typer.Option(min=1, help="When a node is lost, continue on the others if at least this many are left.")
 ]
 
 

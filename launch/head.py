@@ -133,7 +133,7 @@ class Follower(threading.Thread):
     def _probe(self) -> None:
         before, self._refusal = self._refusal, rank_logs.refusal(self._log.parent)
         if self._refusal and self._refusal != before:
-            warning = f"warning: {self._log.parent}: {self._refusal}; the run goes on, but its logs are incomplete\n"
+            warning = f"warning: {self._log.parent}: {self._refusal}; the run continues, but its logs are incomplete\n"
             with contextlib.suppress(OSError):
                 os.write(_STDERR, warning.encode())
 

@@ -83,7 +83,7 @@ def experiment(
 ) -> None:
     """Train every run file of a folder with several seeds, and compare them in a table.
 
-    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
     """
     raise typer.Exit(
         run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)

@@ -1,9 +1,13 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-from typing import Annotated, Literal, Self
+import os
+import sys
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -179,6 +183,20 @@ class ComputeSection(Section):
     system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment come before it."""
 
 
+def _new_name(policy: Any) -> Any:
+    """`go_on`, the name of `continue` in earlier run files, is taken as well."""
+    if policy != "go_on":
+        return policy
+    _tell_new_name()
+    return "continue"
+
+
+@cache
+def _tell_new_name() -> None:
+    if "RANK" not in os.environ:  # `launch` has told it before its ranks start
+        print("warning: checkpoint.on_failure: go_on is called continue now", file=sys.stderr)
+
+
 class CheckpointSection(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
 
@@ -189,11 +207,11 @@ class CheckpointSection(Section):
     keep_every_steps: PositiveInt | None = None
     """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
     memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` goes on after a failure. `auto`:
+    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` resumes after a failure. `auto`:
     as few as cost less than 0.2 % of the time, 1000 at most. null: there are none."""
-    on_failure: Literal["go_on", "stop"] = "go_on"
-    """The reaction to a save that fails, for instance on a full disk. `go_on`: training goes on until the next save.
-    `stop`: the run ends."""
+    on_failure: Annotated[Literal["continue", "stop"], BeforeValidator(_new_name)] = "continue"
+    """The reaction to a save that fails, for instance on a full disk. `continue`: training continues until the next
+    save. `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
     weights."""
@@ -231,8 +249,8 @@ class SpikeSection(Section):
     window: Annotated[int, Field(ge=8, le=2**16)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
-    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
-    on with the rows after the spike."""
+    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and
+    continues with the rows after the spike."""
     max_rewinds: PositiveInt = 3
     """The most rewinds of a run."""
 

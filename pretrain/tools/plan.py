@@ -52,9 +52,9 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
             model = model.model_copy(update={"vocab_size": expected(planned.tokenizer).size})
         objective = objective or planned.rows.objective
     if model.vocab_size is None:
-        problems.append(f"model.vocab_size: not set, and {directory} isn't there to take it from; set it")
+        problems.append(f"model.vocab_size: not set, and {directory}, which would give it, is not found; set it")
     if objective is None:
-        problems.append(f"data.objective: not set, and {directory} isn't there to take it from; set it")
+        problems.append(f"data.objective: not set, and {directory}, which would give it, is not found; set it")
     elif model.longest_sequence is not None and max(objective.shape) > model.longest_sequence:
         problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, got {objective.shape}")
     if problems or objective is None:

@@ -71,7 +71,7 @@ class Callback:
         """Called before the run goes back, or ends because its last steps were wrong: what isn't on disk is dropped."""
 
     def finish_saving(self, trainer: "Trainer") -> None:
-        """Called when what is being written must be on disk before the run goes on."""
+        """Called when what is being written must be on disk before the run continues."""
 
     def after_training(self, trainer: "Trainer") -> None:
         """Called once, when the run has finished or stops; not after an error."""
@@ -246,7 +246,7 @@ class Trainer:
             callback.before_going_back(self)
 
     def go_back(self, checkpoint: Path, state: TrainState) -> None:
-        """Loads a checkpoint and goes on from it as `state` says."""
+        """Loads a checkpoint and resumes from it as `state` says."""
         watchdog.starting()
         self._load(checkpoint)
         for name, callback in self.callbacks.items():

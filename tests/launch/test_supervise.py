@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     disk, errors = tmp_path / "disk", tmp_path / "errors"
     fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {errors} ]; do sleep 0.05; done; rm {disk}/filler"
     done = mounted(disk, "size=1m", supervisor(disk / "run", f"{fills}; {STOPPED}"), errors)
-    full = "No space left on device; the run goes on, but its logs are incomplete"
+    full = "No space left on device; the run continues, but its logs are incomplete"
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
@@ -348,7 +348,7 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 @each(
     "found, min_nodes, last, left, said",
     [
-        ("bb", 1, None, "ac", "going on with 2 nodes (a, c), 2 ranks"),
+        ("bb", 1, None, "ac", "continuing on 2 nodes (a, c), 2 ranks"),
         ("ba", 1, None, "abc", "starting attempt 3"),
         ("bb", None, Ended(1, False), "abc", "the arithmetic of b was found wrong twice. Take the node away"),
     ],
@@ -375,7 +375,7 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
         attempt.told += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
     assert (ends, "".join(node.name for node in attempts.nodes)) == ([None, last], left)
-    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run goes on
+    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run continues
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]

@@ -276,7 +276,7 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(pa
     assert losses(path) == losses(plain)
     said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
     one_time = [
-        f"warning: evaluation by trouble failed on rank {rank}: {error}; training goes on"
+        f"warning: evaluation by trouble failed on rank {rank}: {error}; training continues"
         for rank, error in (
             (1, "ZeroDivisionError: integer division or modulo by zero"),
             (0, "hung: no end after 3600 s, twice its budget"),

@@ -175,7 +175,7 @@ def conclude(
         try:
             _log_to_parent(mlflow, runs, losses, files)
         except Exception as error:  # MLflow's errors are of many kinds, and an MLflow that is away ends nothing
-            print(f"warning: MLflow at {masked(mlflow.uri)}: {one_line(error)}; the table isn't there")
+            print(f"warning: MLflow at {masked(mlflow.uri)}: {one_line(error)}; it lacks the table")
     again = "; run the same command again to continue" if code else ""
     print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")
     return code
