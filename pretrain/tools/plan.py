@@ -218,7 +218,7 @@ def _parts(plan: Plan) -> Iterator[str]:
     shares = ", ".join(f"{part} {of_part / flops:.1%}" for part, of_part in plan.flops.items())
     yield f"Arithmetic of a row, forward and backward: {flops / 1e9:,.1f} GFLOP ({shares})."
     if plan.on_cpu:
-        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now."
+        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 matmuls, measured now."
     price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
     yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
     if own.communication:
