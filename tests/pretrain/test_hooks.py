@@ -477,6 +477,9 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
     again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
+    (evaluated,) = [row for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
+    (event,) = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Scalars("validation/small/loss")
+    assert (event.step, event.value) == (8, pytest.approx(evaluated.metrics["validation/small/loss"]))
 
 
 def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):

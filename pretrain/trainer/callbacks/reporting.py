@@ -134,4 +134,6 @@ class EvaluationHooks(Callback):
     def after_step(self, trainer: Trainer) -> None:
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)
+            for callback in trainer.callbacks.values():
+                callback.after_log(trainer, findings.metrics)
             trainer.paused()
