@@ -55,7 +55,7 @@ def generate(
     likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each masked span.")] = 0,
     engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2: faster on CPUs, for T5 and BART.")] = "pytorch",
     quantization: Annotated[
-        str | None, typer.Option(help="int8: multiply by weights of 8 bits, with CTranslate2.")
+        str | None, typer.Option(help="int8: weights of 8 bits, with --engine ctranslate2.")
     ] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
     out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
@@ -126,7 +126,7 @@ def evaluate_command(
             "--hook", help="Only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples that a rank evaluates at once.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
     lm_eval: Annotated[
@@ -137,14 +137,17 @@ def evaluate_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="Of prompts: answer, blank or copy. Default: as the encoder-decoder was trained."),
+        typer.Option(help="The form of prompts: answer, blank or copy. Default: as the model was trained."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
     minimal_pairs: Annotated[
         Path | None, path_option("--minimal-pairs", "Instead of hooks: a folder of minimal pairs such as BLiMP's.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="The most rows of each task or paradigm, for --lm-eval and its like.")
+        int | None,
+        typer.Option(
+            min=1, help="At most this many examples of each task or paradigm, for --lm-eval and --minimal-pairs."
+        ),
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
@@ -194,7 +197,7 @@ def export(
         str | None, typer.Option(metavar="NAME", help="Also register it in the run's MLflow, as a new version of NAME.")
     ] = None,
     uri: Annotated[
-        str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
+        str | None, path_option("--uri", "The URI of that MLflow, if its password isn't recorded.", paths.mlflow_uri)
     ] = None,
     engine: Annotated[
         str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers or ctranslate2.")

@@ -65,7 +65,7 @@ def experiment(
     ],
     overrides: Overrides = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file, with seeds from its run.seed on.")
+        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file: seeds run.seed, run.seed + 1, …")
     ] = 3,
     budget: Annotated[
         str | None,
