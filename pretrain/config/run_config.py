@@ -46,13 +46,13 @@ class RunSection(Section):
     """Hours since the latest start after which the run saves and stops. null: no limit."""
     expected_hours: PositiveFloat | None = None
     """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
-    slower by more than half, the run says so. null: nothing is expected."""
+    slower by more than half, the run says so. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
     last bit, so fix it for bit-equal runs."""
     bind_cores: bool = True
-    """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
-    which these are, or the rank may use none of them, it runs on all that it may use."""
+    """Bind each rank to the cores nearest to its GPU, whose memory is nearest, too. If Linux doesn't know them, or the
+    rank may not use them, nothing is bound. No effect on CPU ranks."""
 
 
 class TrainingCorpus(Section):
@@ -126,11 +126,11 @@ class DataSection(Section):
     curriculum: list[CurriculumStage] = []
     """Other objectives for the first steps, in order. Held-out rows keep theirs."""
     lanes: Annotated[int, Field(gt=0, le=2**20)] = 64
-    """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
-    loader process caches this many blocks."""
+    """Interleaved readers of an epoch, each of an equal part. More of them shuffle better, and take more memory: each
+    loader process caches one block for each."""
     pack: PositiveInt = 1
-    """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
-    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
+    """Average number of examples packed into one row; attention doesn't cross examples. More than 1 saves padding where
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: no packing."""
     workers: Annotated[int, Field(ge=0, le=_MOST_WORKERS)] = 2
     """Loader processes of each rank. 0: the rank loads its rows itself."""
     prefetch: Annotated[int, Field(gt=0, le=2**10)] = 4
@@ -208,7 +208,7 @@ class CheckpointSection(Section):
     """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
     memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
     """Steps from one checkpoint in the nodes' memory to the next, from which `launch` resumes after a failure. `auto`:
-    as few as cost less than 0.2 % of the time, 1000 at most. null: there are none."""
+    as few as cost less than 0.2 % of the time, 1000 at most. null: off."""
     on_failure: Annotated[Literal["continue", "stop"], BeforeValidator(_new_name)] = "continue"
     """The reaction to a save that fails, for instance on a full disk. `continue`: training continues until the next
     save. `stop`: the run ends."""
@@ -264,7 +264,7 @@ class FaultsSection(Section):
     max_skipped_steps: PositiveInt = 20
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
-    """Detection of loss spikes. null: there is none."""
+    """Detection of loss spikes. null: off."""
     hang_seconds: Seconds | None = None
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120.
     Remote corpora add `data.cache.wait_seconds`."""
@@ -274,15 +274,15 @@ class FaultsSection(Section):
     dead_rank_seconds: Seconds = 30.0
     """Seconds after one rank has died or failed at which the others are killed."""
     replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one that is computed twice to the next, to find a processor or GPU that computes wrong. `auto`: as few
-    as add at most 0.2 % to the forward and backward passes. null: none is."""
+    """How often a step is recomputed to detect faulty hardware, in steps. `auto`: as often as adds at most 0.2 % to the
+    forward and backward passes. null: never."""
     checksum_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one check that weights and moments are still those that the last update left to the next. It finds
-    memory that changes by itself, by checksums. `auto`: as few as take at most 0.1 % of the time. null: there is none,
-    for instance since a callback changes weights."""
+    """How often checksums of weights and optimizer state are verified between updates, in steps, to detect memory
+    corruption. `auto`: as often as takes at most 0.1 % of the time. null: never, for instance since a callback changes
+    weights."""
     straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
-    """A rank that computes this many times as long as the others, or makes a step as much longer by waiting for rows,
-    is named within 20 steps. null: none is."""
+    """A rank is reported as a straggler, within 20 steps, when it computes this many times as long as the others, or
+    makes a step as much longer by waiting for data. null: off."""
 
 
 class MlflowSection(Section):
@@ -365,7 +365,7 @@ class RunConfig(Section):
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
     wrapper: DistillationSection | None = None
-    """A wrapper of the model that changes its loss in training. null: there is none."""
+    """A wrapper of the model that changes its loss in training. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
