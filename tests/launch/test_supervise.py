@@ -1,5 +1,6 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
+import errno
 import os
 import pty
 import signal
@@ -387,9 +388,10 @@ def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_pat
     attempt = Attempt(logs, "ab", [Event("launcher ended", 0, -9)])
     recorded = record(attempt, 1, tmp_path)
     assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
-    monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
-    recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)
-    assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # a quota is like a full disk
+        monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs, number=number: os.strerror(number))
+        recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)
+        assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
