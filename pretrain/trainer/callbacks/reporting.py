@@ -68,7 +68,7 @@ class Reporting(Callback):
             steps = trainer.config.run.max_steps
             trainer.report.say(
                 f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
-                f"lr {metrics['train/learning_rate']:.2e}  norm {metrics['train/gradient_norm']:.3f}  "
+                f"lr {metrics['train/learning_rate']:.2e}  grad_norm {metrics['train/gradient_norm']:.3f}  "
                 f"{_skipped_and_speed(metrics, steps - trainer.step, self._windows > 0)}".rstrip()
             )
         self._windows += 1
