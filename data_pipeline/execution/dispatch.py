@@ -321,21 +321,20 @@ def better_tried_elsewhere(error: Exception) -> bool:
 def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
     """What does a unit in a worker. A node that lacks this package, or a module of the unit, can unpickle it and answer
     what it lacks: all that it needs is Ray."""
-    pickled = ray.cloudpickle.dumps(function)
+    pickled = ray.cloudpickle.dumps((attempt, function))
 
-    def attempt(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:
-        import ray  # not the one above, of this package
+    def attempted(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:
+        import ray  # the function is pickled by value, with nothing of this module
 
         node = ray.get_runtime_context().get_node_id()
         try:
-            from data_pipeline.execution import dispatch  # which the node may lack
-
-            work = ray.cloudpickle.loads(pickled), ray.cloudpickle.loads(given)
+            doing, work = ray.cloudpickle.loads(pickled)
+            unit = ray.cloudpickle.loads(given)
         except Exception as error:
             return node, None, f"it can't run this code: {type(error).__name__}: {error}"
-        return node, dispatch.attempt(*work, board, node, name, lost, others_may_try), ""
+        return node, doing(work, unit, board, node, name, lost, others_may_try), ""
 
-    return attempt
+    return attempted
 
 
 def attempt(
