@@ -230,9 +230,7 @@ class StopRequests:
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
-        self.ask(
-            number, "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost"
-        )
+        self.ask(number, "saving and stopping; a second signal ends the run at once, unsaved")
 
     def ask(self, number: int, message: str) -> None:
         if self.stop_signal is not None:

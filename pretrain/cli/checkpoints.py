@@ -304,7 +304,7 @@ def _open(path: Path) -> "trained_models.TrainedModel":
 
 
 _ABOUT_FILLINGS = (
-    "span k: its likeliest fillings, with their probabilities, given the likeliest ones of the spans before it.\n"
+    "span k: its likeliest fillings, after the likeliest ones of the spans before it.\n"
     "The line `model` is decoded token by token, so it can differ.\n\n"
 )
 
