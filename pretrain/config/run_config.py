@@ -175,7 +175,7 @@ class ComputeSection(Section):
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
     tf32: bool = False
-    """Round the factors of fp32 products to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
+    """Round the factors of fp32 matmuls to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
     deterministic: bool = False
     """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
     kernel_cache: LocalPath | None = None
