@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,8 @@ with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 
     from data_pipeline.loading import reader
     from data_pipeline.tools import differences, finished_build, planning, publish, trace
     from data_pipeline.tools import report as pages
+
+_WRAPPED = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(fetch_app, name="fetch")
@@ -216,7 +219,7 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
             shards = counted(counts.shards, "shard")
             print(f"{split}: {counts.rows:,} rows, {counts.tokens:,} tokens, {shards}")
         if coverage := report.coverage(found):
-            print(coverage)
+            print(_WRAPPED.fill(coverage))
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
     print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.MARKDOWN}")

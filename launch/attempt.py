@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def refused_its_configuration(self) -> bool:
-        """Whether a rank has ended because something in the run file is wrong, which no other attempt would mend."""
+        """Whether a rank has ended because something in the run file is wrong, which no other attempt would cure."""
         return REFUSED in self.codes.values() and not any(one.step for one in self.heartbeats.values())
 
     @property

@@ -55,14 +55,14 @@ class Run:
 @dataclass(frozen=True)
 class Ended:
     """The exit code of a run. `interrupted`: the scheduler, its time limit or a lost node has ended it, not the user,
-    so it should go on."""
+    so it should resume."""
 
     code: int
     interrupted: bool
 
 
 def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> Ended:
-    """Makes attempts until the run ends, or loses a node and can't go on with the others.
+    """Makes attempts until the run ends, or loses a node and can't continue on the others.
 
     `here`: whether this machine is the only node.
     """
@@ -116,7 +116,7 @@ class Attempts:
         self._began = time.monotonic()
 
     def until_over(self) -> Ended:
-        """Makes attempts until the run ends, or fails in a way that another attempt wouldn't mend."""
+        """Makes attempts until the run ends, or fails in a way that another attempt wouldn't cure."""
         while True:
             try:
                 if not self.ready():
@@ -204,7 +204,7 @@ class Attempts:
         return Ended(code, False) if requests.signals else None
 
     def leave_out(self, lost: Sequence[str]) -> bool:
-        """Has the next attempt begin without the nodes `lost`; returns whether the others may go on."""
+        """Has the next attempt begin without the nodes `lost`; returns whether the others may continue."""
         self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
         if self._run.min_nodes is None:
             return self._access.tries_again and self._faults.restarts > 0
@@ -215,7 +215,7 @@ class Attempts:
         if self.nodes:
             names = ", ".join(node.name for node in self.nodes)
             nodes, ranks = counted(len(self.nodes), "node"), counted(_number_of_ranks(self.nodes), "rank")
-            print(f"going on with {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
+            print(f"continuing on {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
         return bool(self.nodes)
 
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
@@ -282,5 +282,5 @@ def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
 def _without(node: str) -> str:
     return (
         f"the arithmetic of {node} was found wrong twice. Take the node away, or exchange the processor or GPU that "
-        "the log names, and run the same command again. On several nodes, --min-nodes has the others go on at once"
+        "the log names, and run the same command again. On several nodes, --min-nodes has the others continue at once"
     )

@@ -1,4 +1,4 @@
-"""The command `launch`: starts runs on one machine, on hosts that ssh reaches, or under SLURM."""
+"""Start and supervise training runs: on one machine, on hosts that ssh reaches, or under SLURM."""
 
 import shlex
 from pathlib import Path
@@ -41,22 +41,24 @@ StopAtStep = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
 MinNodes = Annotated[
-    int | None, typer.Option(min=1, help="When a node is lost, go on with the others if at least this many are left.")
+    int | None, typer.Option(min=1, help="When a node is lost, continue on the others if at least this many are left.")
 ]
 
 
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the files, the corpus and the run.")] = "first",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the files, the corpus and the run.")
+    ] = "first",
     text: Annotated[
         str | None, path_option("--text", "Text: a path, glob or URL. Default: what ships.", paths.location)
     ] = None,
     text_format: Annotated[
         str | None,
-        typer.Option("--format", help="Of --text: text, jsonl, csv, … Default: by its names and first bytes."),
+        typer.Option("--format", help="The format of --text: text, jsonl, csv, … Default: by names and first bytes."),
     ] = None,
     corpus: Annotated[
-        str | None, path_option("--corpus", "Train on this finished corpus: no corpus file.", paths.location)
+        str | None, path_option("--corpus", "Train on this finished corpus; write no corpus file.", paths.location)
     ] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
@@ -64,7 +66,7 @@ def init(
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Of the family: small, base, … Default: what this machine trains in --hours."
+            metavar="NAME", help="Of the family: small, base, … Default: what this machine can train in --hours."
         ),
     ] = None,
     model: Annotated[
@@ -74,7 +76,7 @@ def init(
         str | None, typer.Option(metavar="NAME", help="span_corruption, ul2, prefix_lm, … Default: the family's.")
     ] = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, max=100_000, help="How long training takes: the steps follow from it.")
+        float, typer.Option(min=0.01, max=100_000, help="How long training may take; sets the number of steps.")
     ] = 1.0,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
@@ -228,20 +230,22 @@ def doctor_command(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        path_argument("RUN.yaml", "The run file; without it, only what no run file decides is checked.", config_path),
+        path_argument("RUN.yaml", "The run file; without it, only the machine is checked.", config_path),
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, max=_MOST_RANKS, help="Ranks of each machine; default: one per GPU, or one.")
     ] = None,
-    hostfile: Annotated[Path | None, path_option("--hostfile", "Check these hosts, as of launch hosts.")] = None,
+    hostfile: Annotated[
+        Path | None, path_option("--hostfile", "Check these hosts; the file is that of launch hosts.")
+    ] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
     cluster: Annotated[
         Path | None,
         path_option("--cluster", "In an allocation: the cluster file, with its container and variables.", config_path),
     ] = None,
     numerics: Annotated[
-        bool, typer.Option("--numerics", help="Also train a small model as the run would, and without DeepSpeed.")
+        bool, typer.Option("--numerics", help="Also compare DeepSpeed with plain PyTorch on a small model.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -133,7 +133,7 @@ class Follower(threading.Thread):
     def _probe(self) -> None:
         before, self._refusal = self._refusal, rank_logs.refusal(self._log.parent)
         if self._refusal and self._refusal != before:
-            warning = f"warning: {self._log.parent}: {self._refusal}; the run goes on, but its logs are incomplete\n"
+            warning = f"warning: {self._log.parent}: {self._refusal}; the run continues, but its logs are incomplete\n"
             with contextlib.suppress(OSError):
                 os.write(_STDERR, warning.encode())
 
@@ -230,9 +230,7 @@ class StopRequests:
         if self.signals and number == signal.SIGHUP:
             return  # closing a terminal sends it more than once: the shell does, and the kernel
         self.signals.append(number)
-        self.ask(
-            number, "saving and stopping; a second signal ends the run at once, and steps since a checkpoint are lost"
-        )
+        self.ask(number, "saving and stopping; a second signal ends the run at once, unsaved")
 
     def ask(self, number: int, message: str) -> None:
         if self.stop_signal is not None:

@@ -74,7 +74,7 @@ class Agent:
     def end(self, dismissed: bool = False, run_goes_on: bool = True) -> None:
         """Asks it to kill all that it has started, and if it is `dismissed` to end itself.
 
-        If the run goes on, its state stays in the node's memory.
+        If the run continues, its state stays in the node's memory.
         """
         self.heartbeats.clear()
         self._ends = True

@@ -167,7 +167,7 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
     if head.is_run:
         config = load(head.path, head.overrides, RunConfig)
         ranks, folder = job.nodes * head.per_node, head.path.parent
-        if not unchecked(config, ranks, folder) or submit:
+        if submit or not unchecked(config, ranks, folder):
             preflight(config, ranks, may_train=dry_run, here=False, folder=folder)
         return config.run.name, Path(config.run.directory).absolute() / "slurm"
     corpus = load(head.path, head.overrides, CorpusConfig)

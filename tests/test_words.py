@@ -24,6 +24,7 @@ REPLACED = {
     r"\bword counts alone\b": "unigram entropy",
     r"\bStanding\b|\bstanding\.": "TrainState",
     r"\bJournal\b|\bclass Together\b": "RunReport, Collectives",
+    r"\b(go|goes|going|gone|went) on\b|\bmend(s|ed|ing)?\b": "continue, resume; fix, repair",
     r"\bHello\(|\bwire\b": "protocol, handshake",
     r"without anyone's wish|own hours' sake|comes? to life|reckoned with|\bknows of\b|goes together": "plain English",
 }

@@ -6,12 +6,12 @@
 A small T5 is trained by `launch local` on two ranks, or by `launch hosts` on two hosts with one rank each. A cell is
 drawn by the seed and its number (checks/faults/cells.py): a fault, the point where it happens, the rank and the step.
 The run must end with the documented exit code. Its losses and the final weights must be those of the undisturbed run,
-to the bit, and each step must have taken the same rows. Where it goes on with fewer ranks, losses may differ by
+to the bit, and each step must have taken the same rows. Where it continues with fewer ranks, losses may differ by
 rounding. No process may be left, and the first line on the terminal must name the cause, but for warnings of something
 else. A few cells that once found bugs follow those that are drawn; their numbers are negative.
 
 DIR/cells.csv has the seconds from the fault to its detection, from there to the next step, and the steps that were
-taken twice; the terminal shows the same. Finished verdicts are kept in DIR: a matrix that was stopped goes on.
+taken twice; the terminal shows the same. Finished verdicts are kept in DIR: a matrix that was stopped continues.
 `--builds` runs builds of a corpus under faults instead, whose files must have the same sha256, and writes builds.csv.
 """
 

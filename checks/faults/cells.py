@@ -70,7 +70,7 @@ _GOES_ON_ALONE = ("the agent killed", "a lost host", "a host cut off")
 class Cell:
     """A fault of `rank`, or of its host, at `point` of `attempt`, in or after `step`.
 
-    `attempt` 2: the second of two failures in a row. `ranks_after`: on how many ranks the run goes on after the fault.
+    `attempt` 2: the second of two failures in a row. `ranks_after`: the ranks on which the run continues.
     """
 
     number: int

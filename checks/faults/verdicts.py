@@ -139,7 +139,7 @@ def line(verdict: Verdict) -> list[str]:
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Counts, and quantiles of times in seconds. MTTR is of runs that went on by themselves."""
+    """Counts, and quantiles of times in seconds. MTTR is of runs that continued by themselves."""
     detected = [one for one in verdicts if one.detected is not None]
     deaths = [one.detected for one in detected if not one.cell.hangs]
     hangs = [one.detected for one in detected if one.cell.hangs]

@@ -36,7 +36,7 @@ class Records:
     def __init__(self, corpus: Path, name: str):
         self._corpus, self._folder = corpus, corpus / ".stages" / name
         self._path = self._folder / FILE
-        self._intact: set[str] | None = None  # the names that were read, if the file needs no mending
+        self._intact: set[str] | None = None  # the names that were read, if the file needs no repair
         self._waiting: list[Any] = []
         self._flushed = 0.0
 

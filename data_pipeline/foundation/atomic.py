@@ -66,7 +66,7 @@ def begun_in(folder: Path) -> Iterator[None]:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Renames a file to `path`, whose folder is made if it isn't there."""
+    """Renames a file to `path`, whose folder is made if it doesn't exist."""
     try:
         temporary.replace(path)
     except FileNotFoundError:

@@ -57,7 +57,7 @@ class DiskCache:
         content, as a full disk leaves it, is replaced.
         """
         path = self.directory / sha256[:2] / sha256
-        with contextlib.suppress(OSError, ValueError):  # it isn't there, or empty
+        with contextlib.suppress(OSError, ValueError):  # not found, or empty
             mapped = mapped_file(path)
             if hashlib.sha256(mapped).hexdigest() == sha256:
                 with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ class DiskCache:
         content = fetch()
         try:
             self._store(path, content)
-        except OSError as error:  # reading is slower, but the run can go on
+        except OSError as error:  # reading is slower, but the run can continue
             if not self._refused:
                 self._refused = True
                 print(f"warning: {self.directory}: blocks can't be cached: {error.strerror}", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""Language modelling: each token is predicted from those before it, also with blanks at the end of a row, and with the
-beginning of a row for the encoder (Raffel et al. 2020, 3.2.3)."""
+"""Language modelling: each token is predicted from those before it, also with masked spans at the end of a
+row, and with the beginning of a row for the encoder (Raffel et al. 2020, 3.2.3)."""
 
 from typing import Literal
 
@@ -63,7 +63,7 @@ _MARKS = 3
 
 class CausalInfilling(NextToken):
     """Causal language modelling in which some rows are cut at two random places, and their middle comes last. A
-    decoder-only model learns to fill in a blank with both sides before it.
+    decoder-only model learns to fill a masked span with both sides before it.
 
     With `<k>` for sentinel k; the row loses its last three tokens, so that its length stays:
 

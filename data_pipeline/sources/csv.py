@@ -232,7 +232,7 @@ class _Rows:
         """How many lines, from lines[start] on, can't be the beginning of a row; 0 if a row begins there for certain,
         and at the end of the file. Adds the lines that it reads ahead to `lines`.
 
-        A row begins there if the next rows end as rows do, while a quoted field that goes on there wouldn't: the next
+        A row begins there if the next rows end as rows do, while a quoted field that continues there wouldn't: the next
         quotation mark can't close it.
         """
         if self._options.quoting == "QUOTE_NONE":

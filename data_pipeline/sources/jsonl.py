@@ -161,7 +161,7 @@ def parsed(
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
     """The strings under `keys`, which options name: {"inputs": "question", "targets": "answer"}.
 
-    Raises ValueError if one isn't there. The message says how to make lines of an object that holds other records. If
+    Raises ValueError if one doesn't exist. The message says how to make lines of an object that holds other records. If
     `record` has no such key, but enough strings under others, it has the options for the longest ones, in their order.
     """
     try:

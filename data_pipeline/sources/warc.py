@@ -82,7 +82,7 @@ def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
 
 
 def _content_type(headers: Message) -> tuple[str, str]:
-    """The media type and the label of the character set; "" for one that isn't there.
+    """The media type and the label of the character set; "" for one that is missing.
 
     The last of several types counts, with the label of an earlier one that is the same: https://fetch.spec.whatwg.org.
 

@@ -174,9 +174,10 @@ def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Fini
         return ""
     there = sum(unit.result.documents.get("train", 0) for unit in documents)
     taken, text = sample.bytes / 1e6, sum(unit.result.text_bytes for unit in documents) / 1e6
+    limits = " (tokenizer.sample_documents, tokenizer.sample_bytes)" if sample.documents < there else ""
     return (
         f"tokenizer: trained on {sample.documents:,} of {there:,} training documents, "
-        f"{taken:,.1f} of {text:,.1f} MB of text (at most tokenizer.sample_documents and tokenizer.sample_bytes)"
+        f"{taken:,.1f} of {text:,.1f} MB of text{limits}"
     )
 
 

@@ -217,7 +217,7 @@ class Download:
         return self
 
     def _receive(self) -> str:
-        """Why the file didn't come to its end, or "": the next call goes on from there."""
+        """Why the file didn't come to its end, or "": the next call resumes from there."""
         self._part.parent.mkdir(parents=True, exist_ok=True)
         have = _size(self._part)
         if self._part.exists() and have == self.file.size:

@@ -32,7 +32,7 @@ def _ladder(
 ) -> None:
     """Train models of growing size, fit a law to their losses, and predict the next size's.
 
-    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
     """
     raise typer.Exit(ladder(config, seeds, at_once, out, overrides or [], train, next_, against))
 

@@ -101,7 +101,7 @@ def _latest(run: Path) -> tuple[int | None, str]:
 def release_memory(run: Path) -> str | None:
     """Removes what `run` has in this node's memory, unless the disk has no checkpoint as new; then returns a message.
 
-    The same command goes on from there, as long as the machine isn't started again. If it has begun already, as after
+    The same command resumes from there, as long as the machine isn't started again. If it has begun already, as after
     a requeue, nothing is removed.
     """
     node = node_memory.path(run)

@@ -1,4 +1,4 @@
-"""The state of an engine: copied to host memory, from which checkpoints are written while training goes on, and
+"""The state of an engine: copied to host memory, from which checkpoints are written while training continues, and
 restored from a checkpoint.
 
 Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,

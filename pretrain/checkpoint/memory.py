@@ -1,4 +1,4 @@
-"""Checkpoints in the memory of each node, taken every few steps: after a failure, a run goes on from the newest.
+"""Checkpoints in the memory of each node, taken every few steps: after a failure, a run resumes from the newest.
 
 They are those that `save.py` writes, below the node's directory in a memory file system. A rank's file of tensors stays
 mapped, so that the state is copied right into it. Each rank has two such files and fills one after the other: at any
@@ -112,7 +112,7 @@ class MemoryCheckpoints:
 
     def take(self, train_state: TrainState) -> None:
         """Begins to copy the state of this rank. The ranks must have agreed that all are due, and the step must be in
-        the log of metrics: a run may go on after it."""
+        the log of metrics: a run may resume after it."""
         started = time.perf_counter()
         if self._storing is not None:
             self.close()

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a run goes on from: the latest valid one on disk, or a newer one in the nodes' memory.
+"""Finds the checkpoint that a run resumes from: the latest valid one on disk, or a newer one in the nodes' memory.
 
 All ranks call these functions together.
 """

@@ -6,7 +6,7 @@ the fragments. Optimizer state in another shape than its parameter, such as row 
 owns the parameter's first element. Nothing is pickled. A checkpoint appears under its name when the files of all ranks
 are on disk.
 
-Training goes on while its state is copied (`engine_state.py`). A thread on each rank writes the copy and tells the
+Training continues while its state is copied (`engine_state.py`). A thread on each rank writes the copy and tells the
 others; that of rank 0 then completes the checkpoint. `latest` names a checkpoint, and older ones are removed, only when
 a finite loss has been computed from its state.
 """

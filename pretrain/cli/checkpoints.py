@@ -43,17 +43,19 @@ if TYPE_CHECKING:
 def generate(
     context: typer.Context,
     checkpoint: Checkpoint,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … as blanks.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … for masked spans.")
+    ] = None,
     file: Annotated[Path | None, path_option("--file", "One text per line. Default without texts: stdin.")] = None,
     corpus: Annotated[
-        Path | None, path_option("--corpus", "Blank out sentences of this corpus's held-out documents.")
+        Path | None, path_option("--corpus", "Mask words in sentences of this corpus's held-out documents.")
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences to take from --corpus.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of texts decoded together.")] = 16,
-    likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each blank.")] = 0,
+    likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each masked span.")] = 0,
     engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2: faster on CPUs, for T5 and BART.")] = "pytorch",
     quantization: Annotated[
-        str | None, typer.Option(help="int8: multiply by weights of 8 bits, with CTranslate2.")
+        str | None, typer.Option(help="int8: weights of 8 bits, with --engine ctranslate2.")
     ] = None,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
     out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
@@ -68,9 +70,9 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Sample among the fewest tokens with this total probability, after --top-k.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the blanks and of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks and of sampling.")] = 0,
 ) -> None:
-    """Fill in blanks, answer or continue a text, depending on the model."""
+    """Fill masked spans, answer or continue a text, depending on the model."""
     given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
     if engine not in ("pytorch", "ctranslate2"):
@@ -91,7 +93,7 @@ def generate(
     if corpus is not None:
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
-            raise UserError(f"--corpus: models of the family {family} don't fill in blanks")
+            raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
         blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
         prompts += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
@@ -124,7 +126,7 @@ def evaluate_command(
             "--hook", help="Only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that a rank evaluates together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples that a rank evaluates at once.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
     lm_eval: Annotated[
@@ -135,14 +137,17 @@ def evaluate_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="Of prompts: answer, blank or copy. Default: as the encoder-decoder was trained."),
+        typer.Option(help="The form of prompts: answer, blank or copy. Default: as the model was trained."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
     minimal_pairs: Annotated[
         Path | None, path_option("--minimal-pairs", "Instead of hooks: a folder of minimal pairs such as BLiMP's.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="The most rows of each task or paradigm, for --lm-eval and its like.")
+        int | None,
+        typer.Option(
+            min=1, help="At most this many examples of each task or paradigm, for --lm-eval and --minimal-pairs."
+        ),
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
@@ -192,7 +197,7 @@ def export(
         str | None, typer.Option(metavar="NAME", help="Also register it in the run's MLflow, as a new version of NAME.")
     ] = None,
     uri: Annotated[
-        str | None, path_option("--uri", "That MLflow, if its password isn't recorded.", paths.mlflow_uri)
+        str | None, path_option("--uri", "The URI of that MLflow, if its password isn't recorded.", paths.mlflow_uri)
     ] = None,
     engine: Annotated[
         str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers or ctranslate2.")
@@ -299,12 +304,12 @@ def _open(path: Path) -> "trained_models.TrainedModel":
 
 
 _ABOUT_FILLINGS = (
-    "blank k: its likeliest fillings as wholes, with the probability of each up to its end; blanks before it have\n"
-    "their likeliest ones. The line `model` is written token by token, so it can differ.\n\n"
+    "span k: its likeliest fillings, after the likeliest ones of the spans before it.\n"
+    "The line `model` is decoded token by token, so it can differ.\n\n"
 )
 
 
-_ABOUT_EMPTY = "[]: the model wrote nothing for this blank, as one that has hardly been trained does"
+_ABOUT_EMPTY = "[]: the model left this span empty, as one that has hardly been trained does"
 
 
 def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
@@ -338,8 +343,8 @@ def show(
 ) -> None:
     """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
 
-    `originals`: the texts before words were blanked out, if known; shown beside the answers. `fillings` gives the
-    likeliest fillings of each blank of a text.
+    `originals`: the texts before words were masked, if known; shown beside the answers. `fillings` gives the
+    likeliest fillings of each masked span of a text.
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
@@ -377,8 +382,8 @@ def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list
 def _as_text(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
     if not one.has_blanks:
         return one.whole + "\n"
-    lines = [f"blanks    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+    lines = [f"masked    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
     for number, fillings in enumerate(fillings_of_blanks):
         words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
-        lines.append(f"blank {number:<3} {words}")
+        lines.append(f"span {number:<4} {words}")
     return "\n".join(lines) + "\n\n"

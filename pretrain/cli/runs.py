@@ -66,7 +66,7 @@ def experiment(
     ],
     overrides: Overrides = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file, with seeds from its run.seed on.")
+        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file: seeds run.seed, run.seed + 1, …")
     ] = 3,
     budget: Annotated[
         str | None,
@@ -84,7 +84,7 @@ def experiment(
 ) -> None:
     """Train every run file of a folder with several seeds, and compare them in a table.
 
-    Resumable: finished runs are kept, cut ones go on. A run that fails doesn't end the others.
+    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
     """
     with progress.activity_shown("reading the run files"):
         code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)

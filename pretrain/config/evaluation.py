@@ -98,7 +98,7 @@ class InputUseSettings(HookSettings):
 
 class ContinuationSettings(HookSettings):
     """How well a model continues texts: the likelihood of the second half of held-out rows after the first half. Of
-    models that fill in blanks, also that of the row's middle between what stands before and after it."""
+    models that fill masked spans, also that of the row's middle between what stands before and after it."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.continuation.Continuation"
 
@@ -162,7 +162,7 @@ class NormsSettings(HookSettings):
 
 
 class SamplesSettings(HookSettings):
-    """Texts that the model writes: blanks in held-out sentences that it fills, or their beginnings that it
+    """Texts that the model writes: masked words in held-out sentences that it fills, or their beginnings that it
     continues."""
 
     implementation: ClassVar[str] = "pretrain.evaluation.continuation.Samples"
@@ -173,7 +173,7 @@ class SamplesSettings(HookSettings):
     max_new_tokens: PositiveInt = 40
     """The longest answer, in tokens."""
     seed: int = 0
-    """Seed of the blanks."""
+    """Seed of the masks."""
 
 
 class TextToTextSettings(HookSettings):

@@ -524,7 +524,7 @@ class ModernConfig(TwoStacks, TodaysLayers):
     positions: Literal["rotary", "learned"] = "rotary"
     """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
     cross_rotation: bool = True
-    """Rotary positions in cross-attention too; the decoder's positions then go on where the input's end."""
+    """Rotary positions in cross-attention too; the decoder's positions then continue where the input's end."""
     tie_embeddings: Literal["all", "output", "none"] = "all"
     """Which matrices are one. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
     `none`: none of the three."""

@@ -1,9 +1,13 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-from typing import Annotated, Literal, Self
+import os
+import sys
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -43,14 +47,14 @@ class RunSection(Section):
     """Hours since the latest start after which the run saves and stops. null: no limit."""
     expected_hours: PositiveFloat | None = None
     """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
-    slower by more than half, the run says so. null: nothing is expected."""
+    slower by more than half, the run says so. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
     last bit, so fix it for bit-equal runs. Threads that wait spin for a moment: `launch` sets GOMP_SPINCOUNT=20000,
     unless the environment has it or OMP_WAIT_POLICY."""
     bind_cores: bool = True
-    """On GPUs: each rank runs on the cores nearest to its GPU, so that its memory is near too. Where Linux doesn't say
-    which these are, or the rank may use none of them, it runs on all that it may use."""
+    """Bind each rank to the cores nearest to its GPU, whose memory is nearest, too. If Linux doesn't know them, or the
+    rank may not use them, nothing is bound. No effect on CPU ranks."""
 
 
 class TrainingCorpus(Section):
@@ -124,11 +128,11 @@ class DataSection(Section):
     curriculum: list[CurriculumStage] = []
     """Other objectives for the first steps, in order. Held-out rows keep theirs."""
     lanes: Annotated[int, Field(gt=0, le=2**20)] = 64
-    """Equal stretches of an epoch that are read in turn, so that neighbours in a batch come from different blocks. Each
-    loader process caches this many blocks."""
+    """Interleaved readers of an epoch, each of an equal part. More of them shuffle better, and take more memory: each
+    loader process caches one block for each."""
     pack: PositiveInt = 1
-    """Examples of a micro-batch that share a row on average, each seeing itself alone. More than 1 saves padding where
-    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: each has its row."""
+    """Average number of examples packed into one row; attention doesn't cross examples. More than 1 saves padding where
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: no packing."""
     workers: Annotated[int, Field(ge=0, le=_MOST_WORKERS)] = 2
     """Loader processes of each rank. 0: the rank loads its rows itself."""
     prefetch: Annotated[int, Field(gt=0, le=2**10)] = 4
@@ -173,12 +177,26 @@ class ComputeSection(Section):
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
     tf32: bool = False
-    """Round the factors of fp32 products to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
+    """Round the factors of fp32 matmuls to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
     deterministic: bool = False
     """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
     kernel_cache: LocalPath | None = None
     """Where Triton and torch.compile keep compiled kernels: a directory on the node's own disk. null: one in the
     system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment come before it."""
+
+
+def _new_name(policy: Any) -> Any:
+    """`go_on`, the name of `continue` in earlier run files, is taken as well."""
+    if policy != "go_on":
+        return policy
+    _tell_new_name()
+    return "continue"
+
+
+@cache
+def _tell_new_name() -> None:
+    if "RANK" not in os.environ:  # `launch` has told it before its ranks start
+        print("warning: checkpoint.on_failure: go_on is called continue now", file=sys.stderr)
 
 
 class CheckpointSection(Section):
@@ -191,11 +209,11 @@ class CheckpointSection(Section):
     keep_every_steps: PositiveInt | None = None
     """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
     memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` goes on after a failure. `auto`:
-    as few as cost less than 0.2 % of the time, 1000 at most. null: there are none."""
-    on_failure: Literal["go_on", "stop"] = "go_on"
-    """The reaction to a save that fails, for instance on a full disk. `go_on`: training goes on until the next save.
-    `stop`: the run ends."""
+    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` resumes after a failure. `auto`:
+    as few as cost less than 0.2 % of the time, 1000 at most. null: off."""
+    on_failure: Annotated[Literal["continue", "stop"], BeforeValidator(_new_name)] = "continue"
+    """The reaction to a save that fails, for instance on a full disk. `continue`: training continues until the next
+    save. `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
     weights."""
@@ -233,8 +251,8 @@ class SpikeSection(Section):
     window: Annotated[int, Field(ge=8, le=2**16)] = 128
     """Steps whose losses the mean and the standard deviation are taken from."""
     action: Literal["warn", "rewind"] = "warn"
-    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and goes
-    on with the rows after the spike."""
+    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and
+    continues with the rows after the spike."""
     max_rewinds: PositiveInt = 3
     """The most rewinds of a run."""
 
@@ -248,7 +266,7 @@ class FaultsSection(Section):
     max_skipped_steps: PositiveInt = 20
     """Steps in a row without a finite gradient that end the run."""
     spikes: SpikeSection | None = SpikeSection()
-    """Detection of loss spikes. null: there is none."""
+    """Detection of loss spikes. null: off."""
     hang_seconds: Seconds | None = None
     """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120.
     Remote corpora add `data.cache.wait_seconds`."""
@@ -258,15 +276,15 @@ class FaultsSection(Section):
     dead_rank_seconds: Seconds = 30.0
     """Seconds after one rank has died or failed at which the others are killed."""
     replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one that is computed twice to the next, to find a processor or GPU that computes wrong. `auto`: as few
-    as add at most 0.2 % to the forward and backward passes. null: none is."""
+    """How often a step is recomputed to detect faulty hardware, in steps. `auto`: as often as adds at most 0.2 % to the
+    forward and backward passes. null: never."""
     checksum_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one check that weights and moments are still those that the last update left to the next. It finds
-    memory that changes by itself, by checksums. `auto`: as few as take at most 0.1 % of the time. null: there is none,
-    for instance since a callback changes weights."""
+    """How often checksums of weights and optimizer state are verified between updates, in steps, to detect memory
+    corruption. `auto`: as often as takes at most 0.1 % of the time. null: never, for instance since a callback changes
+    weights."""
     straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
-    """A rank that computes this many times as long as the others, or makes a step as much longer by waiting for rows,
-    is named within 20 steps. null: none is."""
+    """A rank is reported as a straggler, within 20 steps, when it computes this many times as long as the others, or
+    makes a step as much longer by waiting for data. null: off."""
 
 
 class MlflowSection(Section):
@@ -350,7 +368,7 @@ class RunConfig(Section):
     schedule: AnySchedule = CosineSchedule()
     """The learning rate over the steps of the run."""
     wrapper: DistillationSection | None = None
-    """A wrapper of the model that changes its loss in training. null: there is none."""
+    """A wrapper of the model that changes its loss in training. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()

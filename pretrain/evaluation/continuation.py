@@ -29,7 +29,7 @@ class Continuation:
     continuation/NAME/loss: nats per token of the second halves, after their first halves. No EOS is scored.
     continuation/NAME/other_context_loss: the same after the first half of another row.
     continuation/NAME/bits_per_byte: the loss in bits per byte of the second halves' text.
-    infilling/NAME/…: the same of the rows' middles in their contexts, for models that fill in blanks.
+    infilling/NAME/…: the same of the rows' middles in their contexts, for models that fill masked spans.
     """
 
     def __init__(self, settings: ContinuationSettings):
@@ -112,9 +112,9 @@ def _texts(corpus: Corpus, most: int) -> list[list[int]]:
 
 
 class Samples:
-    """A table `samples`: for the same held-out sentences each time, what the model fills in or goes on with.
+    """A table `samples`: for the same held-out sentences each time, what the model fills in or continues with.
 
-    An encoder-decoder fills blanks; one whose blanks are masks (BART) writes the whole sentence. A causal model
+    An encoder-decoder fills masked spans; one with mask tokens (BART) writes the whole sentence. A causal model
     continues the first half of a sentence. The likeliest token is taken each time, so two steps differ only by the
     model. Families that don't generate text give no samples.
     """

@@ -169,7 +169,7 @@ class Hook(Protocol):
     def evaluate(self, evaluation: Evaluation) -> Findings:
         """Evaluates the model; called on all ranks without gradients.
 
-        A hook that raises is reported, and training goes on.
+        A hook that raises is reported, and training continues.
         """
         ...
 
@@ -247,7 +247,7 @@ class Collectives:
             yield
 
     def _agree(self, state: int) -> None:
-        """Raises _OthersLeft if this rank goes on, but another has ended."""
+        """Raises _OthersLeft if this rank continues, but another has ended."""
         states = torch.zeros(4, dtype=torch.int64, device=self._device)
         states[state] = 1
         if not self._alone:

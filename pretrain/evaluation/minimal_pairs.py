@@ -4,13 +4,13 @@ A sentence has several scores, which differ in what the model is asked:
 
 - `word`: each word is blanked in turn, and the model writes it: Σ log p of the words (pseudo-log-likelihood; Salazar et
   al. 2020). The model must also end where the word ends, so that the number of tokens counts.
-- `span`: the same with three neighbouring words in each blank, ÷ 3. At both ends blanks are shorter, so that each word
+- `span`: the same with three neighbouring words in each mask, ÷ 3. At both ends masks are shorter, so that each word
   is in three of them.
 - `sentence`: log p of the whole sentence, after an input without text.
 - `official`: as the BabyLM challenge scores encoder-decoders (evaluation-pipeline-2025, enc_dec_mask): each token is
-  replaced in turn, the decoder reads the blank alone, without its start token, and log p of the one token is taken.
+  replaced in turn, the decoder reads the mask alone, without its start token, and log p of the one token is taken.
 
-Controls tell what a score shows: `no_input` is `word` with a blank as all of the input, `random` is a model with
+Controls tell what a score shows: `no_input` is `word` with a mask as all of the input, `random` is a model with
 initial weights, and `unigram` is Σ log p of the tokens by their frequency in the training text.
 """
 
@@ -31,7 +31,7 @@ from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluation.input_use import training_examples
 from pretrain.evaluation.prompt_format import Prompt, PromptFormat
 
-BLANKS = ("word", "span", "official", "no_input")  # scores that need a blank
+BLANKS = ("word", "span", "official", "no_input")  # scores that need a mask
 _GROUPS = {"s-selection": "argument_structure"}  # BLiMP's files have 13 groups; its paper and BabyLM count 12
 _SPAN = 3  # words
 _TIE = 1e-9  # of a score: sums of the same numbers in another order
@@ -159,7 +159,7 @@ class SentencePrompts:
 
 
 def blanks(ids: Sequence[int], vocabulary: Vocabulary, words: int) -> Iterator[tuple[int, int]]:
-    """The blanks (start, end) of up to `words` neighbouring words; each word is in that many of them."""
+    """The spans (start, end) of up to `words` neighbouring words; each word is in that many of them."""
     starts = [0, *(place for place in range(1, len(ids)) if vocabulary.word_starts[ids[place]]), len(ids)]
     for first in range(1 - words, len(starts) - 1):
         yield starts[max(first, 0)], starts[min(first + words, len(starts) - 1)]

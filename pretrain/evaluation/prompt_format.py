@@ -71,7 +71,7 @@ class PromptFormat:
             return cls("continuation", vocabulary, config, separated=objective == "in_one_row")
         chosen = form or _OBJECTIVE_FORMS.get(objective or "", "answer")
         if chosen == "blank" and not vocabulary.sentinels:
-            raise UserError("--form: a blank needs sentinels, but the model's tokenizer has none")
+            raise UserError("--form: blank needs sentinels, but the model's tokenizer has none")
         if chosen == "copy" and (vocabulary.bos is None or vocabulary.mask is None):
             raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
         return cls(chosen, vocabulary, config)  # type: ignore[arg-type]
@@ -97,12 +97,12 @@ class PromptFormat:
 
     @property
     def has_blanks(self) -> bool:
-        """True if the model fills in blanks: of a decoder-only model, with the middle of a text last."""
+        """True if the model fills masked spans: of a decoder-only model, with the middle of a text last."""
         causal = self.form == "continuation" and not self.separated
         return self.form in ("blank", "copy") or (causal and self.vocabulary.sentinels >= _PARTS)
 
     def with_blank(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
-        """The encoder's input with a blank between two parts, in the form `blank` or `copy`."""
+        """The encoder's input with a mask between two parts, in the form `blank` or `copy`."""
         vocabulary = self.vocabulary
         if self.form == "blank":
             return [*before, vocabulary.first_sentinel, *after, vocabulary.eos]
@@ -116,11 +116,11 @@ class PromptFormat:
         """Asks for `middle` between two parts, and what follows it if it `ends` there: EOS, or in a copy the next id.
 
         A decoder-only model gets them as `causal_infilling` does: <0> before <1> after <2> middle. It is asked for no
-        end. Without a blank, raises UserError.
+        end. Without a mask, raises UserError.
         """
         vocabulary = self.vocabulary
         if not self.has_blanks:
-            raise UserError(f"--form {self.form}: it has no blank")
+            raise UserError(f"--form {self.form}: it has no mask")
         if self.form == "continuation":
             first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
             return Prompt([], [first, *before, second, *after, third], [*middle])

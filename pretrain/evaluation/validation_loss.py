@@ -113,7 +113,7 @@ class LossBreakdown:
     """A table `loss_breakdown` and a picture of it for each corpus. All groups are by powers of two.
 
     - position: of a target in its row, from 0.
-    - span length: of the blank that a text token fills, in tokens, where targets have sentinels.
+    - span length: of the masked span that a text token fills, in tokens, where targets have sentinels.
     - frequency: how often a text token occurs among these targets.
     """
 

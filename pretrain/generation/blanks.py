@@ -1,4 +1,4 @@
-"""Blanks in held-out sentences, which a model fills to show what it has learnt, and the likeliest fillings of each."""
+"""Masked spans in held-out sentences, which a model fills to show what it has learnt, and the likeliest fillings."""
 
 import itertools
 import re
@@ -27,14 +27,14 @@ _WORDS_PER_BLANK = 7
 
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
-    """Pairs (sentence with blanks, sentence) from the first `number` suitable held-out documents.
+    """Pairs (sentence with masked words, sentence) from the first `number` suitable held-out documents.
 
-    A hash of `seed` and of the sentence's number chooses the words to blank out: one in seven of those that have a
-    space on each side, and never two neighbours. Blanks are <extra_id_k>, or <mask> if the corpus is for denoising or
+    A hash of `seed` and of the sentence's number chooses the words to mask: one in seven of those that have a
+    space on each side, and never two neighbours. Masks are <extra_id_k>, or <mask> if the corpus is for denoising or
     the tokenizer has no sentinels. Raises UserError if it has no mask either.
     """
     if not can_blank_out(tokenizer):
-        raise UserError("--corpus: blanks need sentinels or a mask, but the model's tokenizer has neither")
+        raise UserError("--corpus: masking needs sentinels or a mask token, but the model's tokenizer has neither")
     found = []
     has_mask = tokenizer.vocabulary.mask is not None
     masks = has_mask and (isinstance(corpus.objective, Denoising) or not tokenizer.sentinels)
@@ -55,7 +55,7 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
 
 
 def can_blank_out(tokenizer: Tokenizer) -> bool:
-    """True if the tokenizer has a token for a blank."""
+    """True if the tokenizer has a token for a masked span."""
     return tokenizer.sentinels > 0 or tokenizer.vocabulary.mask is not None
 
 
@@ -88,7 +88,7 @@ _LONGEST = 8  # tokens of a filling
 
 
 class Filling(NamedTuple):
-    """Words for a blank, and how probable the model takes them to be."""
+    """Words for a masked span, and how probable the model takes them to be."""
 
     text: str
     probability: float
@@ -100,11 +100,11 @@ def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[li
 
     A filling's probability is that of its tokens and of an end after them, which is another sentinel or EOS.
     Of several ways to write the same words in tokens, only the likeliest is a filling.
-    Blanks before it are filled with their likeliest words. Raises UserError for a model that doesn't fill blanks.
+    Spans before it are filled with their likeliest words. Raises UserError for a model that doesn't fill spans.
     """
     model, tokenizer = trained.model, trained.tokenizer
     if not isinstance(model, EncoderDecoder):
-        raise UserError(f"models of the family {model.config.family} don't fill in blanks")
+        raise UserError(f"models of the family {model.config.family} don't fill masked spans")
     sentinels = tokenizer.vocabulary.sentinel_ids
     device = next(model.parameters()).device
     inputs = input_ids(tokenizer, text, FAMILIES[model.config.family])

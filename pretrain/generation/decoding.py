@@ -267,7 +267,7 @@ class Decoder:
         return logits
 
     def select(self, rows: Tensor) -> None:
-        """Hypothesis i goes on from hypothesis `rows[i]`, of the same example, which shares its input, unless their
+        """Hypothesis i continues hypothesis `rows[i]`, of the same example, which shares its input, unless their
         number changes."""
         moved = len(rows) != self._rows
         for cache in _caches(self._cache):

@@ -21,8 +21,8 @@ from pretrain.models.model import Model
 
 @dataclass(frozen=True)
 class Answer:
-    """The given `text`, the `generated` answer, and the `whole`: the continued text, or the text with its blanks filled
-    in brackets; for a text without blanks, the answer."""
+    """The given `text`, the `generated` answer, and the `whole`: the continued text, or the text with its masked spans
+    filled in brackets; for a text without any, the answer."""
 
     text: str
     generated: str
@@ -110,8 +110,8 @@ def padded(
 
 
 def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
-    """The ids of an input to answer, with its marks, where `<extra_id_k>` is sentinel k; or those of a prompt to go on
-    with: for an empty text, the mark between documents."""
+    """The ids of an input to answer, with its marks, where `<extra_id_k>` is sentinel k; or those of a prompt to
+    continue: for an empty text, the mark between documents."""
     if family.generates == "continuations":
         return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
     bos = tokenizer.vocabulary.bos

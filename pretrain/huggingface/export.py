@@ -69,7 +69,7 @@ def export(
         save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # weights.WEIGHTS, or those of weights.INDEX
     name = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
     permission = ", both with trust_remote_code=True" if hf.code else ""
-    return f"{name}.from_pretrained and AutoTokenizer.from_pretrained load it{permission}"
+    return f"load it with {name} and AutoTokenizer{permission}"
 
 
 def _exported(

@@ -285,7 +285,7 @@ def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
 
 
 def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
-    """True if a sentinel is the model's blank. If `objective` isn't known, it is where the tokenizer has no mask.
+    """True if a sentinel is the model's mask. If `objective` isn't known, it is where the tokenizer has no mask.
 
     Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
     """

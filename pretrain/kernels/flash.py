@@ -100,7 +100,7 @@ def backward_queries(
     carried = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     columns = tl.arange(0, BLOCK_N)
     # Turned by this, a tile's rows have its diagonals in columns: from BLOCK_N on those up to its first element's; the
-    # others, before it, go on in the next tile.
+    # others, before it, continue in the next tile.
     turned = tl.arange(0, BLOCK_M)[:, None] + columns[None, :] + 1
     tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)

@@ -1,7 +1,7 @@
 """A T5 of today's layers: RMS norms, gated feed-forward layers, rotary positions, grouped heads and windows.
 
 By default like the encoder-decoder of Zhang et al., "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large
-Language Model" (2025): pre-norm, SwiGLU, rotary positions in all attentions, of which the decoder's go on where the
+Language Model" (2025): pre-norm, SwiGLU, rotary positions in all attentions, of which the decoder's continue where the
 input's end, and one matrix for both embeddings and the output. Its norms of queries and keys learn gains, as Qwen3's
 do, and values and the attention's output have none.
 """
@@ -39,7 +39,7 @@ class ModernEncoder(Encoder):
 
 
 class ModernDecoder(Decoder):
-    """With `cross_rotation`, cross-attention has rotary positions too, and those of targets go on where the input's
+    """With `cross_rotation`, cross-attention has rotary positions too, and those of targets continue where the input's
     end."""
 
     def __init__(self, config: ModernConfig):

@@ -54,7 +54,7 @@ class Alerts:
                     pass
         except KeyError as missing:
             self._warn(event, f"{missing.args[0]} isn't set in the environment")
-        except Exception as error:  # of many kinds; training must go on
+        except Exception as error:  # of many kinds; training must continue
             self._warn(event, one_line(error))
 
     @staticmethod

@@ -79,7 +79,7 @@ def read_metrics(path: Path) -> list[Row]:
 
     Rows of the same step are merged; if several attempts logged a metric for a step, the last attempt's value counts.
 
-    >>> read_metrics(path)  # attempt 1 reached step 20, attempt 2 went on from a checkpoint of step 10
+    >>> read_metrics(path)  # attempt 1 reached step 20, attempt 2 resumed from a checkpoint of step 10
     [Row(step=10, attempt=1, …), Row(step=20, attempt=2, …)]
     """
     by_step: dict[int, Row] = {}

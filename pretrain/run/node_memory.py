@@ -35,7 +35,7 @@ def path(run: Path, host: str | None = None) -> Path | None:
 
 
 def is_private(directory: Path) -> bool:
-    """True if `directory` is one that only this user can read and write, or isn't there."""
+    """True if `directory` is one that only this user can read and write, or doesn't exist."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +154,10 @@ def evaluate(
 
 
 def _show(findings: Findings, stream: TextIO) -> None:
-    for line in (*findings.lines, *findings.more_lines):
+    width = shutil.get_terminal_size().columns if stream.isatty() else math.inf
+    for line in findings.lines:
+        print(line if len(line) <= width else textwrap.fill(line, int(width), subsequent_indent="    "), file=stream)
+    for line in findings.more_lines:
         print(line, file=stream, flush=True)
     for name, value in findings.metrics.items():
         print(f"{name:45} {value:.6g}", file=stream, flush=True)

@@ -53,9 +53,9 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
             model = model.model_copy(update={"vocab_size": expected(planned.tokenizer).size})
         objective = objective or planned.rows.objective
     if model.vocab_size is None:
-        problems.append(f"model.vocab_size: not set, and {directory} isn't there to take it from; set it")
+        problems.append(f"model.vocab_size: not set, and {directory}, which would give it, is not found; set it")
     if objective is None:
-        problems.append(f"data.objective: not set, and {directory} isn't there to take it from; set it")
+        problems.append(f"data.objective: not set, and {directory}, which would give it, is not found; set it")
     elif model.longest_sequence is not None and max(objective.shape) > model.longest_sequence:
         problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, got {objective.shape}")
     if problems or objective is None:
@@ -220,7 +220,7 @@ def _parts(plan: Plan) -> Iterator[str]:
     shares = ", ".join(f"{part} {of_part / flops:.1%}" for part, of_part in plan.flops.items())
     yield f"Arithmetic of a row, forward and backward: {flops / 1e9:,.1f} GFLOP ({shares})."
     if plan.on_cpu:
-        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 products, measured now."
+        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 matmuls, measured now."
     price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
     yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
     if own.communication:

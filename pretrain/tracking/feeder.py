@@ -96,7 +96,7 @@ def feed(run: MlflowRun) -> int:
     run.unsent.clear()
     ended = run.description.status != "RUNNING"
     if ended:
-        run.aside.clear()  # which may have been mended meanwhile
+        run.aside.clear()  # which may have been repaired meanwhile
     files = [run.directory / metrics_file.FILE_NAME, *metrics_file.files_of_machines(run.directory)]
     sent = 0
     try:

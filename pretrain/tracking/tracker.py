@@ -134,7 +134,7 @@ class Tracker:
                     connection = None  # the next try makes another run
                 if not failing:
                     address, reason = masked(self._uri), one_line(error)
-                    logger.warning("MLflow at %s: %s; training goes on, will try again", address, reason)
+                    logger.warning("MLflow at %s: %s; training continues, will try again", address, reason)
                 failing, pause = True, min(2 * pause, LONGEST_PAUSE)
             self._tried = True
             if self._complete or (last_try is not None and time.monotonic() > last_try):

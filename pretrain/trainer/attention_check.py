@@ -73,7 +73,7 @@ def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dty
         ended = subprocess.run(_CHECK, input=given, text=True, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"the check has not ended within {_SECONDS:g} s"
-    except Exception as error:  # whatever reading rows or starting a process raises: the run goes on without kernels
+    except Exception as error:  # whatever reading rows or starting a process raises: the run continues without kernels
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if ended.returncode < 0:
         return f"the check was killed by {signal.Signals(-ended.returncode).name}"

@@ -70,7 +70,8 @@ class Callback:
         return {}
 
     def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
-        """Called with all metrics of a line of the log. On ranks but 0, some are this rank's alone."""
+        """Called with the metrics of a line of the log, or of an evaluation. On ranks but 0, some are this rank's
+        alone."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this callback in a checkpoint, as JSON, the same on all ranks."""

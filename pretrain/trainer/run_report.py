@@ -71,7 +71,7 @@ class RunReport:
         """Records the metrics that a hook has found after a step and prints its lines."""
         self.record(step, findings.metrics)
         for line in findings.lines:
-            self.say(f"step {step}  {line}{'; training goes on' if findings.failed else ''}")
+            self.say(f"step {step}  {line}{'; training continues' if findings.failed else ''}")
 
     def say(self, line: str, stream: TextIO | None = None) -> None:
         """Prints a line on rank 0."""

@@ -15,12 +15,12 @@ from checks.faults.verdicts import Outcome, Verdict, finished, first_line, summa
 
 SEED, ALL = 1, range(200)
 CHOSEN = {
-    0: "goes on with one rank",
+    0: "continues with one rank",
     13: "a torn file",
     51: "a checkpoint in memory that isn't read",
     85: "stops and is killed by its watchdog, right after a resume",
     113: "MLflow",
-    -2: "a step that the next attempt goes on from is in the log",
+    -2: "a step that the next attempt resumes from is in the log",
 }
 LONG = (85, 113)  # with `make soak`
 CELL = Cell(7, "SIGKILL", "step", rank=1, step=9)

@@ -40,7 +40,7 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     """Compares an undisturbed build of all stages, without Ray, with one that is killed twice on Ray.
 
     Only the second merges files, and it is killed while it does: first the raylet, whose workers end with it, then the
-    driver alone, whose workers go on a while. That a build without Ray may be killed is in test_cluster.py.
+    driver alone, whose workers continue a while. That a build without Ray may be killed is in test_cluster.py.
     """
     config, whole, killed = write_inputs(tmp_path), tmp_path / "whole", tmp_path / "killed"
     build = at_work_on("lines-keys-merged", config, f"output={killed}")

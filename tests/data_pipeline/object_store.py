@@ -128,7 +128,7 @@ def forget_filesystems() -> None:
 def new_fork_server(patch: pytest.MonkeyPatch) -> None:
     """Loaders' processes come from a new fork server: one that runs keeps the environment that it was started in.
 
-    That one goes on, since it may have children, and it ends only after them.
+    That one continues, since it may have children, and it ends only after them.
     """
     server = forkserver.ForkServer()
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):

@@ -50,7 +50,7 @@ def test_a_genuine_archive_of_2014_and_its_text():
 # TFDS's split by lines drops the first three lines and ends the page at the fourth
 LIKE_HEADERS = "WARC is a format.\nContent-Based stuff\nCONTENT-\nWARC/1.0\nThe end."
 LACKING = [record(b"", WARC_Target_URI=None, WARC_Date=None), *(record(b, WARC_Date=None) for b in (b" \n ", b"a"))]
-# lines end with a line feed alone, and one header goes on in a second line
+# lines end with a line feed alone, and one header continues in a second line
 OTHER_LINES = record(b"a", WARC_Identified_Content_Language="eng,\r\n fra").replace(b"\r\n", b"\n")
 NAMELESS = record(b"b").replace(b"WARC-Date", b": nameless\r\nWARC-Date")
 CAPPED = [record(b"a" * 5000), record(b"b" * 5000, WARC_Type="metadata"), record(b"c")]

@@ -135,6 +135,9 @@ def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatc
     waits = [line.partition(" ")[2].rpartition(" ")[0] for line in (tmp_path / "asked").read_text().splitlines()]
     assert waits == ["", "--dependency=afterany:1", "--dependency=afterany:2"]
     assert "dependency" not in (tmp_path / "run/slurm/job.sbatch").read_text()
+    gone = run_here("launch", "slurm", path, "data.train.0.corpus=gone", "--submit")
+    assert gone.returncode == 2
+    assert re.fullmatch(r"error: gone/manifest.json: no such file; [^\n]+\n", gone.stderr)  # no warning before it
 
 
 @each("login, mode", [("me:secret@", 0o700), ("", 0o755)])

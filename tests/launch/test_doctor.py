@@ -31,7 +31,7 @@ def doctor(*arguments: str | Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path):
+def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path):
     """DeepSpeed is compared with a plain loop there."""
     path = write_run_file(tmp_path, small_corpus)
     before = sorted(tmp_path.iterdir())
@@ -49,7 +49,7 @@ def test_a_healthy_machine_has_no_faults_and_is_as_it_was(small_corpus, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path, monkeypatch):
+def test_a_broken_machine_gets_a_line_for_each_error_within_80_columns(tmp_path, monkeypatch):
     """Another DeepSpeed, a shared memory of 1 MiB and a missing corpus."""
     planted = tmp_path / "site/deepspeed-0.1.0.dist-info"
     planted.mkdir(parents=True)
@@ -60,15 +60,15 @@ def test_a_broken_machine_gets_a_line_for_each_fault_within_80_columns(tmp_path,
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)  # a word is never cut
-    faults = [line.removeprefix("fault    ").partition(";")[0] for line in lines if line.startswith("fault")]
-    assert faults[0] == "versions: deepspeed 0.1.0"
-    assert faults[1].startswith("shared memory: 1.0 MB free in /dev/shm")
-    assert faults[2].startswith("run file:")
-    assert lines[-1].startswith("3 faults would stop a run")
+    errors = [line.removeprefix("error    ").partition(";")[0] for line in lines if line.startswith("error")]
+    assert errors[0] == "versions: deepspeed 0.1.0"
+    assert errors[1].startswith("shared memory: 1.0 MB free in /dev/shm")
+    assert errors[2].startswith("run file:")
+    assert lines[-1].startswith("3 errors would stop a run")
 
 
 @each("options, reason", [("size=1m", "No space left on device"), ("ro", "Read-only file system")])
-def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, reason):
+def test_a_run_directory_that_cannot_be_written_is_an_error(tmp_path, options, reason):
     code = (
         "import sys; from launch.tools.doctor import checks, machine\n"
         "(finding,) = machine.run_directory(checks.Settings(directory=f'{sys.argv[1]}/a/run'))\n"
@@ -77,7 +77,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_fault(tmp_path, options, re
     done = mounted(
         tmp_path / "disk", options, [sys.executable, "-c", code, str(tmp_path / "disk")], tmp_path / "errors"
     )
-    assert done.stdout == f"fault {tmp_path}/disk: {reason}\n", done.stderr
+    assert done.stdout == f"error {tmp_path}/disk: {reason}\n", done.stderr
 
 
 def locks_in(directory: Path, locked: Path | None = None) -> Finding:
@@ -91,7 +91,7 @@ def test_locks_of_other_processes_count_and_a_file_of_another_node_must_be_there
         assert locks_in(tmp_path, locked).level == "ok"
     monkeypatch.setattr(machine, "_SECONDS_TO_SEE", 0)
     gone = locks_in(tmp_path, locked)
-    assert (gone.level, gone.expected) == ("fault", "one file system for all nodes")
+    assert (gone.level, gone.expected) == ("error", "one file system for all nodes")
     (unlocked := tmp_path / "unlocked").touch()
     found = locks_in(tmp_path, unlocked)
     assert (found.level, found.expected) == ("warning", "locks that hold on every node")
@@ -116,7 +116,7 @@ def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypat
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
         assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], as_json=True) == 1
     findings = [Finding(**one) for one in json.loads(capsys.readouterr().out)]
-    assert [one.found for one in findings if one.level == "fault"] == ["no answer within 3 s"]
+    assert [one.found for one in findings if one.level == "error"] == ["no answer within 3 s"]
     assert findings[0].check == "tracking"
     assert findings[-1].found.startswith("one rank on ")
 
@@ -178,7 +178,7 @@ def test_bandwidth_is_that_of_a_ring():
         ([("H100", 0), ("H100", 1e9)], {("ok", "2 × H100")}),
         ([("H100", 0), ("A100", 0)], {("ok", "2 × A100 and H100")}),
         ([("H100", 0), ("H100", 7e10)], {("ok", "2 × H100"), ("warning", "GPUs 1: up to 70.0 GB in use")}),
-        ([("H100", 0)], {("fault", "1")}),
+        ([("H100", 0)], {("error", "1")}),
     ],
 )
 def test_gpus_are_as_many_as_ranks_and_free(gpus, found, monkeypatch):
@@ -191,20 +191,20 @@ def test_gpus_are_as_many_as_ranks_and_free(gpus, found, monkeypatch):
     assert {(one.level, one.found) for one in machine.gpus(Settings(ranks_here=2))} == found
 
 
-def test_a_node_with_other_versions_is_a_fault():
+def test_a_node_with_other_versions_is_an_error():
     fine = Finding("versions", "ok", "torch 2.13.0", node="n0")
-    (fault,) = other_versions([fine, replace(fine, node="n1"), replace(fine, node="n2", found="torch 2.12.1")])
-    assert (fault.level, fault.node, fault.expected) == ("fault", "n2", "torch 2.13.0, as on n0")
+    (error,) = other_versions([fine, replace(fine, node="n1"), replace(fine, node="n2", found="torch 2.12.1")])
+    assert (error.level, error.node, error.expected) == ("error", "n2", "torch 2.13.0, as on n0")
 
 
 def test_a_report_names_the_nodes_and_gives_the_rest_a_line():
     findings = [Finding("memory", "ok", f"{number} GB free", node=f"n{number}") for number in range(5)]
-    findings += [Finding("memory", "fault", "1 GB free", "9 GB", "free some", node="n7"), Finding("sum", "ok", "fast")]
+    findings += [Finding("memory", "error", "1 GB free", "9 GB", "free some", node="n7"), Finding("sum", "ok", "fast")]
     assert report(findings).splitlines() == [
         "ok       memory on 5 nodes (n0 … n4)",
-        "fault    memory on n7: 1 GB free; expected 9 GB; free some",
+        "error    memory on n7: 1 GB free; expected 9 GB; free some",
         "ok       sum: fast",
-        "1 fault would stop a run; 0 warnings",
+        "1 error would stop a run; 0 warnings",
     ]
 
 
@@ -213,19 +213,19 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     hostfile.write_text("127.0.0.1 slots=1\n")
     done = run_here("launch", "doctor", "--hostfile", hostfile, "--ssh", "-p 9 -o ConnectTimeout=5", "--json")
     (finding,) = json.loads(done.stdout)
-    assert (done.returncode, finding["node"], finding["level"]) == (1, "127.0.0.1", "fault")
+    assert (done.returncode, finding["node"], finding["level"]) == (1, "127.0.0.1", "error")
     assert finding["found"].startswith("ssh ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
 
 
-def test_a_deepspeed_that_trains_wrong_is_a_fault():
+def test_a_deepspeed_that_trains_wrong_is_an_error():
     trained, said = "DeepSpeed 0.18.2, stage 2", "wrong from step 1 on: gain (5 elements)"
     right = ranks.comparison(trained, "", None)
     assert (right.level, right.found.partition(":")[0]) == ("ok", trained)
     wrong = ranks.comparison(trained, said, "1.2")
-    assert (wrong.level, wrong.found) == ("fault", f"{trained}: {said}")
+    assert (wrong.level, wrong.found) == ("error", f"{trained}: {said}")
     assert wrong.remedy == "install deepspeed 1.2 (constraints.txt)"
     assert ranks.comparison(trained, said, None).remedy == "don't train with these settings, and report this"
     (failed,) = NUMERICS.findings("rank 1 of 2: ", 1, ["…", "KeyError: torch.bfloat16"])
-    assert (failed.level, failed.found) == ("fault", "rank 1 of 2: the check failed: KeyError: torch.bfloat16")
+    assert (failed.level, failed.found) == ("error", "rank 1 of 2: the check failed: KeyError: torch.bfloat16")
     done = run_here("launch", "doctor", "--numerics")
     assert (done.returncode, "--numerics: missing RUN.yaml" in done.stderr) == (2, True)

@@ -94,11 +94,11 @@ PLANTED = {
         f"{TO_LAUNCHER.replace('kill -TERM $parent', 'read -r _ _ _ agent _ < /proc/$parent/stat; kill -KILL $agent')}"
         f"; {WAITS}",
     ),
-    "a host isn't there": (WAITS, WAITS),
+    "a host is unreachable": (WAITS, WAITS),
     "a wrong run file": (WAITS, WAITS),
     "another run is there": (WAITS, WAITS),
 }
-SECOND_HOST = {"a host is lost": "n2", "a host isn't there": "n3"}
+SECOND_HOST = {"a host is lost": "n2", "a host is unreachable": "n3"}
 OVERRIDE = {"a wrong run file": "run.max_stepz=5"}
 
 

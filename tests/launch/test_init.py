@@ -70,7 +70,7 @@ def test_the_next_two_commands_are_printed():
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     machine, model, objective, optimizer, curriculum, steps, *rest = done.stdout.replace("\n    ", " ").splitlines()
-    assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide products")
+    assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide matmuls")
     assert model.startswith("model: t5gemma2-1.2m, the smallest t5gemma2; the run reads ")
     assert "Others: --family t5, bart, t5gemma, " in model
     assert objective.startswith("objective: span_corruption, rows of 568 tokens. Others: --objective iid_denoising, ")

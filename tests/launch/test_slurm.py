@@ -31,8 +31,8 @@ def test_a_job_ends_with_the_doctors_findings(cluster, small_corpus, tmp_path):
     (job,) = submitted(path, "--doctor", container=["sh", "-c", no_agents, "container"])
     assert cluster.until(job, "FAILED", "COMPLETED") == "FAILED"
     for node in NODES:
-        assert f"fault    node on {node}: srun ended with exit code 3: " in said(tmp_path, job)
-    assert "2 faults would stop a run" in said(tmp_path, job)
+        assert f"error    node on {node}: srun ended with exit code 3: " in said(tmp_path, job)
+    assert "2 errors would stop a run" in said(tmp_path, job)
     assert not (tmp_path / "run/logs").exists()
 
 

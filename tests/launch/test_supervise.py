@@ -1,5 +1,6 @@
 """The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
+import errno
 import os
 import pty
 import signal
@@ -252,7 +253,7 @@ def test_a_disk_that_is_full_for_a_while_is_reported_once(tmp_path):
     disk, errors = tmp_path / "disk", tmp_path / "errors"
     fills = f"head -c 2m /dev/zero > {disk}/filler; until [ -s {errors} ]; do sleep 0.05; done; rm {disk}/filler"
     done = mounted(disk, "size=1m", supervisor(disk / "run", f"{fills}; {STOPPED}"), errors)
-    full = "No space left on device; the run goes on, but its logs are incomplete"
+    full = "No space left on device; the run continues, but its logs are incomplete"
     assert (done.returncode, done.stderr) == (75, f"warning: {disk}/run/logs/attempt-0001: {full}\n")
 
 
@@ -348,7 +349,7 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
 @each(
     "found, min_nodes, last, left, said",
     [
-        ("bb", 1, None, "ac", "going on with 2 nodes (a, c), 2 ranks"),
+        ("bb", 1, None, "ac", "continuing on 2 nodes (a, c), 2 ranks"),
         ("ba", 1, None, "abc", "starting attempt 3"),
         ("bb", None, Ended(1, False), "abc", "the arithmetic of b was found wrong twice. Take the node away"),
     ],
@@ -375,7 +376,7 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
         attempt.told += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
     assert (ends, "".join(node.name for node in attempts.nodes)) == ([None, last], left)
-    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run goes on
+    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run continues
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]
@@ -387,9 +388,10 @@ def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_pat
     attempt = Attempt(logs, "ab", [Event("launcher ended", 0, -9)])
     recorded = record(attempt, 1, tmp_path)
     assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
-    monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs: "No space left on device")
-    recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)
-    assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # a quota is like a full disk
+        monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs, number=number: os.strerror(number))
+        recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)
+        assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 
 def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):

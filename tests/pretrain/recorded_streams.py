@@ -148,7 +148,7 @@ class RecordedEvent:
 
 
 class RecordingAccelerator(CPU_Accelerator):
-    """A CPU that DeepSpeed uses as it uses a GPU, which works while the host goes on."""
+    """A CPU that DeepSpeed uses as it uses a GPU, which works while the host continues."""
 
     Stream, Event = RecordedStream, RecordedEvent
 

@@ -309,7 +309,7 @@ def test_old_checkpoints_go_and_those_of_an_abandoned_course_do_not_count(finish
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["go_on", "stop"])
+@pytest.mark.parametrize("policy", ["continue", "stop"])
 def test_a_disk_that_refuses_a_save_costs_no_other_checkpoint(finished, policy):
     """No file may have more than 200 KiB: the log has room, a checkpoint doesn't."""
     changes = ["run.max_steps=18", f"checkpoint.on_failure={policy}"]
@@ -319,7 +319,7 @@ def test_a_disk_that_refuses_a_save_costs_no_other_checkpoint(finished, policy):
     done = subprocess.run(limited, env=os.environ | {"GIT_DIR": "/dev/null"}, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr  # the last save has failed as well
     assert "File too large; the previous checkpoint is untouched" in done.stderr
-    assert ("step 18/18" in done.stdout) == (policy == "go_on")
+    assert ("step 18/18" in done.stdout) == (policy == "continue")
     checkpoints = finished.parent / "run/checkpoints"
     assert (checkpoints / "latest").read_text() == "step-00000012\n"
     assert all(is_valid(one) for one in checkpoints.glob("step-*"))
@@ -376,7 +376,7 @@ def average_file(folder, corpus, name):
 
 @pytest.fixture(scope="module")
 def runs(small_corpus, tmp_path_factory) -> Path:
-    """A run with AdamW; "resumed" is the same, but stops after two steps and goes on."""
+    """A run with AdamW; "resumed" is the same, but stops after two steps and continues."""
     folder = tmp_path_factory.mktemp("averages")
     whole, resumed = (average_file(folder / name, small_corpus, "adamw") for name in ("adamw", "resumed"))
     train_each(2, [(whole, None), (resumed, 2), (resumed, None)])

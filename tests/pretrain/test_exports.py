@@ -418,7 +418,7 @@ def test_a_decoder_reads_rows_padded_on_the_left(kind, exported):
 
 @torch.no_grad()
 def test_the_double_decoder_generates_by_blocks_and_no_decoder_with_a_static_cache(exported):
-    """Its cache goes on with several tokens at once; without a cache, blocks would move with every token."""
+    """Its cache continues with several tokens at once; without a cache, blocks would move with every token."""
     model, _, loaded = exported("double decoder")
     prompt, more = ids(2, 5), ids(2, 9, seed=1)
     ours, theirs = model.new_cache(), loaded(prompt, use_cache=True).past_key_values

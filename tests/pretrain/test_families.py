@@ -226,7 +226,7 @@ def test_rows_of_padding_alone_give_finite_gradients(name, device):
 @each("name", small.DECODERS)
 @torch.no_grad()
 def test_padded_prompts_and_cached_decoding_give_the_logits_of_each_alone(name, device):
-    """Prompts of 20, 13 and 1 tokens, padded on the left, which go on for 5 tokens."""
+    """Prompts of 20, 13 and 1 tokens, padded on the left, which continue for 5 tokens."""
     model, tokens = placed(made(name), device), ids(3, 25)
     for lengths in ([20, 20, 20], [20, 13, 1]):
         mask = (torch.arange(25) >= 20 - torch.tensor(lengths)[:, None]).long()

@@ -390,9 +390,9 @@ def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
     assert all(mine >= other - 1e-12 for mine, other in zip(first, short, strict=False))
     assert any(abs(mine - other) < 1e-12 for mine in first for other in short[:3])
     shown = invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9).stdout.splitlines()
-    assert shown[0].startswith("blank k: its likeliest fillings as wholes, ")
-    assert shown[5].startswith(f"blank 0   [{found[0][0].text}] {found[0][0].probability:.1%}   [")
-    assert shown[6].startswith("blank 1   [")
+    assert shown[0].startswith("span k: its likeliest fillings, ")
+    assert shown[5].startswith(f"span 0    [{found[0][0].text}] {found[0][0].probability:.1%}   [")
+    assert shown[6].startswith("span 1    [")
     one = json.loads(invoke(monkeypatch, trained, LINES[2], "--likeliest", 2, "--max-new-tokens", 9, "--jsonl").stdout)
     assert one["likeliest"][0][0] == {"text": found[0][0].text, "probability": pytest.approx(first[0])}
 
@@ -424,7 +424,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
     assert by_argument.exit_code == 0, by_argument.output
     answers = list(answer_texts(trained, LINES, settings(max_new_tokens=8, num_beams=3, early_stopping="never")))
     assert by_argument.stdout == (
-        f"{answers[0].whole}\n{answers[1].whole}\nblanks    {LINES[2]}\nmodel     {answers[2].whole}\n\n"
+        f"{answers[0].whole}\n{answers[1].whole}\nmasked    {LINES[2]}\nmodel     {answers[2].whole}\n\n"
     )
     assert invoke(monkeypatch, trained, "--file", file, *options).stdout == by_argument.stdout
     file.write_text("\ufeff" + file.read_text())  # a byte order mark is no text
@@ -484,7 +484,7 @@ class Terminal(io.StringIO):
 def test_an_empty_blank_is_explained_once(capsys):
     written = [Answer("A <extra_id_0> b", "", whole, True) for whole in ("A [c] b", "A [] b", "A [] b")]
     show(iter(written), [None] * 3, False, sys.stdout)
-    assert capsys.readouterr().err.count("[]: the model wrote nothing for this blank, ") == 1
+    assert capsys.readouterr().err.count("[]: the model left this span empty, ") == 1
     show(iter(written[:1]), [None], False, sys.stdout)
     show(iter(written), [None] * 3, True, sys.stdout)
     assert "wrote nothing" not in capsys.readouterr().err
@@ -497,7 +497,7 @@ def test_answers_go_to_stdout_while_a_bar_is_on_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     written = [Answer("a", "b", "b", False), Answer("A <extra_id_0>", "c", "A [c]", True)]
     show(iter(written), [None, "A c"], False, sys.stdout)
-    assert out.getvalue() == "b\nblanks    A <extra_id_0>\nmodel     A [c]\noriginal  A c\n\n"
+    assert out.getvalue() == "b\nmasked    A <extra_id_0>\nmodel     A [c]\noriginal  A c\n\n"
     assert "2/2" in terminal.getvalue()
     show(iter(written[:1]), [None], False, screen := Terminal())
     assert screen.getvalue() == "b\n"

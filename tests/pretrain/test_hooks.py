@@ -275,7 +275,7 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(pa
     assert losses(path) == losses(plain)
     said = [line.partition("  ")[2] for line in done.stdout.splitlines() if "warning: " in line]
     one_time = [
-        f"warning: evaluation by trouble failed on rank {rank}: {error}; training goes on"
+        f"warning: evaluation by trouble failed on rank {rank}: {error}; training continues"
         for rank, error in (
             (1, "ZeroDivisionError: integer division or modulo by zero"),
             (0, "hung: no end after 3600 s, twice its budget"),
@@ -476,6 +476,9 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
     again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
+    (evaluated,) = [row for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
+    (event,) = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Scalars("validation/small/loss")
+    assert (event.step, event.value) == (8, pytest.approx(evaluated.metrics["validation/small/loss"]))
 
 
 def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Checkpoints in memory: which state a run goes on from, whose the memory is, and how it is locked for a GPU."""
+"""Checkpoints in memory: which state a run resumes from, whose the memory is, and how it is locked for a GPU."""
 
 import errno
 import gc

@@ -92,6 +92,7 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
 def compiled(path: Path, rank: int) -> list[int]:
     """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
     from pretrain.trainer.train import train_on
+
     from pretrain.zero import construction
 
     node = socket.gethostname()

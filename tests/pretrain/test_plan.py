@@ -368,7 +368,7 @@ def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, caps
         ),
         (
             ["--gpus", 8, "--gpu", "a100-80gb", "data.train.0.corpus=nowhere", "data.validation.0.corpus=nowhere"],
-            "data.objective: not set, and nowhere isn't there to take it from",
+            "data.objective: not set, and nowhere, which would give it, is not found",
         ),
     ],
 )

@@ -155,9 +155,9 @@ def test_a_state_from_which_no_loss_is_finite_is_neither_the_latest_nor_trained_
     assert taken_by_both(failed) == [(step, schedule[step]) for step in range(12)]
     assert (checkpoints / "latest").read_text() == "step-00000004\n"
     (checkpoints / "latest").write_text("step-00000008\n")  # as if it had been moved there
-    mended = on_ranks(2, train_with, run)
-    assert [code for code, _ in mended] == [0, 0]
-    assert taken_by_both(mended) == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
+    repaired = on_ranks(2, train_with, run)
+    assert [code for code, _ in repaired] == [0, 0]
+    assert taken_by_both(repaired) == [(step, schedule[step]) for step in (8, 9, 10, *range(4, 13))]
     assert (checkpoints / "unsound-step-00000008").is_dir()
     assert (checkpoints / "latest").read_text() == "step-00000013\n"
 

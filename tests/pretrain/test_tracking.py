@@ -326,7 +326,7 @@ def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypa
     with start(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})
     assert len(read_metrics(tmp_path)) == 1
-    assert any("training goes on, will try again" in message for message in caplog.messages)
+    assert any("training continues, will try again" in message for message in caplog.messages)
 
 
 def test_sync_that_fails_says_so(tmp_path):
@@ -375,7 +375,7 @@ def serve(tmp_path, empty_mlflow):
 
 def wait_for_failure(caplog):
     """Until the log says that MLflow can't be reached."""
-    while not any("training goes on, will try again" in message for message in caplog.messages):
+    while not any("training continues, will try again" in message for message in caplog.messages):
         time.sleep(0.05)
 
 

@@ -197,7 +197,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path)
 def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus):
     done = run_forked("generate", reference.parent / "run", "--corpus", small_corpus, "-n", "2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("blanks ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
+    assert done.stdout.count("masked ") == done.stdout.count("model ") == done.stdout.count("original ") == 2
 
 
 def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
@@ -268,7 +268,7 @@ def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, m
 
 
 def test_a_resumed_run_logs_the_same_means(small_corpus, tmp_path):
-    """It has saved steps 3 and 6, and goes on from step 3; lines of metrics are of four steps each."""
+    """It has saved steps 3 and 6, and resumes from step 3; lines of metrics are of four steps each."""
     logging = {"checkpoint": {"every_steps": 3, "keep_last": 9}, "tracking": {"mlflow": None, "log_every_steps": 4}}
     whole, resumed = (
         run_file(tmp_path / name, small_corpus, evaluation=[], **logging) for name in ("whole", "resumed")

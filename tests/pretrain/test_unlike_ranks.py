@@ -1,4 +1,4 @@
-"""Two ranks of which one meets what the other doesn't: both go on or both end. And what ranks tell one another."""
+"""Two ranks of which one meets what the other doesn't: both continue or both end. And what ranks tell one another."""
 
 import contextlib
 import errno

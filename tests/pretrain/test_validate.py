@@ -52,6 +52,12 @@ def prepared(small_corpus, tmp_path):
     return made
 
 
+def test_the_earlier_name_of_a_value_is_taken_and_told_once(capsys):
+    for _ in range(2):
+        assert run_config(checkpoint={"on_failure": "go_on"}).checkpoint.on_failure == "continue"
+    assert capsys.readouterr().err == "warning: checkpoint.on_failure: go_on is called continue now\n"
+
+
 def told(prepared, *arguments, **more):
     """What a refused setup is told, a line for each problem."""
     with pytest.raises(UserError) as refused:

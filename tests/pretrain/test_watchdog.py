@@ -40,7 +40,7 @@ def skip(seconds):
         while watchdog._changed.is_set():
             time.sleep(0.01)
 """
-HANGS = "skip(1e4); print('goes on'); raise SystemExit"
+HANGS = "skip(1e4); print('continues'); raise SystemExit"
 HANG = f"""
 with watchdog.watching(7, hang_seconds=5000, start_seconds=1e6):
     skip(1e4); print('started', flush=True)

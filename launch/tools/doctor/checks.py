@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Level = Literal["ok", "warning", "fault"]
+Level = Literal["ok", "warning", "error"]
 _REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
 _REPORT = "findings: "  # begins the line with them, among whatever else a check's process prints
 _LONGEST_ERROR = 200  # characters
@@ -37,7 +37,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a report. A `fault` would stop a run; a `warning` makes it slower or less safe.
+    """One line of a report. An `error` would stop a run; a `warning` makes it slower or less safe.
 
     `expected` and `remedy` (what to do) are empty where all is well. `node` is empty for what isn't one machine's.
     """
@@ -72,7 +72,7 @@ class Check:
         error = last_lines[-1] if last_lines else f"exit code {code}"
         late = code == -signal.SIGALRM
         said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
-        return [Finding(self.title, "fault", f"{rank}{said}", "", self.remedy)]
+        return [Finding(self.title, "error", f"{rank}{said}", "", self.remedy)]
 
 
 NODE_CHECKS = [

@@ -68,7 +68,7 @@ def doctor(
         raise UserError("--numerics: missing RUN.yaml, whose settings DeepSpeed is examined with")
     findings = list(_examined(nodes, access, _settings(path, overrides), with_numerics))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
-    return int(any(finding.level == "fault" for finding in findings))
+    return int(any(finding.level == "error" for finding in findings))
 
 
 def _settings(path: Path | None, overrides: list[str]) -> Settings:
@@ -140,7 +140,7 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
             # the first that has anything to say is rank 0, or a rank that failed
             yield from next(filter(None, _run(programs).values()), [])
         for name, reason in pool.problems.items():
-            yield Finding("node", "fault", reason, "an answer", "a run can't start there either", name)
+            yield Finding("node", "error", reason, "an answer", "a run can't start there either", name)
 
 
 def other_versions(findings: list[Finding]) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def other_versions(findings: list[Finding]) -> Iterator[Finding]:
     for one in fine:
         if one.found != fine[0].found:
             expected = f"{fine[0].found}, as on {fine[0].node}"
-            yield replace(one, level="fault", expected=expected, remedy="use one environment on all nodes")
+            yield replace(one, level="error", expected=expected, remedy="use one environment on all nodes")
 
 
 def _run(programs: list[Program]) -> dict[int, list[Finding]]:
@@ -189,6 +189,6 @@ def report(findings: Sequence[Finding]) -> str:
         found = f"{one.check}{at if names else ''}{': ' if one.found else ''}{one.found}"
         text = "; ".join(filter(None, (found, one.expected and f"expected {one.expected}", one.remedy)))
         lines += _WRAPPED.wrap(f"{one.level:<{_INDENT}}{text}")
-    faults, warnings = (sum(finding.level == level for finding in findings) for level in ("fault", "warning"))
-    stops = counted(faults, "fault") if faults else "nothing"
+    errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
+    stops = counted(errors, "error") if errors else "nothing"
     return "\n".join([*lines, f"{stops} would stop a run; {counted(warnings, 'warning')}"])

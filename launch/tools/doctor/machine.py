@@ -70,7 +70,7 @@ def versions(settings: Settings) -> list[Finding]:
         if not (number and needed.specifier.contains(number, prereleases=True)):
             found = f"{needed.name} {number or 'is missing'}"
             expected = f"{needed.name} {needed.specifier}".strip()
-            wrong.append(Finding("versions", "fault", found, expected, _INSTALL))
+            wrong.append(Finding("versions", "error", found, expected, _INSTALL))
     numbers = (f"{name} {_version(name)}" for name in (PACKAGE, "torch", "deepspeed", "mlflow"))
     return wrong or [Finding("versions", "ok", ", ".join([f"python {platform.python_version()}", *numbers]))]
 
@@ -88,10 +88,10 @@ def gpus(settings: Settings) -> list[Finding]:
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
         bf16 = "bf16" if cpu_multiplies_bf16() else "no bf16 (precision: fp32)"
-        has = f"{counted(threads_per_rank(1), 'core')}, {product_flops() / 1e9:,.0f} GFLOP/s in fp32 products, {bf16}"
+        has = f"{counted(threads_per_rank(1), 'core')}, {product_flops() / 1e9:,.0f} GFLOP/s in fp32 matmuls, {bf16}"
         return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU: {has}")]
     if ranks > number:
-        return [Finding("GPUs", "fault", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
+        return [Finding("GPUs", "error", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     pynvml.nvmlInit()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
     kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
@@ -111,14 +111,14 @@ def memory(settings: Settings) -> list[Finding]:
     found = Finding("memory", "ok", f"{free / 1e9:.1f} GB free")
     if free < needed:
         expected = f"{needed / 1e9:.1f} GB for {ranks} × (1 rank + {workers} loaders), and the model"
-        level: Level = "fault" if free < needed / 2 else "warning"
+        level: Level = "error" if free < needed / 2 else "warning"
         found = replace(found, level=level, expected=expected, remedy="start fewer ranks or data.workers, or free some")
     free, needed = shutil.disk_usage(_SHARED).free, ranks * (_SHARED_BY_RANK + workers * _SHARED_BY_WORKER)
     shared = Finding("shared memory", "ok", f"{human_size(free)} free in {_SHARED}")
     if free < needed:
         expected = f"{human_size(needed)} or more for NCCL and loaders"
         remedy = "enlarge it: docker run --shm-size=8g or --ipc=host, mount -o remount,size=8g /dev/shm"
-        shared = replace(shared, level="fault", expected=expected, remedy=remedy)
+        shared = replace(shared, level="error", expected=expected, remedy=remedy)
     return [found, shared]
 
 
@@ -158,7 +158,7 @@ def run_directory(settings: Settings) -> list[Finding]:
             return [_written(place, Path(folder)), _locks(Path(folder), settings.locked)]
     except OSError as error:
         reason = error.strerror or str(error)
-        return [Finding("run directory", "fault", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
+        return [Finding("run directory", "error", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
 
 
 def _written(place: Path, folder: Path) -> Finding:
@@ -189,7 +189,7 @@ def _locks(folder: Path, locked: str | None) -> Finding:
         if not until(Path(locked).exists, _SECONDS_TO_SEE):
             found = f"{locked}, which another node has just created, isn't seen here"
             remedy = "put run.directory on a file system that every node mounts"
-            return Finding("file locks", "fault", found, "one file system for all nodes", remedy)
+            return Finding("file locks", "error", found, "one file system for all nodes", remedy)
         with Path(locked).open() as file, contextlib.suppress(BlockingIOError):
             lock(file, None, shared=True)
             wrong = "a lock that another process holds isn't seen here"
@@ -205,13 +205,13 @@ def run_file(settings: Settings) -> list[Finding]:
         config = config_file.load(Path(path), overrides, configs.RunConfig)
         setup = preflight.preflight(config, settings.all_ranks, here=False, folder=Path(path).parent)
     except UserError as error:
-        return [Finding("run file", "fault", line) for line in str(error).splitlines()]
+        return [Finding("run file", "error", line) for line in str(error).splitlines()]
     found = f"{path} and its corpora are valid for {counted(settings.all_ranks, 'rank')}"
     return [Finding("run file", "ok", found), *(Finding("run file", "warning", line) for line in setup.warnings)]
 
 
 def tracking(settings: Settings) -> list[Finding]:
-    """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is a fault."""
+    """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is an error."""
     if not settings.run_file:
         return []
     if settings.tracking is None:

@@ -91,4 +91,4 @@ def comparison(trained: str, wrong: str, tested: str | None) -> Finding:
         if tested
         else "don't train with these settings, and report this"
     )
-    return Finding("numerics", "fault", f"{trained}: {wrong}", expected, remedy)
+    return Finding("numerics", "error", f"{trained}: {wrong}", expected, remedy)

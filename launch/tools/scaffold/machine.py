@@ -66,7 +66,7 @@ def model_named(name: str) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine: the number of its GPUs, what it is called, its FLOP/s in wide products and how they are `known`."""
+    """This machine: the number of its GPUs, what it is called, its FLOP/s in wide matmuls and how they are `known`."""
 
     gpus: int
     name: str
@@ -90,7 +90,7 @@ class Machine:
         return count_flops(outline(config), Sizes.of_example(*lengths)) / (share * self.flops)
 
     def __str__(self) -> str:
-        speed = f"{self.flops / 1e9:,.0f} GFLOP/s in wide products ({self.known})"
+        speed = f"{self.flops / 1e9:,.0f} GFLOP/s in wide matmuls ({self.known})"
         return f"{self.name}, {speed}; precision {self.precision}"
 
 

@@ -106,7 +106,7 @@ class Stack(nn.Module):
             columns = torch.arange(states.size(1), device=x.device)[None]
             states_mask = torch.ones_like(columns) if states_mask is None else states_mask
             both = None, None
-            if config.cross_rotation:  # the positions go on where each row's input ends
+            if config.cross_rotation:  # the positions continue where each row's input ends
                 positions = positions + ((states_mask != 0) * (columns + 1)).amax(dim=1, keepdim=True)
                 both = rotary_of(positions, config.rope_base), rotary_of(columns, config.rope_base)
             memory = states, visible(states_mask, 1), *both

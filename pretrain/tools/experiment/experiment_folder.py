@@ -202,7 +202,7 @@ def plan_runs(
 
 
 def _check_overrides(out: Path, rows: dict[str, list[str]]) -> None:
-    """A run can't go on with other overrides than it was started with."""
+    """A run can't resume with other overrides than it was started with."""
     before = read_valid_json(out / _FILE, dict[str, list[str]]) or {}
     changed = [row for row, given in rows.items() if before.get(row, given) != given and (out / row).exists()]
     if changed:

@@ -186,7 +186,7 @@ def conclude(
         try:
             _log_to_parent(mlflow, uri, runs, losses, files)
         except Exception as error:  # MLflow's errors are of many kinds, and an MLflow that is away ends nothing
-            print(f"warning: MLflow at {masked(uri)}: {one_line(error)}; the table isn't there")
+            print(f"warning: MLflow at {masked(uri)}: {one_line(error)}; it lacks the table")
     does = "continues" if code == STOPPED else "tries those that failed again"
     again = f"; the same command {does}" if code else ""
     print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")

@@ -101,7 +101,7 @@ class Spikes(Callback):
             return
         then, now = checkpoint_index.read(checkpoint).train_state, trainer.state
         trainer.drop_unsaved()
-        # training goes on with the rows after the spike
+        # training continues with the rows after the spike
         trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped))
         if run.rank == 0:
             add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, trainer.outcome.loss))

@@ -18,7 +18,7 @@ _WRITING = "checkpoint_is_being_written"
 
 
 class CheckpointsInMemory(Callback):
-    """`checkpoint.memory_every_steps`, under a supervisor, which would go on from them."""
+    """`checkpoint.memory_every_steps`, under a supervisor, which would resume from them."""
 
     _memory: MemoryCheckpoints | None = None
     _told = False
@@ -110,7 +110,7 @@ class Checkpointing(Callback):
         if saved.error is not None:
             if last or trainer.config.checkpoint.on_failure == "stop":
                 raise FailedError(saved.error)
-            trainer.report.warn(f"{saved.error}; training goes on (checkpoint.on_failure)")
+            trainer.report.warn(f"{saved.error}; training continues (checkpoint.on_failure)")
         for callback in trainer.callbacks.values():
             callback.after_save(trainer, saved)
 

@@ -71,7 +71,7 @@ class Reporting(Callback):
             steps = trainer.config.run.max_steps
             trainer.report.say(
                 f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
-                f"lr {metrics['train/learning_rate']:.2e}  norm {metrics['train/gradient_norm']:.3f}  "
+                f"lr {metrics['train/learning_rate']:.1e}  grad_norm {metrics['train/gradient_norm']:.3g}  "
                 f"{_skipped_and_speed(metrics, steps - trainer.step, self._windows > 0)}".rstrip()
             )
         self._windows += 1
@@ -125,7 +125,7 @@ def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> 
     if "train/steps_per_second" not in metrics:
         return skipped
     left = f"{duration(steps / metrics['train/steps_per_second'])} left" if typical else ""
-    return f"{metrics['train/tokens_per_second']:,.0f} tokens/s  {skipped}{left}"
+    return f"{metrics['train/tokens_per_second']:,.0f} tok/s  {skipped}{left}"
 
 
 class EvaluationHooks(Callback):
@@ -143,4 +143,6 @@ class EvaluationHooks(Callback):
     def after_step(self, trainer: Trainer) -> None:
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)
+            for callback in trainer.callbacks.values():
+                callback.after_log(trainer, findings.metrics)
             trainer.paused()

@@ -125,7 +125,7 @@ class WeightComparison(Callback):
     def compare(self, trainer: Trainer) -> None:
         """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
 
-        The next attempt goes on from the last checkpoint on disk, before which they were right.
+        The next attempt resumes from the last checkpoint on disk, before which they were right.
         """
         if found := difference(trainer.engine):
             found.tell(trainer)

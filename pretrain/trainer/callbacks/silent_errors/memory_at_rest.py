@@ -74,7 +74,7 @@ class ComparingMemory(Callback):
         """Raises FailedError if memory of a rank has `changed`: this step is wrong, and so may be a checkpoint of the
         step before.
 
-        The next attempt goes on from the newest checkpoint on disk before them.
+        The next attempt resumes from the newest checkpoint on disk before them.
         """
         self._changed = None
         rank = next((rank for rank, names in enumerate(changed) if names), None)

@@ -94,7 +94,7 @@ class Replaying(Callback):
     def after_step(self, trainer: Trainer) -> None:
         """Raises FailedError if gradients are wrong: those of this step, and maybe all since the last clean replay.
 
-        The next attempt goes on from the newest checkpoint on disk that isn't later than that replay. Later ones are
+        The next attempt resumes from the newest checkpoint on disk that isn't later than that replay. Later ones are
         set aside. With replays at each save there are none. The oldest stays in any case: the run would begin anew.
         """
         if self.found is None:

@@ -1,4 +1,4 @@
-"""Packages consist of rooms, and no import leads back up between packages, rooms or modules."""
+"""The layers of the code: no import leads back up between packages, subpackages or modules."""
 
 import ast
 import importlib.util
@@ -59,8 +59,8 @@ def graph() -> dict[str, set[str]]:
     }
 
 
-def room(module: str) -> str:
-    """The folder of a module, one of each tool's; a module at the top of its package is a room of its own."""
+def subpackage(module: str) -> str:
+    """The folder of a module, one of each tool's; a module at the top of its package counts as one of its own."""
     package, *rest = module.split(".")
     return ".".join([package, *rest[: 2 if rest[:1] == ["tools"] else 1]])
 
@@ -76,14 +76,16 @@ def in_order(arrows: dict[str, set[str]]) -> list[str]:
         pytest.fail(f"imports go round: {' → '.join(reversed(error.args[1]))}")
 
 
-def test_no_arrow_between_rooms_runs_back_up(graph):
-    rooms: dict[str, set[str]] = {}
+def test_no_import_between_subpackages_leads_back_up(graph):
+    subpackages: dict[str, set[str]] = {}
     for module, others in graph.items():
-        rooms.setdefault(room(module), set()).update(room(other) for other in others if room(other) != room(module))
-    assert len(in_order(rooms)) > 40
+        subpackages.setdefault(subpackage(module), set()).update(
+            subpackage(other) for other in others if subpackage(other) != subpackage(module)
+        )
+    assert len(in_order(subpackages)) > 40
 
 
-def test_no_arrow_inside_a_room_runs_back_up(graph):
+def test_no_import_inside_a_subpackage_leads_back_up(graph):
     assert len(in_order(graph)) > 200
 
 
@@ -98,12 +100,12 @@ def test_tools_are_reached_through_commands_alone(graph):
     assert reached == set()
 
 
-def test_packages_and_the_bottom_room_know_nothing_of_what_is_above_them(graph):
+def test_packages_and_the_lowest_subpackage_import_nothing_from_above(graph):
     for module, others in graph.items():
         above = PACKAGES[: PACKAGES.index(module.split(".")[0])]
         assert [other for other in others if other.split(".")[0] in above] == [], module
-        if room(module) == "data_pipeline.foundation":
-            assert {room(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
+        if subpackage(module) == "data_pipeline.foundation":
+            assert {subpackage(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
 
 
 def is_module(name: str) -> bool:
@@ -146,7 +148,7 @@ def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
     for module, path in modules().items():
         lines = ["", *path.read_text().splitlines()]
         functions = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef))
-        for line in (node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)):
+        for line in {node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)}:
             first = line
             while re.match(r"\s*(from|import) ", lines[first - 1]):
                 first -= 1
@@ -166,11 +168,13 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
     assert others == ["tests/data_pipeline/test_table_sources.py"]
 
 
-def test_deepspeed_is_used_in_one_room_and_its_private_names_in_one_module():
+def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():
     """ZeRO-3 puts attributes `ds_…` on parameters. `launch.deepspeed_launcher` starts DeepSpeed's own launcher."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}
     assert named == {"pretrain.zero.deepspeed_private"}
-    assert {room(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {"pretrain.zero"}
+    assert {subpackage(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {
+        "pretrain.zero"
+    }
 
 
 def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():
@@ -197,7 +201,7 @@ def test_nothing_of_deepspeed_is_replaced():
     none of its modules has a stand-in. An item of a table is data: `averaged_gradients[0] = …`."""
     theirs = re.compile(r"\b(deepspeed|engine|optimizer|coordinator|offload|accelerator|backend|cdb)$")
     for module, path in modules().items():
-        if room(module) != "pretrain.zero":
+        if subpackage(module) != "pretrain.zero":
             continue
         for node in ast.walk(parsed(path)):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -220,4 +224,4 @@ def importing(library: str) -> set[str]:
 
 def test_triton_is_imported_by_the_kernels_alone():
     """It takes time to import, and is there only where PyTorch has CUDA."""
-    assert {room(module) for module in importing("triton")} == {"pretrain.kernels"}
+    assert {subpackage(module) for module in importing("triton")} == {"pretrain.kernels"}
