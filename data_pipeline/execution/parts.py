@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
 )
 _VALUES = attrgetter(*SCHEMA.names)
+_TEXT, _TARGET = SCHEMA.names.index("text"), SCHEMA.names.index("target")
 # Shorter documents and lines count as this many characters, since keys and hashes take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _GROUP_CHARACTERS = 8_000_000
@@ -208,11 +209,11 @@ class PartFile:
         self.text_bytes = self.characters = 0
 
     def add(self, document: Document) -> None:
-        characters = size_of(document.text)
-        self._rows.add(_VALUES(document), characters)
+        characters, row = size_of(document.text), tuple(value.encode() for value in _VALUES(document))
+        self._rows.add(row, characters)
         self.documents[document.split] += 1
         self.characters += characters + len(document.target)
-        self.text_bytes += len(document.text.encode()) + len(document.target.encode())
+        self.text_bytes += len(row[_TEXT]) + len(row[_TARGET])
 
     def describe(self, path: str, source: str, first_id: str) -> WrittenPart:
         documents = dict(sorted(self.documents.items()))

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 
 def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """A table of `rows`, each with the values of the columns of `schema`: strings, int64 or booleans, or None.
+    """A table of `rows`, each with the values of the columns of `schema`: strings (also in UTF-8), int64 or
+    booleans, or None.
 
     Raises ArrowInvalid for a column of strings, not large ones, that would have 2 GiB.
     """
@@ -27,7 +28,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_int64(kind):
         numbers = np.array([value or 0 for value in values], dtype=np.int64)
         return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(numbers)])
-    encoded = [value.encode() if value else b"" for value in values]
+    encoded = [value.encode() if isinstance(value, str) else value or b"" for value in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     buffers = [present, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.large_string(), len(values), buffers).cast(kind)
