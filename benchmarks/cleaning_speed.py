@@ -171,8 +171,8 @@ class Built(NamedTuple):
     files: dict[str, str]
 
 
-def built(checkout: Path, archive: Path, until: str) -> Built:
-    """A build by the code of `checkout`, in one process."""
+def built(checkout: Path, archive: Path, what: str) -> Built:
+    """What the command `what` of `checkout` does, in one process."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus"
         config = {
@@ -183,7 +183,7 @@ def built(checkout: Path, archive: Path, until: str) -> Built:
             "ray": {"small_bytes": 10**15},
         }
         (Path(folder) / "corpus.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "data_pipeline", "build", f"{folder}/corpus.yaml", "--until", until]
+        command = [sys.executable, "-m", "data_pipeline", what, f"{folder}/corpus.yaml"]
         before = os.times()
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(checkout)})
         after = os.times()
@@ -208,7 +208,7 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
         write_wet(archive, crawl([record.text for record in read("c4", FILES["c4"])], given.build * 10**6))
         for number in range(given.rounds):
             for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-                made[name].append(built(sides[name], archive, "shards" if given.shards else "documents"))
+                made[name].append(built(sides[name], archive, "build" if given.shards else "documents"))
     columns = ["stage", *(f"{what}, {name}" for name in sides for what in ("core-seconds", "MB per core-second"))]
     table = Table(f"A build of {given.build} MB in one process, medians of {given.rounds}", columns)
     for stage in ("the command", *made["here"][0].stages):

@@ -444,7 +444,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
 build(load(sys.argv[1], [], CorpusConfig))
-sys.exit(", ".join({"pandas", "torch"} & sys.modules.keys()))
+sys.exit(", ".join({"pandas", "torch"} & sys.modules.keys()) or None)
 """
 
 
