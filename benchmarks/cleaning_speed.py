@@ -185,7 +185,8 @@ def built(checkout: Path, archive: Path, what: str) -> Built:
         (Path(folder) / "corpus.yaml").write_text(json.dumps(config))
         command = [sys.executable, "-m", "data_pipeline", what, f"{folder}/corpus.yaml"]
         before = os.times()
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(checkout)})
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run(command, check=True, capture_output=True, env=environment, cwd=checkout)
         after = os.times()
         used = sum(after[2:4]) - sum(before[2:4])
         stages = {
