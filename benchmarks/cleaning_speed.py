@@ -226,7 +226,7 @@ def builds(given: argparse.Namespace) -> Iterator[Table]:
         table.add("the command, times as fast", f"{ratio:.3f}", *[""] * 3)
         files, others = made["here"][0].files, made["beside"][0].files
         differ = sorted(name for name in files | others if files.get(name) != others.get(name))
-        table.add(f"files that differ, of {len(files)}", f"{len(differ)} {' '.join(differ)}", *[""] * 3)
+        table.add(f"files that differ, of {len(files)}", " ".join([str(len(differ)), *differ]), *[""] * 3)
     yield table
 
 
