@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from data_pipeline.corpus.corpus import (
 from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
 from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
+from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
@@ -92,7 +93,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     for unit in built.shards:
         splits.setdefault(unit.result.split, []).append(unit)
     blocks = [
-        {"split": unit.result.split, "shard": name, **asdict(block)}
+        (unit.result.split, name, *astuple(block))
         for unit in built.shards
         for name in unit.outputs
         for block in unit.result.blocks
@@ -111,7 +112,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
             if name.startswith(DOCUMENTS)
         ],
     )
-    for file, table in {BLOCKS: pa.Table.from_pylist(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
+    for file, table in {BLOCKS: table_of(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
         with atomic_path(corpus / file) as path:
             pq.write_table(table, path)
     identity = {

@@ -18,7 +18,7 @@ import sentencepiece
 
 import data_pipeline
 from data_pipeline.corpus import FORMAT_VERSION
-from data_pipeline.corpus.blocks import as_members, count_rows, of_rows
+from data_pipeline.corpus.blocks import add, count_rows, of_rows
 from data_pipeline.foundation.atomic import fingerprint, sha256, write_json
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -92,13 +92,7 @@ def _write_shard(directory: Path, split: str, rows: Rows) -> list[dict[str, obje
             last = min(first + _ROWS_PER_BLOCK, len(rows))
             block = of_rows(rows.tokens, rows.offsets[first : last + 1], rows.documents, {})
             offset = tar.offset
-            for name, values in as_members(block).items():
-                content = io.BytesIO()
-                np.lib.format.write_array(content, values, version=(1, 0))
-                member = tarfile.TarInfo(f"{first:012d}.{name}")
-                member.size = content.tell()
-                content.seek(0)
-                tar.addfile(member, content)
+            add(tar, block, first)
             length = tar.offset - offset
             written.append({"offset": offset, "length": length, "first_row": first, "rows": count_rows(block)})
     content = path.read_bytes()

@@ -27,7 +27,7 @@ def contains_bad_word(text: str, language: str) -> bool:
         "An ass."  ->  True        "A class."  ->  False        "An _ass_."  ->  False
     """
     matcher = _matcher(list_of(language))
-    return matcher is not None and matcher(text.lower())
+    return matcher is not None and matcher(text)
 
 
 def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0) -> bool:
@@ -57,7 +57,7 @@ def _primary(language: str) -> str:
 
 @functools.cache
 def _matcher(language: str) -> Callable[[str], bool] | None:
-    """A function that finds a language's bad words in lowercase text. Québec's list is part of "fr".
+    """A function that finds a language's bad words in a text, in any case. Québec's list is part of "fr".
 
     The entries are converted to lower case too. TFDS leaves them as they are, so its capitalised entries, which most of
     the Spanish ones are, never match. The English list, used for C4, has none.
@@ -70,22 +70,23 @@ def _matcher(language: str) -> Callable[[str], bool] | None:
     if language not in _WITHOUT_SPACES:
         return _between_boundaries(lowered)
     pattern = re2.compile(_either(lowered))
-    return lambda text: pattern.search(text) is not None
+    return lambda text: pattern.search(text.lower()) is not None
 
 
 def _between_boundaries(phrases: set[str]) -> Callable[[str], bool]:
-    r"""Matches like `(?<!\w)(…|…)(?!\w)`, ten times as fast.
+    r"""Matches like `(?<!\w)(…|…)(?!\w)` in the lowercase text, twenty times as fast.
 
     RE2 has no lookaround, and its word characters are ASCII, so it only finds candidates: phrases between ASCII
-    boundaries, in one page of fifty. Python's expressions decide about them.
+    boundaries, in one page of fifty. Python's expressions decide about them. RE2 ignores the case of all characters but
+    of İ, which becomes two.
     """
-    likely = re2.compile(rf"(?:^|[^a-z0-9_])(?:{_either(phrases)})(?:[^a-z0-9_]|$)")
-    exact = {phrase: re.compile(rf"(?<!\w){re.escape(phrase)}(?!\w)") for phrase in phrases}
+    likely = re2.compile(rf"(?i)(?:^|[^a-z0-9_])(?:{_either(phrases)})(?:[^a-z0-9_]|$)")
 
     def occur_in(text: str) -> bool:
-        return likely.search(text) is not None and any(
-            phrase in text and pattern.search(text) for phrase, pattern in exact.items()
-        )
+        if likely.search(text) is None and "İ" not in text:
+            return False
+        text = text.lower()
+        return any(phrase in text and re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) for phrase in phrases)
 
     return occur_in
 

@@ -12,6 +12,8 @@ import heapq
 import re
 from collections.abc import Callable
 
+import re2
+
 from data_pipeline.cleaning.bad_words import drops_page, list_of
 from data_pipeline.cleaning.classifier import scorer
 from data_pipeline.cleaning.config import CleaningConfig
@@ -95,9 +97,9 @@ class PageFilters:
 
 
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-_END_MARKS = (".", "?", "!", '"')
+_END_MARKS = {".", "?", "!", '"'}
 _ELLIPSIS = "..."
-_NAMED = ("lorem ipsum", "javascript", "cookie", "policy", "terms of use")
+_NAMED = re2.compile("(?i)lorem ipsum|javascript|cookie|policy|terms of use")  # finds all that `lower` would
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
@@ -122,18 +124,19 @@ def clean_page(
     if is_too_long(text, rules, tally):
         return None
     kept: list[str] = []
-    web_rules, least_words = rules.web_rules, rules.min_words_per_line
+    web_rules, longest, least_words = rules.web_rules, rules.max_word_length, rules.min_words_per_line
+    brackets, braces = web_rules and "[" in text, web_rules and "{" in text
     # Lines are converted to lower case only in a page that has one of the words somewhere. A removed citation mark may
     # join the halves of one.
-    names = web_rules and ("[" in text or any(map(text.lower().__contains__, _NAMED)))
+    names = brackets or (web_rules and _NAMED.search(text) is not None)
     for line in text.splitlines():
         line = line.strip()
-        if (longest := rules.max_word_length) and len(line) > longest and max(map(len, line.split())) > longest:
+        if longest and len(line) > longest and max(map(len, line.split())) > longest:
             tally.drop("line_too_long_word", line)
             continue
-        if web_rules and "[" in line:
+        if brackets and "[" in line:
             line = _CITATION.sub("", line)  # not stripped again: C4 drops "A line. [3]" for its last character
-        if web_rules and (not line.endswith(_END_MARKS) or line.endswith(_ELLIPSIS)):
+        if web_rules and (line[-1:] not in _END_MARKS or line.endswith(_ELLIPSIS)):
             tally.drop("line_no_endmark", line)
             continue
         if least_words and len(line.split(None, least_words - 1)) < least_words:
@@ -146,7 +149,7 @@ def clean_page(
         if "javascript" in lowered:
             tally.drop("line_javascript", line)
             continue
-        if web_rules and "{" in line:
+        if braces and "{" in line:
             tally.drop("curly_bracket", line)
             return None
         if lowered and any(policy in lowered for policy in _POLICIES):

@@ -20,6 +20,7 @@ import pyarrow as pa
 from data_pipeline.objectives.objective import Examples, Padded
 
 Block = dict[str, np.ndarray]
+_KEY_DIGITS = 12
 _NPY_HEADER = 1024  # bytes; the header of a one-dimensional array takes 128
 # NumPy reads a header with Python's parser, which in Python 3.11 may raise SystemError if two threads use it at once.
 _PARSING = threading.Lock()
@@ -102,9 +103,18 @@ def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Pa
     return Padded.of_flat(np.concatenate(parts), np.array([len(part) for part in parts], dtype=np.int64))
 
 
-def as_members(block: Block) -> dict[str, np.ndarray]:
-    """The block as members of a WebDataset sample."""
-    return {f"{name}.npy": np.ascontiguousarray(values) for name, values in block.items()}
+def add(shard: tarfile.TarFile, block: Block, first_row: int) -> None:
+    """Adds a block to an open shard, as a WebDataset sample: a member `<first row>.<name>.npy` for each array.
+
+    The bytes are those of `webdataset.TarWriter(…, mtime=0)`, whose package imports PyTorch: 1.1 s and 190 MB.
+    """
+    for name in sorted(f"{name}.npy" for name in block):
+        content = io.BytesIO()
+        np.lib.format.write_array(content, block[name.removesuffix(".npy")], version=(1, 0), allow_pickle=False)
+        member = tarfile.TarInfo(f"{first_row:0{_KEY_DIGITS}d}.{name}")
+        member.size, member.mode, member.uname, member.gname = content.tell(), 0o444, "bigdata", "bigdata"
+        content.seek(0)
+        shard.addfile(member, content)
 
 
 def decode_block(content: bytes | memoryview) -> Block:

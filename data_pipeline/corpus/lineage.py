@@ -6,6 +6,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.errors import FailedError, one_line
 from data_pipeline.foundation.json_file import PathBelow, adapter
 
@@ -44,9 +45,11 @@ class Lineage:
     documents: list[DocumentsEntry] = field(default_factory=list)
 
     def table(self) -> pa.Table:
-        inputs = ({**vars(one), "kind": _INPUT, "name": one.file} for one in self.inputs)
-        documents = ({**vars(one), "kind": _DOCUMENTS} for one in self.documents)
-        return pa.Table.from_pylist([*inputs, *documents], _SCHEMA)
+        inputs = [
+            (_INPUT, one.source, one.file, one.bytes, one.sha256, one.status, one.unchecked) for one in self.inputs
+        ]
+        documents = [(_DOCUMENTS, None, one.name, one.bytes, one.sha256, None, None) for one in self.documents]
+        return table_of([*inputs, *documents], _SCHEMA)
 
     @classmethod
     def read(cls, content: bytes, path: str) -> "Lineage":

@@ -10,12 +10,13 @@ Many files of keys are merged into few, in the order of the hash and with the un
 duplicates, in the order of the unit.
 """
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import md5
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,13 @@ from data_pipeline.foundation.safetensors_file import growing_arrays, part_of, w
 
 _LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
+_FIRST_WORD = Struct(">Q").unpack_from
 NO_DOCUMENT = 2**32 - 1  # the document number of a dropped page, which may still be the newest of its URL
 
 
 def hash64(text: str) -> int:
     """The first 8 bytes of the md5 of `text`: these numbers sort like the hexadecimal digests."""
-    return int.from_bytes(hashlib.md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()[:8], "big")
+    return _FIRST_WORD(md5(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest())[0]
 
 
 class Keys:

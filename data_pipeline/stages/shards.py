@@ -5,6 +5,7 @@ shards. The rows of all shards are therefore counted before any is written, from
 """
 
 import hashlib
+import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,17 +19,11 @@ from data_pipeline.corpus.blocks import Block
 from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket, read_names, write_names
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.objectives.objective import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.vocabulary import Vocabulary
-
-with imported_at_first_use():
-    import webdataset  # imports PyTorch, 1.1 s and 190 MB, which reading a manifest doesn't need
-
-_KEY_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -136,17 +131,17 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
     rows, rules = _pack(corpus, cut)
     written: list[WrittenBlock] = []
     with atomic_file(corpus / spec.output) as file:
-        with webdataset.TarWriter(file, mtime=0) as writer:
+        with tarfile.open(fileobj=file, mode="w|") as shard:
             for start in range(0, len(rows), rows_per_block):
                 stop = min(start + rows_per_block, len(rows))
-                first_row, offset = spec.first_row + start, writer.tarstream.offset
+                first_row, offset = spec.first_row + start, shard.offset
                 columns = {name: values[start:stop] for name, values in rows.columns.items()}
                 block = blocks.of_rows(rows.tokens, rows.offsets[start : stop + 1], rows.documents, columns)
                 if config.rows.apply_at == "build":
                     keys = noise_keys(config.seed, cut.bucket.split, 0, np.arange(first_row, spec.first_row + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
-                writer.write({"__key__": f"{first_row:0{_KEY_DIGITS}d}", **blocks.as_members(block)})
-                length, tokens = writer.tarstream.offset - offset, blocks.count_tokens(block)
+                blocks.add(shard, block, first_row)
+                length, tokens = shard.offset - offset, blocks.count_tokens(block)
                 written.append(WrittenBlock(offset, length, first_row, stop - start, tokens, sha256=""))
         written = list(_with_checksums(Path(file.name), written))
     return ShardResult(

@@ -116,7 +116,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of a unit's documents by split, sorted by hash."""
-    config = spec.config
+    config, pairs = spec.config, spec.config.pairs
     model = tokenizer.read(corpus, **config.tokenizer.layout)
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
@@ -127,7 +127,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     coverage = Coverage(model.model)
     for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):
         texts = model.encode([document.text for document in batch])
-        of_targets = model.encode([document.target for document in batch]) if config.pairs else [[]] * len(batch)
+        of_targets = model.encode([document.target for document in batch]) if pairs else [[]] * len(batch)
         for document, text, target in zip(batch, texts, of_targets, strict=True):
             ids = np.array([*text, *target, *end], dtype=dtype)
             coverage.add(ids[: len(text) + len(target)], document.text, document.target)
@@ -142,7 +142,7 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
         arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
         arrays[f"{split}.offsets"] = np.cumsum(lengths)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
-        if config.pairs:
+        if pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
     write_arrays(corpus / spec.output, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))

@@ -52,6 +52,7 @@ def is_chosen(text: str, numerator: int, denominator: int) -> bool:
 
 
 EXAMPLES = 3
+_NO_HASH = 1 << 32  # above all
 _EXAMPLE_CHARACTERS = 200
 # counted, but no reason to drop anything
 NO_RULES = frozenset({"read", "passed", "undecodable", "truncated_xml", "line_passed", "line_seen", "substring_words"})
@@ -69,6 +70,11 @@ class Tally(Counter[str]):
     @cached_property
     def _kept(self) -> dict[str, dict[int, str]]:
         """For each rule, its examples by hash."""
+        return {}
+
+    @cached_property
+    def _largest(self) -> dict[str, int]:
+        """For each rule that has enough examples, their largest hash."""
         return {}
 
     @property
@@ -90,12 +96,15 @@ class Tally(Counter[str]):
 
     def _keep(self, rule: str, example: str) -> None:
         key = _hash(example)
+        if key >= self._largest.get(rule, _NO_HASH):  # as most are
+            return
         kept = self._kept.setdefault(rule, {})
-        if len(kept) < EXAMPLES:
+        if len(kept) < EXAMPLES or key not in kept:
             kept[key] = example
-        elif key < max(kept) and key not in kept:
+        if len(kept) > EXAMPLES:
             del kept[max(kept)]
-            kept[key] = example
+        if len(kept) == EXAMPLES:
+            self._largest[rule] = max(kept)
 
 
 def most_common(counts: Mapping[str, int], number: int) -> dict[str, int]:

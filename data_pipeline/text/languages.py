@@ -1,5 +1,6 @@
 """Codes of languages: ISO 639 has one of two letters for 184 of them, and for each of these one of three."""
 
+import functools
 import re
 
 _CODE = re.compile(r"[A-Za-z]{2,3}(?![^-_])")
@@ -23,6 +24,7 @@ ro:rum sk:slo bo:tib cy:wel
 _SHORTEST = {three: two for two, three in (pair.split(":") for pair in _THREE_LETTERS.split())} | {"und": ""}
 
 
+@functools.lru_cache(maxsize=1024)  # of the few of a corpus
 def shortest_tag(tag: str) -> str:
     """The language tag with the shortest code of its language, as BCP 47 has it. What is no tag stays as it is.
 

@@ -11,7 +11,8 @@ from punkt.rules.language import LanguageVars
 
 _MARKED_WORD = re.compile(r"(?<!\S)[^\s.?!]*+[.?!]\S*+")
 _END_MARK = re.compile("[.?!]")
-_PLAIN_END = re.compile(r"(?<!\S)([a-z]{2,})\.[ \n]+(?=[A-Z])")  # Punkt sees no end in some other white space
+_PLAIN_END = re.compile(r"[.?!][ \n]+(?=[A-Z])")  # Punkt sees no end in some other white space
+_PLAIN_WORD = range(2, 30)  # letters
 _NON_WORD = """)";}]*:@'({["""
 _BOUNDARY = re.compile(rf"[.?!](?=(?P<after_tok>[?!{re.escape(_NON_WORD)}]|\s+(?P<next_tok>\S+)))")
 _REALIGNED = r"""["')\]}]+?(?:\s+|(?=--)|$)"""
@@ -37,13 +38,20 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def _ends_plainly(text: str, times: int) -> bool:
-    """Whether `times` or more sentences end in the plainest way, which doesn't need Punkt's slow tokens: a lowercase
-    word and a full stop, then a capital.
+    """Whether `times` or more sentences end in the plainest way, which doesn't need Punkt's slow tokens: a word of
+    ASCII letters and a mark, then a capital.
 
     Punkt ends a sentence there unless it knows the word as an abbreviation or as the first of a collocation.
     """
     kept = _kept_together()
-    return sum(1 for _ in islice((1 for end in _PLAIN_END.finditer(text) if end[1] not in kept), times)) == times
+    for end in _PLAIN_END.finditer(text):
+        before = text[max(0, end.start() - _PLAIN_WORD.stop) : end.start()].rsplit(None, 1)
+        word = before[-1] if before else ""
+        if len(word) in _PLAIN_WORD and word.isascii() and word.isalpha() and word.lower() not in kept:
+            times -= 1
+            if not times:
+                return True
+    return False
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress, islice
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,7 @@ class SentencePiece(TextModel):
         have nearly equal scores, since sentencepiece sums scores in single precision."""
         cut = [list(parts(text)) for text in texts]
         encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
-        return [[id_ for _ in text for id_ in next(encoded)] for text in cut]
+        return [list(chain.from_iterable(islice(encoded, len(text)))) for text in cut]
 
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)

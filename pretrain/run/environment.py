@@ -15,7 +15,7 @@ from data_pipeline.foundation.packages import git
 from pretrain.hardware import device_type
 
 DIFF = "git.diff"
-_PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "webdataset", "sentencepiece", "mlflow", "transformers")
+_PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "mlflow", "transformers")
 
 
 class Machine(TypedDict):

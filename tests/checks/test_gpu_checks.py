@@ -237,7 +237,7 @@ def test_the_kernels_that_are_looked_for_are_those_of_this_project(tmp_path):
 
 # ---- what a bare machine needs
 
-FROM_NO_WHEEL = "langdetect,mlflow,ray,scipy,webdataset,xdist"
+FROM_NO_WHEEL = "langdetect,mlflow,ray,scipy,xdist"
 FROM_WHEELS = "brotli,fasttext,punkt,pycld2,rensa,resiliparse,zlib_ng,zstandard"  # for tests of the third call
 
 

@@ -20,10 +20,12 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 
 from data_pipeline.execution import ownership
 from data_pipeline.foundation import atomic, progress
+from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import lock, new_directory, remove_leftovers, temporary_path
 from data_pipeline.foundation.errors import StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
@@ -383,3 +385,13 @@ def test_imports_of_other_files_and_threads_are_ordinary_ones_within_the_block(u
     assert found["double"](3) == 6
     assert type(found["single"]) is type(sys)
     assert builtins.__import__ is usual
+
+
+def test_a_table_of_rows_is_the_one_that_pyarrow_makes_of_them():
+    schema = pa.schema([("a", pa.string()), ("b", pa.large_string()), ("c", pa.int64()), ("d", pa.bool_())])
+    some = [("é😀", None, 3, True), ("", "x\0y", None, None), (None, "", -(2**63), False)]
+    for rows in ([], some[:1], some * 7, [(None,) * 4] * 9):
+        table = table_of(rows, schema)
+        table.validate(full=True)
+        assert table == table_of([(a and a.encode(), *others) for a, *others in rows], schema)
+        assert table.equals(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema))

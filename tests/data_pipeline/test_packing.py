@@ -1,6 +1,7 @@
 """How documents become rows, by hand and for all documents, and how blocks of rows are read without executing code."""
 
 import io
+import tarfile
 from dataclasses import replace
 
 import numpy as np
@@ -222,7 +223,13 @@ def npy(array, **options):
 def test_a_block_is_read_back_as_it_was_written():
     tokens, offsets = np.arange(10, dtype=np.uint16), np.array([0, 4, 4, 10])
     block = blocks.of_rows(tokens, offsets, np.array([0, 5]), {"denoiser": np.array([1, 0, 2], dtype=np.uint8)})
-    found = blocks.decode_block(in_tar(blocks.as_members(block)))
+    written = in_tar({f"{name}.npy": values for name, values in block.items()})
+    shard = io.BytesIO()
+    with tarfile.open(fileobj=shard, mode="w|") as tar:
+        blocks.add(tar, block, 0)
+        length = tar.offset
+    assert shard.getvalue()[:length] == written
+    found = blocks.decode_block(written)
     plain, expected = ({name: (a.dtype, a.tolist()) for name, a in of.items()} for of in (found, block))
     assert plain == expected
     rows = blocks.rows_in([found, found, found], [2, 1, 0])

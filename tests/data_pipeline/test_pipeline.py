@@ -9,6 +9,8 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 from hashlib import md5, sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -434,6 +436,23 @@ def test_stages_run_by_themselves(tmp_path):
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]
     with (tmp_path / "corpus/.stages/driver").open() as file:
         lock(file, None)  # raises if the finished builds still claimed the corpus: other processes may build it
+
+
+IMPORTED = """
+import sys
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation.config_file import load
+from data_pipeline.pipeline import build
+build(load(sys.argv[1], [], CorpusConfig))
+sys.exit(", ".join({"pandas", "torch"} & sys.modules.keys()) or None)
+"""
+
+
+def test_no_worker_imports_pandas_or_pytorch_which_take_more_than_a_second(tmp_path, small_corpus):
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    corpus_file = write_corpus_file(tmp_path / "corpus.yaml", dedup={}, tokenizer=trained(small_corpus))
+    done = subprocess.run([sys.executable, "-c", IMPORTED, corpus_file], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_said_where_no_document_is_left():

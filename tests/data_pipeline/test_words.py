@@ -184,8 +184,9 @@ def test_sentences(text, number):
 TEXT = st.text(alphabet=".?! \t\n\x1c\x85\u00a0\u2028\"')]}-,a1BIé”»", max_size=30)
 
 
-WORDS = 'word etc st co vs dr inc u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? go! ( " “ é fig'
-JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", ".) ", '." ', "-", ".. "]
+WORDS = "word etc st co vs dr inc VS Dr St NATO McX u.s he. The No Inc. 12 12. 3rd J J. a.m p.m. The. i ii . ... ! It? "
+WORDS += 'go! ( " “ é fig'
+JOINTS = [" ", "  ", ". ", ". ", ".\n", ".\u00a0", ".\x1c", "! ", "?\n", ".) ", '." ', "-", ".. "]
 PLAIN = st.lists(st.tuples(st.sampled_from(WORDS.split(" ")), st.sampled_from(JOINTS)).map("".join), max_size=12)
 
 
