@@ -29,7 +29,8 @@ WHOLE = {
 def computed(folder: Path) -> dict[str, Rows]:
     marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
     files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
-    return files | {name: function(folder) for name, function in TABLES.items()}
+    forecast = importlib.import_module("scale_forecast").cells(folder)
+    return files | {name: function(folder) for name, function in TABLES.items()} | {"scale-c4": forecast}
 
 
 def problems(folder: Path) -> list[str]:
