@@ -225,7 +225,7 @@ def main() -> None:
             row = cluster(asked.nodes, Path(folder)) | when
         print(json.dumps(row, indent=1))
         if asked.save:
-            told = row.pop("said")
+            told: Any = row.pop("said")
             scale_rows.save("cluster.csv", row, ["raylets"])
             (scale_rows.FOLDER / "cluster.log").write_text("".join(f"{line}\n" for line in told))
 
