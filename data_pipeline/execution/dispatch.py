@@ -328,7 +328,7 @@ def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, 
 
         node = ray.get_runtime_context().get_node_id()
         try:
-            from data_pipeline.execution import dispatch  # which this node may lack
+            from data_pipeline.execution import dispatch
 
             work = ray.cloudpickle.loads(pickled), ray.cloudpickle.loads(given)
         except Exception as error:
