@@ -1,14 +1,17 @@
 """How do builds behave on large clusters?
 
-    python benchmarks/scale.py loop [--in-flight 1000 8000 25600] [--units 20000]
+    python benchmarks/scale.py loop [--in-flight 1000 8000 25600] [--units 40000]
     python benchmarks/scale.py cluster [--nodes 20]
 
 `loop`: units that do nothing are handed to two workers by a driver that believes to have more, so that as many are in
 flight as on a cluster of that size.
 
 `cluster`: a cluster of raylets with a CPU each, on this machine, builds a corpus while two of them are killed. A third
-sees no output directory, a fourth has other code, a fifth a full /tmp. The bytes are compared with those of a build in
-one process. Mount namespaces take root.
+sees no output directory, a fourth has other code, a fifth has 16 kB free in /tmp. Remote Parquet files are copied there
+first, so two thirds of the inputs come from a web server. The bytes are compared with those of a build in one process.
+Mount namespaces take root.
+
+`--save` puts the rows into docs/results/scale/.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scale_rows
 from ray.cluster_utils import Cluster
 
 from data_pipeline.config import RayConfig
@@ -57,7 +65,7 @@ def loop(in_flight: int, units: int) -> dict[str, float]:
             list(itertools.islice(some, 1000))
             ending = time.monotonic()
     return {
-        "in flight": in_flight,
+        "units in flight": in_flight,
         "units a second": round(done / seconds),
         "driver ms a unit": round(1000 * cpu / done, 2),
         "seconds to stop": round(time.monotonic() - ending, 2),
@@ -66,38 +74,64 @@ def loop(in_flight: int, units: int) -> dict[str, float]:
 
 def cluster(nodes: int, folder: Path) -> dict[str, Any]:
     """How a build ended on `nodes` raylets: two of them are killed, and three are unfit."""
-    config = _corpus_file(folder)
-    undisturbed, output, other = folder / "undisturbed", folder / "output", folder / "other"
-    output.mkdir()
-    _build(folder, config, f"output={undisturbed}", "ray.small_bytes=1000000000").wait()
-    shutil.copytree(ROOT / "data_pipeline", other / "data_pipeline", ignore=shutil.ignore_patterns("__pycache__"))
-    with (other / "data_pipeline/__init__.py").open("a") as file:
-        file.write("# other code\n")
-    special: list[tuple[str, Mapping[str, str]]] = [
-        (f"mount -t tmpfs none {output}", {}),
-        ("true", {"PYTHONPATH": str(other)}),
-        ("mount -t tmpfs -o size=4k none /tmp; head -c 4096 /dev/zero > /tmp/full", {}),
-    ]
-    os.environ |= {**_OPEN, "PYTHONPATH": str(ROOT)}
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/var/tmp"))
-        settings = {"object_store_memory": 80_000_000, "include_dashboard": False}
-        raylets = Cluster(initialize_head=True, head_node_args={"temp_dir": own, **settings})
-        stack.callback(raylets.shutdown)
-        plain = [raylets.add_node(node_ip_address=f"127.0.0.{number}", **settings) for number in range(2, nodes - 2)]
-        for number, (mount, variables) in enumerate(special, 1):
-            stack.enter_context(_node(folder, str(raylets.address), f"127.0.1.{number}", mount, variables))
-        began = time.monotonic()
-        build = _build(folder, config, f"output={output}", f"ray.address={raylets.address}", "ray.small_bytes=0")
-        for done in (20, 60):  # parts of the first stage
-            while build.poll() is None and len([*output.rglob("documents/part-?????.parquet")]) < done:
-                time.sleep(0.1)
-            raylets.remove_node(plain.pop(), allow_graceful=False)
-        code = build.wait()
-        seconds = round(time.monotonic() - began)
-    said = [line for line in (folder / "said").read_text().splitlines() if "warning" in line or "error" in line]
-    same = _checksums(output) == _checksums(undisturbed)
-    return {"raylets": nodes, "exit code": code, "seconds": seconds, "same bytes": same, "said": said}
+    with _web_server(folder / "web") as url:
+        config = _corpus_file(folder, f"{url}/*.parquet")
+        undisturbed, output, other = folder / "undisturbed", folder / "output", folder / "other"
+        output.mkdir()
+        if _build(folder, config, f"output={undisturbed}", "ray.small_bytes=1000000000").wait():
+            sys.exit((folder / "said").read_text())
+        shutil.copytree(ROOT / "data_pipeline", other / "data_pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+        with (other / "data_pipeline/__init__.py").open("a") as file:
+            file.write("# other code\n")
+        unfit: list[tuple[str, Mapping[str, str]]] = [
+            (f"mount -t tmpfs none {output}", {}),
+            ("true", {"PYTHONPATH": str(other)}),
+            ("mount -t tmpfs -o size=16k none /tmp", {}),
+        ]
+        os.environ |= {**_OPEN, "PYTHONPATH": str(ROOT)}
+        free = [psutil.virtual_memory().available]
+        with contextlib.ExitStack() as stack:
+            # outside of /tmp, and with a short name: the paths of sockets have at most 107 characters
+            own = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/var/tmp"))
+            settings = {"object_store_memory": 80_000_000, "include_dashboard": False}
+            raylets = Cluster(initialize_head=True, head_node_args={"temp_dir": own, **settings})
+            stack.callback(raylets.shutdown)
+            plain = [
+                raylets.add_node(node_ip_address=f"127.0.0.{number}", **settings) for number in range(2, nodes - 2)
+            ]
+            for number, (mount, variables) in enumerate(unfit, 1):
+                stack.enter_context(_node(folder, str(raylets.address), f"127.0.1.{number}", mount, variables))
+            began = time.monotonic()
+            build = _build(folder, config, f"output={output}", f"ray.address={raylets.address}", "ray.small_bytes=0")
+            for done in (FILES // 6, FILES // 2):
+                while build.poll() is None and len([*output.rglob("documents/part-?????.parquet")]) < done:
+                    free.append(psutil.virtual_memory().available)
+                    time.sleep(0.1)
+                raylets.remove_node(plain.pop(), allow_graceful=False)
+            code = build.wait()
+            seconds = round(time.monotonic() - began)
+    said = (folder / "said").read_text().replace(str(folder), "").replace(socket.gethostname(), "HOST")
+    told = [line for line in said.splitlines() if line.startswith(("warning", "error"))]
+    named = sum(any(f"node 127.0.1.{number}" in line for line in told) for number in (1, 2, 3))
+    row = {"raylets": nodes, "killed": 2, "unfit": 3, "named": named, "exit code": code}
+    row |= {"seconds": seconds, "files that differ": _differences(output, undisturbed)}
+    return row | {
+        "GB of memory": round((free[0] - min(free)) / 1e9, 1),
+        "said": told if not code else said.splitlines(),
+    }
+
+
+@contextlib.contextmanager
+def _web_server(folder: Path) -> Iterator[str]:
+    """The address of a server of the files in `folder`, which it makes."""
+    folder.mkdir()
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(folder)]
+    with subprocess.Popen(command, stdout=-1, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout
+            yield "http://127.0.0.1:" + server.stdout.readline().split()[5]
+        finally:
+            server.kill()
 
 
 @contextlib.contextmanager
@@ -106,7 +140,8 @@ def _node(folder: Path, head: str, address: str, mount: str, variables: Mapping[
     ray = [str(Path(sys.executable).with_name("ray")), "start", f"--address={head}", f"--node-ip-address={address}"]
     ray += ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
     ray += ["--min-worker-port=0", "--max-worker-port=0"]
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", f'{mount}; exec "$@"', "sh", *ray]
+    own = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = [*own, "sh", "-c", f'{mount}; exec "$@"', "sh", *ray]
     log = folder / f"{address}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **variables})
@@ -121,16 +156,24 @@ def _node(folder: Path, head: str, address: str, mount: str, variables: Mapping[
         process.wait()
 
 
-def _corpus_file(folder: Path) -> Path:
+def _corpus_file(folder: Path, remote: str) -> Path:
     with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
         records = [*lines]
     for number in range(FILES):
-        with gzip.open(folder / f"{number:03d}.json.gz", "wt", encoding="utf-8") as out:
-            out.writelines(itertools.islice(itertools.cycle(records), number * 7, number * 7 + RECORDS))
+        own = [*itertools.islice(itertools.cycle(records), number * 7, number * 7 + RECORDS)]
+        if number % 3 == 0:
+            with gzip.open(folder / f"{number:03d}.json.gz", "wt", encoding="utf-8") as out:
+                out.writelines(own)
+        else:
+            table = pa.Table.from_pylist([{key: json.loads(line)[key] for key in ("text", "url")} for line in own])
+            pq.write_table(table, folder / f"web/{number:03d}.parquet", compression="none")
     config = {
         "name": "scale",
         "output": "",
-        "sources": [{"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"}],
+        "sources": [
+            {"format": "parquet", "path": remote, "language": "en"},
+            {"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"},
+        ],
         "tokenizer": {"vocab_size": 500, "byte_fallback": False, "sentinels": 20},
         "rows": {"objective": {"name": "span_corruption", "inputs_length": 128}},
         "bytes_per_shared_unit": 0,
@@ -147,17 +190,22 @@ def _build(folder: Path, config: Path, *overrides: str) -> "subprocess.Popen[byt
         return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env=variables)
 
 
-def _checksums(corpus: Path) -> dict[str, str]:
-    """The sha256 of each file that isn't the report, nor an intermediate one."""
-    return {
-        str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in corpus.rglob("*")
-        if path.is_file() and ".stages" not in path.parts and not path.name.startswith("report.")
-    }
+def _differences(corpus: Path, other: Path) -> int:
+    """How many files differ, or are missing, that are neither intermediate nor the report."""
+    sums = [
+        {
+            (str(path.relative_to(one)), hashlib.sha256(path.read_bytes()).hexdigest())
+            for path in one.rglob("*")
+            if path.is_file() and ".stages" not in path.parts and not path.name.startswith("report.")
+        }
+        for one in (corpus, other)
+    ]
+    return len({name for name, _ in sums[0] ^ sums[1]})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     rows = parser.add_subparsers(dest="row", required=True)
     of_loop = rows.add_parser("loop")
     of_loop.add_argument("--in-flight", type=int, nargs="+", default=[1000, 8000, 25_600])
@@ -166,10 +214,20 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.row == "loop":
         for in_flight in asked.in_flight:
-            print(json.dumps(loop(in_flight, asked.units)), flush=True)
+            when = scale_rows.circumstances()
+            row = {"code": "after", **loop(in_flight, asked.units), **when}
+            print(json.dumps(row), flush=True)
+            if asked.save:
+                scale_rows.save("loop.csv", row, ["code", "units in flight"])
     else:
+        when = scale_rows.circumstances()
         with tempfile.TemporaryDirectory(prefix="scale-", dir="/var/tmp") as folder:
-            print(json.dumps(cluster(asked.nodes, Path(folder)), indent=1))
+            row = cluster(asked.nodes, Path(folder)) | when
+        print(json.dumps(row, indent=1))
+        if asked.save:
+            told: Any = row.pop("said")
+            scale_rows.save("cluster.csv", row, ["raylets"])
+            (scale_rows.FOLDER / "cluster.log").write_text("".join(f"{line}\n" for line in told))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""How many calls of the file system does a build of many small inputs make? How long does a finished build take again?
+"""How many calls of the file system does a build of many small inputs make? How long does each command take on many?
 
     python benchmarks/scale_files.py built 1000 --workers 1     # WET files of 5 kB, each a unit: calls and seconds
-    python benchmarks/scale_files.py replanned 72000            # seconds of each command on a finished corpus
+    python benchmarks/scale_files.py replanned 72000            # seconds and memory of commands on a finished corpus
 
 `built` counts the calls of this process, in which units run one after the other with one worker; with more, on Ray,
 it has the seconds alone. `replanned` makes a corpus whose documents are the links to one part, with a record for each
-input like that of a WET file, and times the build that finishes it, the next one, `plan` and `trace`.
+input like that of a WET file. Once a build has finished it, each command is run as a user runs it. In the last build
+one input has changed, and the time is that until its unit begins.
+
+`--save` puts the rows into docs/results/scale/.
 """
 
 import argparse
@@ -14,6 +17,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,17 +27,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import scale_rows
 from pydantic_core import to_json
 
+from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.parts import WrittenPart
-from data_pipeline.execution.work_units import Finished, Output
+from data_pipeline.execution.work_units import Finished, read_finished
+from data_pipeline.execution.workers import without_ray
 from data_pipeline.pipeline import build
 from data_pipeline.stages import documents
-from data_pipeline.tools import finished_build, planning, trace
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "wait"]
+WORDS = ["".join(random.Random(number).choices("etaoinshrdlu", k=2 + number % 8)) for number in range(200)]
 
 
 def page(number: int, sentences: int) -> str:
@@ -50,17 +56,18 @@ def write_wet(path: Path, number: int, pages: int, sentences: int) -> None:
             file.write(gzip.compress(header.encode() + b"\r\n" + text + b"\r\n\r\n", 1))
 
 
-def config_of(folder: Path, workers: int, **changes: Any) -> CorpusConfig:
+def settings_of(folder: Path, workers: int, **changes: Any) -> dict[str, Any]:
+    """The corpus file of the inputs in `folder`."""
     settings = {
         "name": "many",
         "output": str(folder / "corpus"),
         "sources": [{"format": "wet", "path": str(folder / "inputs")}],
         "bytes_per_shared_unit": 0,
         "cleaning": {"profile": "none"},
-        "tokenizer": {"vocab_size": 40, "byte_fallback": False, "sample_bytes": 1_000_000, "sentinels": 30},
+        "tokenizer": {"vocab_size": 100, "byte_fallback": False, "sample_bytes": 1_000_000, "sentinels": 30},
         "ray": {"num_cpus": workers, "small_bytes": 10**15 if workers == 1 else 0},
     }
-    return CorpusConfig.model_validate({**settings, **changes})
+    return {**settings, **changes}
 
 
 def counted() -> Counter[str]:
@@ -84,35 +91,57 @@ def built(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]
     (folder / "inputs").mkdir()
     for number in range(files):
         write_wet(folder / "inputs" / f"{number:06d}.wet.gz", number, 5, 12)
-    config = config_of(folder, workers)
+    config = CorpusConfig.model_validate(settings_of(folder, workers))
     for what in ("build", "again"):
         calls = counted() if workers == 1 else Counter[str]()
-        seconds = timed(lambda: build(config))
+        began = time.monotonic()
+        build(config)
+        seconds = round(time.monotonic() - began, 1)
         found = [path for path in (folder / "corpus").rglob("*") if path.is_file()]
         largest = Counter(path.parent for path in found).most_common(1)[0][1]
         renames = calls["replace"] + calls["rename"]
-        row: dict[str, object] = {
-            "what": what,
-            "inputs": files,
-            "workers": workers,
-            "seconds": seconds,
-            "files": len(found),
-        }
-        row |= {"files in a folder": largest, "fsyncs": calls["fsync"], "renames": renames}
-        yield row | {"unlinks": calls["unlink"] + calls["remove"], "mkdirs": calls["mkdir"]}
+        units = sum(stage.units for stage in report.read(folder / "corpus").stages)
+        row: dict[str, object] = {"inputs": files, "workers": workers, "what": what, "seconds": seconds}
+        row |= {"units": units, "files": len(found), "files in a folder": largest}
+        if workers == 1:
+            removed = calls["unlink"] + calls["remove"]
+            row |= {"fsyncs": calls["fsync"], "renames": renames, "unlinks": removed, "mkdirs": calls["mkdir"]}
+        yield row
 
 
 def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]:
     """A corpus of `files` finished inputs, of pages without duplicates of three sentences, which no step drops."""
     (folder / "inputs").mkdir()
     off = {"urls": None, "lines": False, "documents": False}
-    config = config_of(folder, workers, dedup={**off, "spans": True})
-    write_wet(folder / "inputs/000000.wet.gz", 0, 50, 2)
-    with_one = config.model_copy(update={"output": str(folder / "one")})
-    (unit,) = documents.plan(with_one, folder / "one")
-    result = documents.write_documents(folder / "one", unit.spec)
-    (part,) = result.parts
-    size = (folder / "one" / part.path).stat().st_size
+    settings = settings_of(folder, workers, dedup={**off, "spans": True})
+    write_wet(folder / "inputs/000000.wet.gz", 0, 10, 2)
+    with without_ray():  # of one input; the others have the same text, too little of it for a tokenizer's sample
+        build(CorpusConfig.model_validate(settings | {"output": str(folder / "one")}), "tokenizer")
+    settings["tokenizer"] = {"path": str(folder / "one/tokenizer/spiece.model"), "sentinels": 30}
+    file, corpus = folder / "corpus.yaml", folder / "corpus"
+    file.write_text(json.dumps(settings))
+    _finish_documents(CorpusConfig.model_validate(settings), files, folder)
+    program = [sys.executable, "-m", "data_pipeline"]
+    commands = {
+        "build the rest": ["build", file],
+        "build, nothing to do": ["build", file],
+        "plan": ["plan", file, "--speeds", corpus, "--workers", "64"],
+        "trace": ["trace", corpus, "wet/000000.wet.gz/000000003"],
+        "verify": ["verify", corpus],
+        "build, until the first unit": ["build", file],
+    }
+    for what, command in commands.items():
+        until = " to do " if what == "build, until the first unit" else None
+        if until:
+            write_wet(folder / f"inputs/{files - 1:06d}.wet.gz", 0, 11, 2)
+        seconds, peak = measured([*program, *map(str, command)], until)
+        yield {"inputs": files, "what": what, "seconds": seconds, "MB": peak}
+
+
+def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
+    """Makes the first stage's files and records: the first input's part, and a link to it for every other input."""
+    ((result, outputs),) = ((unit.result, unit.outputs) for unit in read_finished(documents.STAGE, folder / "one"))
+    (part,), (output,) = result.parts, outputs.values()
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
     # as much as of a WET file: 100 domains, 40 languages, three examples for each of ten rules
@@ -122,8 +151,7 @@ def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, obje
         languages={f"{chr(97 + number % 26)}{chr(97 + number // 26)}": number for number in range(40)},
         examples={f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)},
     )
-    corpus = folder / "corpus"
-    lines, link = [], folder / "one" / part.path
+    corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
     for number, planned in enumerate(documents.plan(config, corpus)):
         path = f"{planned.spec.folder}/{planned.spec.part}.parquet"
         (corpus / path).parent.mkdir(parents=True, exist_ok=True)
@@ -131,29 +159,28 @@ def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, obje
             link = Path(shutil.copy(link, folder / f"part-{number}.parquet"))
         os.link(link, corpus / path)
         name = planned.spec.inputs[0].file
-        own = WrittenPart(path, "wet", planned.spec.identity(name, 0), 11_000_000, part.documents)
-        if hasattr(part, "characters"):
-            own = replace(own, characters=11_000_000)
+        own = replace(part, path=path, first_id=planned.spec.identity(name, 0), characters=11_000_000)
         one = replace(result, parts=[own], inputs=[replace(result.inputs[0], file=name)])
         fingerprint = documents.STAGE.fingerprint(planned)
-        done = Finished(planned.name, fingerprint, one, {path: Output(size, f"{number:064x}")}, 20.0, 20.0)
+        done = Finished(planned.name, fingerprint, one, {path: replace(output, sha256=f"{number:064x}")}, 20.0, 20.0)
         lines.append(to_json(done) + b"\n")
     (corpus / ".stages/documents/finished.jsonl").write_bytes(b"".join(lines))
-    record = len(lines[0])
-    for what in ("build the rest", "again"):
-        seconds = timed(lambda: build(config))
-        yield {"what": what, "inputs": files, "seconds": seconds, "bytes of a record": record}
-    seconds = timed(lambda: planning.forecast_build(config, planning.report.read(corpus), "", 64))
-    yield {"what": "plan --speeds", "inputs": files, "seconds": seconds}
-    name = "wet/000000.wet.gz/000000003"
-    seconds = timed(lambda: trace.trace(finished_build.open_build(corpus), name))
-    yield {"what": "trace", "inputs": files, "seconds": seconds}
 
 
-def timed(do: Callable[[], object]) -> float:
+def measured(command: list[str], until: str | None = None) -> tuple[float, int]:
+    """(seconds, MB) that a command takes, or that it takes `until` it has printed this; then it is ended."""
     began = time.monotonic()
-    do()
-    return round(time.monotonic() - began, 1)
+    with subprocess.Popen(command, stdout=-1, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if until and until in line:
+                process.terminate()
+                break
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode and not until:
+        sys.exit(f"{command}: exit code {process.returncode}")
+    return round(time.monotonic() - began, 1), round(used.ru_maxrss / 1000)
 
 
 def main() -> None:
@@ -162,11 +189,17 @@ def main() -> None:
     parser.add_argument("inputs", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where to work; by default a temporary folder")
+    parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         rows = {"built": built, "replanned": replanned}[given.what](given.inputs, given.workers, Path(folder))
-        for row in rows:
+        when = scale_rows.circumstances()
+        for found in rows:
+            row = {"code": "after", **found, **when}
             print(json.dumps(row), flush=True)
+            if given.save:
+                keys = [key for key in ("code", "inputs", "workers", "what") if key in row]
+                scale_rows.save(f"{given.what}.csv", row, keys)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ WHOLE = {
 def computed(folder: Path) -> dict[str, Rows]:
     marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
     files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
-    return files | gpu.computed(folder) | {name: function(folder) for name, function in TABLES.items()}
+    forecast = importlib.import_module("scale_forecast").cells(folder)
+    from_data = {name: function(folder) for name, function in TABLES.items()}
+    return files | gpu.computed(folder) | from_data | {"scale-c4": forecast}
 
 
 def problems(folder: Path) -> list[str]:

@@ -95,7 +95,7 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
                     f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
                 )
             stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "") + sample
-            found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"], stamp)
+            found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"] or 0, stamp)
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
 
 
@@ -145,7 +145,8 @@ def _samples_checksum(path: str, size: int) -> str:
 def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
     """The files that match `path`, which may be a glob: each file, and all files below each directory.
 
-    Each has what the listing says of it: a request for each file would take an hour where there are 50,000.
+    Each has what the listing says of it: a request for each file would take an hour where there are 50,000. Only a web
+    server, whose listing has no sizes, is asked for each.
     """
     if fsspec.core.has_magic(path) and path != root:
         named = filesystem.glob(path, detail=True)
@@ -157,7 +158,9 @@ def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -
     files = {file: info for file, info in named.items() if info["type"] == "file"}
     for directory in named.keys() - files.keys():
         files |= filesystem.find(directory, detail=True)
-    return {file: info for file, info in files.items() if info["type"] == "file"}
+    files = {file: info for file, info in files.items() if info["type"] == "file"}
+    without_size = [file for file, info in files.items() if info["size"] is None]
+    return files | dict(zip(without_size, in_threads(filesystem.info, without_size), strict=True))
 
 
 def _local_files(path: str, root: str) -> set[str]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 _MOST_FAILURES = 3  # units that fail on a node until it is left out
+_told = set[tuple[str, str]]()  # the unfit nodes that were named, and why: each stage tries them again
 Causes = dict[str, str]
 """unit → why it failed"""
 
@@ -41,7 +42,9 @@ class Nodes:
         """Leaves out a node on which no unit can be done."""
         if node not in self.unfit:
             self.unfit[node] = why
-            self._tell(f"{self.name(node)} is left out: {why}")
+            if (node, why) not in _told:
+                _told.add((node, why))
+                self._tell(f"{self.name(node)} is left out: {why}")
 
     def add_failure(self, node: str, unit: str, why: str) -> bool:
         """Notes that a unit failed on a node, maybe because of the node; returns whether another one may try it."""

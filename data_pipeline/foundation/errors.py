@@ -81,11 +81,13 @@ def may_be_of_node(error: BaseException) -> bool:
 
 
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:
-    """The failure in one line where a disk or a file, and no program, is at fault: a full disk below `place`, or a file
-    that can't be read or replaced. None for any other error."""
+    """The failure in one line where a disk or a file, and no program, is at fault: a full disk, that of `place` unless
+    the error names a file elsewhere, or a file that can't be read or replaced. None for any other error."""
     if error.errno not in (*OF_DISKS, *_OF_FILES):
         return None
-    where = place if error.errno in OF_DISKS else error.filename2 or error.filename or place
+    where = error.filename2 or error.filename or place
+    if error.errno in OF_DISKS and Path(str(where)).is_relative_to(place):
+        where = place
     return FailedError(f"{where}: {os.strerror(error.errno)}; {way_out}")
 
 

@@ -15,7 +15,7 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.foundation.errors import OF_DISKS, DamagedInput
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.progress import advance
 
@@ -91,11 +91,21 @@ def open_for_random_access(path: str) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_file(path))
         if not stores.is_local(stores.filesystem(path)[0]):
-            copy = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(file, copy, _BUFFER)
-            copy.seek(0)
-            file = copy
+            file = _copy_of(file, stack)
+            file.seek(0)
         yield file
+
+
+def _copy_of(file: Any, scratch: contextlib.ExitStack) -> Any:
+    """A temporary file of this machine, until the end of `scratch`, with what is left of `file`."""
+    try:
+        copy = scratch.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with `scratch`)
+        shutil.copyfileobj(file, copy, _BUFFER)
+    except OSError as error:
+        if error.errno in OF_DISKS:  # not the disk of the corpus
+            raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from None
+        raise
+    return copy
 
 
 def read_chunk(file: Any) -> bytes:
@@ -286,11 +296,9 @@ class Members:
     def _copy(self, start: int) -> None:
         """Copies the rest of a remote file, from `start` on, to this machine: it is requested once, but read twice."""
         read = self._file.tell() - start
-        copy = self._scratch.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it is closed with the stream)
         self._file.seek(start)
-        shutil.copyfileobj(self._file, copy, _BUFFER)
-        copy.seek(read)
-        self._file, self._origin, self._is_local = copy, start, True
+        self._file, self._origin, self._is_local = _copy_of(self._file, self._scratch), start, True
+        self._file.seek(read)
 
     def _where(self, known: int | None = None) -> str:
         """The damaged byte of the stored file or, if `known` is given, the bytes from there to where it was noticed."""

@@ -1,6 +1,7 @@
 """The tables of docs/results are what the data beside them say."""
 
 import datetime
+import importlib
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 
 from checks.results import __main__ as results
 from checks.results import gpu
-from checks.results.data import number, spread
+from checks.results.data import number, rows_of, spread
 from checks.results.pages import write
 from tests.tables import each
 
@@ -50,6 +51,27 @@ def test_a_changed_figure_is_named_with_its_page_and_row(page, figure, other, ex
     assert any(line.startswith(page) and line.endswith(expected) for line in found)
     write(folder, computed)
     assert ((folder / page).read_text() == text) == is_mended
+
+
+@each(
+    "workers, per_second, work, driver, seconds",
+    [
+        (4, 2.0, 10.0, 6.5, 10.0),  # four turns of 2.5 s
+        (13, 2.0, 2.5, 6.5, 6.5),  # one turn, and the driver takes longer to hand them out
+    ],
+)
+def test_a_stage_takes_as_long_as_its_workers_or_the_driver(workers, per_second, work, driver, seconds):
+    """13 units of 26 core-seconds together, and half a second more for each; they read 65 bytes."""
+    forecast = importlib.import_module("scale_forecast")
+    found = forecast.stage_time("documents", 13, 26.0, 65.0, workers, per_second, 0.5)
+    assert (found.unit, found.work, found.driver, found.seconds) == (2.5, work, driver, seconds)
+    assert (found.seconds_at(65.0), found.seconds_at(1.0)) == (seconds, 65.0)
+
+
+def test_the_forecast_of_c4_has_the_stages_of_its_build(computed):
+    stages = {row["stage"] for row in rows_of(results.FOLDER / "scale/one-core.csv")}
+    forecast = {row[0].strip("`").partition("-merged")[0] for row in computed["scale-c4"][:-1]}
+    assert forecast == stages | {"tokenizer-sample"}  # which a build of 50 MB doesn't have
 
 
 def test_a_value_that_is_missing_is_left_out():

@@ -65,3 +65,12 @@ def test_nodes_with_one_address_are_told_apart(nodes, capsys):
     nodes.add_unfit("9876543210", "no output")
     nodes.add_unfit("9876543210", "no output")
     assert capsys.readouterr().err == "warning: tokens: node 10.0.0.1 (98765432) is left out: no output\n"
+
+
+def test_an_unfit_node_is_named_once_and_left_out_by_each_stage(nodes, capsys):
+    nodes.add_unfit("a", "other code of the first build")
+    later = Nodes("shards")
+    later.alive = nodes.alive
+    later.add_unfit("a", "other code of the first build")
+    assert later.left_out == {"a"}
+    assert capsys.readouterr().err.count("is left out") == 1

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -265,6 +267,18 @@ def test_a_file_that_kills_its_readers_is_unreadable_and_the_file_beside_it_is_k
     result = documents.write_documents(tmp_path, documents.without(spec, "a.txt", "the worker died"))
     assert [(one.status, one.documents) for one in result.inputs] == [("unreadable", 0), ("ok", 1)]
     assert result.inputs[0].damage[0].reason == "the worker died"
+
+
+def test_a_full_disk_of_temporary_files_is_named_and_not_that_of_the_corpus(store, tmp_path):
+    """A remote Parquet file is copied to this machine first: 1 MB, where 64 kB are free."""
+    pq.write_table(pa.table({"text": [random.Random(0).randbytes(500_000).hex()]}), tmp_path / "a.parquet")
+    store.filesystem().put_file(str(tmp_path / "a.parquet"), "bucket/copied/a.parquet")
+    sources = [{"format": "parquet", "path": "s3://bucket/copied/a.parquet"}]
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources)
+    command = ["env", f"TMPDIR={tmp_path}/disk", sys.executable, "-m", "data_pipeline", "documents", str(config)]
+    done = mounted(tmp_path / "disk", "size=64k", command, tmp_path / "errors")
+    said = f"error: {tmp_path}/disk: No space left on device; what is finished is kept"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, said)
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):
