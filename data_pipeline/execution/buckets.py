@@ -34,7 +34,7 @@ from data_pipeline.packing.rows import Documents
 
 _MOST_FILES = 1024  # that one reader opens
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
-_MERGE_BYTES = 500_000_000  # that a unit takes at most
+MERGE_BYTES = 500_000_000  # that a unit takes at most
 _LEVEL = re.compile(r"-merged(-\d+)?$")
 _LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usually open 1,024
 
@@ -91,18 +91,20 @@ def merge(
     readers: int,
     corpus: Path,
     ray_config: RayConfig,
+    shown: bool = True,
 ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
     """Merges `files` (the sha256 of each by its name) of a stage as far as their number and that of `readers` requires.
 
     `work` makes one file of a group, with a range of it in memory at a time. Returns the files to read, and the units
-    of each level by stage: "tokens-merged", "tokens-merged-2", … Removes the files of levels that aren't needed.
+    of each level by stage: "tokens-merged", "tokens-merged-2", … Removes the files of levels that aren't needed. For
+    `shown` see `run`.
     """
     finished: dict[str, Sequence[Finished[Result]]] = {}
     for level, size in enumerate(group_sizes(len(files), readers), 1):
         name = level_of(written_by, level)
         first = untouched(len(files), readers, size)
-        stage = Stage(name, 1, work, "lower ray.num_cpus", memory=lambda unit: _MERGE_BYTES)
-        units = run(stage, plan(name, files, size, first), corpus, ray_config)
+        stage = Stage(name, 1, work, "lower ray.num_cpus", memory=MERGE_BYTES)
+        units = run(stage, plan(name, files, size, first), corpus, ray_config, shown)
         finished[name] = units
         files = dict([*islice(files.items(), first), *outputs_of(units).items()])
     for folder in (corpus / ".stages").iterdir():
@@ -128,7 +130,7 @@ def plan(stage: str, files: Mapping[str, str], size: int, begin: int) -> list[Un
         group = tuple(names[first : first + size])
         output = f".stages/{stage}/{number:05d}.safetensors"
         inputs = fingerprint([first, [files[name] for name in group]])
-        units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,)))
+        units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,), size=1))
     return units
 
 

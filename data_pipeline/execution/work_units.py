@@ -53,7 +53,8 @@ class Unit(Generic[Spec]):
     A spec's size must not grow with the number of units: long lists are passed as files (`buckets.write_names`).
 
     `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
-    beforehand. `bytes` is the size of its input, for the progress display.
+    beforehand. `bytes` is the size of its input, for the progress display. `size` is what its memory grows with: the
+    bytes, if it isn't given.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Unit(Generic[Spec]):
     inputs: str
     outputs: tuple[str, ...] = ()
     bytes: int = 0
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory. `memory(unit)`: what its work takes, in bytes, beside the 0.3 GB of any
-    worker; `cpus`: how many threads it has. `without(spec, file, reason)`, for specs of several files, is the spec
+    reduces a unit's memory. `memory`: the bytes that its work takes for each of the unit's `size`, beside the 0.3 GB of
+    any worker; `cpus`: how many threads it has. `without(spec, file, reason)`, for specs of several files, is the spec
     without a `file` that has killed every worker that read it; `work` names each as its activity.
     """
 
@@ -78,11 +80,14 @@ class Stage(Generic[Spec, ResultType]):
     work: Callable[[Path, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
-    memory: Callable[[Unit[Spec]], int] = lambda unit: 0
+    memory: float = 0
     cpus: int = 1
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
+
+    def needs(self, unit: Unit[Spec]) -> Needs:
+        return Needs(int(self.memory * (unit.bytes if unit.size is None else unit.size)), self.cpus)
 
     @property
     def finished(self) -> Any:
@@ -128,9 +133,9 @@ def keep_only(corpus: Path, pattern: str, names: Collection[str]) -> None:
 
 
 def run(
-    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig, shown: bool = True
 ) -> list[Finished[ResultType]]:
-    """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
+    """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why, if `shown`.
 
     A failed unit doesn't stop the others, unless a remote store failed it. At the end raises FailedError, with one line
     for each failure, or StoreError.
@@ -142,16 +147,14 @@ def run(
     reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
-    if not units:  # print nothing for a stage that this config doesn't use
-        pass
-    elif not todo:
-        print(f"{stage.name}: {kept} of {counted(kept, 'unit')} up to date")
-    else:
+    if shown and units:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
-        print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
+        to_do = f"{counted(len(todo), 'unit')} to do ({because}), {kept}"
+        print(f"{stage.name}:", to_do if todo else f"{kept} of {counted(kept, 'unit')}", "up to date", flush=True)
+    if todo:
         records.remove({unit.name for unit in todo})
         with records as record:
-            finished, errors = _work_off(stage, todo, corpus, ray_config, record)
+            finished, errors = _work_off(stage, todo, corpus, ray_config, record, shown)
         done |= finished
         if errors:
             count = kept + len(finished)
@@ -170,6 +173,7 @@ def _work_off(
     corpus: Path,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
+    bar: bool,
 ) -> tuple[dict[str, Finished[ResultType]], list[Failed]]:
     """Does the units `todo`, hands each to `record`, shows how far they are, and notes how long it took."""
     began, used = time.monotonic(), time.process_time()
@@ -184,6 +188,7 @@ def _work_off(
         *(answers, len(todo), stage.name, size, sum(sizes.values())),
         in_progress=lambda: sum(activity.done for activity in pool.at_work()),
         doing=lambda: next((activity.doing for activity in pool.at_work()), ""),
+        bar=bar,
     )
     try:
         for answer in shown:
@@ -333,13 +338,10 @@ def _performed(
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
         return _perform(stage, unit, corpus, token, versions)
 
-    def needs(unit: Unit[Spec]) -> Needs:
-        return Needs(stage.memory(unit), stage.cpus)
-
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
-        for name, answer in pool.each(perform, units, stage.name, needs):
+        for name, answer in pool.each(perform, units, stage.name, stage.needs):
             if not isinstance(answer, FailedError):
                 yield answer
                 continue

@@ -13,10 +13,11 @@ from typing import Any
 
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.parts import SCHEMA, Part, PartsResult, part_file, read_documents
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
+from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
@@ -103,7 +104,17 @@ def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequenc
     return [part.path for part in parts]
 
 
-SAMPLING = Stage("tokenizer-sample", 1, keep_candidates, "lower tokenizer.sample_bytes")
+SAMPLING = Stage(
+    "tokenizer-sample",
+    1,
+    keep_candidates,
+    "lower tokenizer.sample_bytes",
+    unit="a group of parts, if there is four times as much text as the sample takes",
+    reads=(DOCUMENTS,),
+    writes=SAMPLE,
+    units=lambda amounts: len(plan_sampling(amounts.config.tokenizer, amounts.config.seed, amounts.left)),
+    applies=lambda config: config.tokenizer.path is None,
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,8 @@ def plan(
     to_read = files_to_read(config, parts, candidates)
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     name, files, _ = _KINDS[config.kind]
-    return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
+    outputs = tuple(f"{FOLDER}/{file}" for file in files)
+    return [Unit(name, spec, fingerprint(inputs), outputs, size=_trained_on(config, spec.text_bytes))]
 
 
 def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
@@ -186,12 +198,25 @@ def expected(config: TokenizerConfig) -> Vocabulary:
     return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
-def _memory(unit: Unit[TokenizerSpec]) -> int:
-    config = unit.spec.config
-    return 0 if config.path else MEMORY_PER_BYTE * min(config.sample_bytes, unit.spec.text_bytes)
+def _trained_on(config: TokenizerConfig, text_bytes: int) -> int:
+    return 0 if config.path else min(config.sample_bytes, text_bytes)
 
 
-STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes", memory=_memory, cpus=THREADS)
+STAGE = Stage(
+    "tokenizer",
+    3,
+    make_tokenizer,
+    "lower tokenizer.sample_bytes",
+    memory=MEMORY_PER_BYTE,
+    cpus=THREADS,
+    unit="the whole sample",
+    reads=(DOCUMENTS, SAMPLE),
+    writes=TOKENIZER,
+    units=lambda amounts: 1,
+    most=lambda amounts: _trained_on(amounts.config.tokenizer, sum(part.text_bytes for part in amounts.left)),
+    sized_by="byte of the sample",
+    ends="tokenizer",
+)
 
 
 def _existing(config: TokenizerConfig) -> TextModel:
