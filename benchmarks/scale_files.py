@@ -25,10 +25,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.parts import WrittenPart
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.pipeline import build
 from data_pipeline.stages import documents
+from data_pipeline.stages.parts import WrittenPart
 from data_pipeline.tools import finished_build, planning, trace
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")

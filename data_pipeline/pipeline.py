@@ -14,9 +14,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.corpus.lineage import LINEAGE
 from data_pipeline.execution import ownership, workers
-from data_pipeline.execution.buckets import merge, merge_tokens, without_level
-from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
-from data_pipeline.execution.parts import PartsResult, parts_of
+from data_pipeline.execution.checking import forget_damaged
+from data_pipeline.execution.merging import without_level
 from data_pipeline.execution.work_units import (
     KEPT,
     Finished,
@@ -25,7 +24,6 @@ from data_pipeline.execution.work_units import (
     Spec,
     Stage,
     Unit,
-    forget_damaged,
     keep_only,
     outputs_of,
     run,
@@ -38,7 +36,9 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
 from data_pipeline.stages import deduplication, documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.stages.part_readings import LAST
+from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.text.document import most_common
 from data_pipeline.write_manifest import BLOCKS, Built
@@ -138,7 +138,7 @@ def _stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], strict:
 
     tokenized = done(tokens.STAGE, tokens.plan(config, parts, trained))
     readers = len(shards.buckets_of(config, tokenized))
-    files, merged = merge(tokens.STAGE.name, merge_tokens, outputs_of(tokenized), readers, corpus, config.ray)
+    files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
     built.units |= merged
     rows = done(shards.COUNT, shards.plan_counts(config, corpus, tokenized, files, trained))
     written = done(shards.STAGE, shards.plan(config, corpus, tokenized, files, trained, rows))

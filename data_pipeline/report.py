@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from data_pipeline.corpus.corpus import refuse_file
-from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.execution.workers import read_timing
 from data_pipeline.foundation.atomic import write_bytes, write_json
@@ -18,6 +17,7 @@ from data_pipeline.foundation.json_file import read_json
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.part_readings import LAST, KeysResult
+from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult

@@ -20,7 +20,6 @@ from data_pipeline.corpus.corpus import (
     SplitEntry,
 )
 from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
-from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result, ResultType
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.formatting import masked_values
@@ -29,6 +28,7 @@ from data_pipeline.foundation.packages import code_version, offering
 from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages import documents, shards
 from data_pipeline.stages.part_readings import LAST
+from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.stage import Stage
 from data_pipeline.tokenizer import read

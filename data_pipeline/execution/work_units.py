@@ -8,28 +8,26 @@ the driver writes last, commits it (`records`): it has the fingerprint of the un
 
 import contextlib
 import errno
+import fnmatch
+import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from data_pipeline.config import RayConfig
 from data_pipeline.execution import fitness, ownership, workers
+from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Failed, Needs
-from data_pipeline.execution.records import Records, stages_of
+from data_pipeline.execution.records import Records
 from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write_bytes
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.progress import track
 from data_pipeline.foundation.threads import in_threads
 
 KEPT = "what is finished is kept"
-_BYTES_CHECKED = 1 << 30  # by a worker at once
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ ResultType = TypeVar("ResultType", bound=Result, covariant=True)
 class Unit(Generic[Spec]):
     """One piece of work. `spec` is the worker's argument; `inputs` fingerprints all that its result depends on.
 
-    A spec's size must not grow with the number of units: long lists are passed as files (`buckets.write_names`).
+    A spec's size must not grow with the number of units: long lists are passed as files (`merging.write_names`).
 
     `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
     beforehand. `bytes` is the size of its input, for the progress display. `size` is what its memory grows with: the
@@ -124,12 +122,14 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
     return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
 
 
-def keep_only(corpus: Path, pattern: str, names: Collection[str]) -> None:
-    """Removes the files of a stage that fit `pattern` and aren't among `names`: an attempt under another config, or one
-    whose records were damaged, may have written more."""
-    for path in corpus.glob(pattern):
-        if str(path.relative_to(corpus)) not in names:
-            path.unlink()
+def keep_only(corpus: Path, folder: str, files: str, names: Collection[str]) -> None:
+    """Removes what is below `folder`, fits the pattern `files` and isn't among `names`: an attempt under another
+    config, or one whose records were damaged, may have written more. Each folder is listed once."""
+    for place, _, found in os.walk(corpus / folder):
+        within = Path(place).relative_to(corpus)
+        for name in fnmatch.filter(found, files):
+            if f"{within}/{name}" not in names:
+                (corpus / within / name).unlink()
 
 
 def run(
@@ -182,23 +182,18 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
-    size = (lambda answer: sizes[answer.name]) if all(sizes.values()) else None
-    answers = _performed(stage, todo, corpus, pool)
-    shown = track(
-        *(answers, len(todo), stage.name, size, sum(sizes.values())),
-        in_progress=lambda: sum(activity.done for activity in pool.at_work()),
-        doing=lambda: next((activity.doing for activity in pool.at_work()), ""),
-        bar=bar,
-    )
     try:
-        for answer in shown:
+        for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes, bar):
             if isinstance(answer, Failed):
+                pool.count("units_failed", stage.name)
                 errors.append(answer)
                 if isinstance(answer.error, StoreError):  # every other unit would wait for it too
                     break
             else:
                 record(answer)
                 done[answer.name] = answer
+                pool.count("units_finished", stage.name)
+                pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
     except FailedError as error:  # no worker is left
         errors.append(Failed(stage.name, error))
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
@@ -231,46 +226,6 @@ def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished
 def unfinished(corpus: Path) -> Path:
     """The folder in which units begin files of `.stages`."""
     return corpus / ".stages" / "unfinished"
-
-
-def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
-    """Removes the records of units with a damaged or missing file, so that `run` does those units again.
-
-    Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
-    """
-    stages = {name: Records(corpus, name).read(Finished[Result]) for name in stages_of(corpus)}
-    units_of = {
-        name: (stage, unit.name, output)
-        for stage, units in stages.items()
-        for unit in units.values()
-        for name, output in unit.outputs.items()
-    }
-    ends = accumulate(output.bytes for _, _, output in units_of.values())
-    together: dict[str, dict[str, Output]] = {}
-    for (name, (_, _, output)), end in zip(units_of.items(), ends, strict=True):
-        together.setdefault(str(end // _BYTES_CHECKED), {})[name] = output
-    damaged: list[str] = []
-    pool = workers.ready(ray_config)
-    answers = pool.each(partial(_damaged, corpus.resolve()), together, "checking", lambda _: Needs())
-    for _, answer in track(answers, len(together), "checking"):
-        if isinstance(answer, FailedError):
-            raise answer
-        damaged += answer
-    for stage in stages:
-        Records(corpus, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
-    return [name for name in units_of if name in set(damaged)]
-
-
-def _damaged(corpus: Path, files: dict[str, Output]) -> list[str]:
-    """Those of `files` that aren't as they were written. Runs in a worker."""
-    return [name for name, output in files.items() if not _is_whole(corpus / name, output)]
-
-
-def _is_whole(path: Path, output: Output) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
-    except OSError:
-        return False
 
 
 def _perform(
@@ -331,7 +286,7 @@ def _raise(errors: list[Failed], how_far: str) -> None:
 
 def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, pool: workers.Workers
-) -> Iterator[Finished[ResultType] | Failed]:
+) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
     corpus = corpus.resolve()
     token, versions = ownership.begin(corpus), None if pool.in_process else fitness.versions()
 
@@ -343,11 +298,11 @@ def _performed(
         units, left = left, {}
         for name, answer in pool.each(perform, units, stage.name, stage.needs):
             if not isinstance(answer, FailedError):
-                yield answer
+                yield name, answer
                 continue
             if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
                 # with a fingerprint of its own, so that the next build tries the file again
                 left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
             else:
-                yield _out_of_memory(stage, name, str(answer))
+                yield name, _out_of_memory(stage, name, str(answer))

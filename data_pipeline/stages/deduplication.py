@@ -17,14 +17,14 @@ from pathlib import Path
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.buckets import merge, write_names
-from data_pipeline.execution.parts import Part, grouped
+from data_pipeline.execution.merging import write_names
 from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import BucketSpec, ClustersSpec, buckets_of, clusters_of
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
+from data_pipeline.stages.parts import Part, grouped
 from data_pipeline.stages.stage import AnyStage
 
 _CHANGES = ".changes.parquet"
@@ -147,9 +147,7 @@ class _Order:
 
     def _merge(self, stage: AnyStage, files: dict[str, str], readers: int) -> list[str]:
         """What `readers` read of a stage's files: themselves or, where they are too many, merged ones."""
-        assert stage.merge is not None
-        corpus, ray = self._corpus, self._config.ray
-        found, merged = merge(stage.name, stage.merge, files, readers, corpus, ray, self._shown(stage))
+        found, merged = stage.merged(files, readers, self._corpus, self._config, self._shown(stage))
         self.finished |= merged
         return found
 

@@ -18,8 +18,6 @@ from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.dispatch import better_tried_elsewhere
-from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
-from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.execution.work_units import Finished, Unit
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
@@ -28,6 +26,8 @@ from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
+from data_pipeline.stages.inputs import InputFile, list_files, pieces, shared
+from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.stages.stage import INPUTS, PARTS, Stage
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, Clusters
-from data_pipeline.execution.buckets import MergeSpec, read_names
+from data_pipeline.execution.merging import MergeSpec, read_names
 from data_pipeline.execution.work_units import Result
 from data_pipeline.stages.stage import DUPLICATES, KEYS, Amounts, Stage
 

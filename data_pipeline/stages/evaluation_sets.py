@@ -10,11 +10,11 @@ from safetensors import safe_open
 
 from data_pipeline.config import SourceConfig
 from data_pipeline.decontamination import DecontaminationConfig, Ngrams, read_items
-from data_pipeline.execution.inputs import InputFile, list_files
 from data_pipeline.execution.work_units import Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 
 MEMORY_PER_BYTE = 30  # of the sets' files: 150 bytes for a word

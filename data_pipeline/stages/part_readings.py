@@ -19,8 +19,11 @@ from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
-from data_pipeline.execution.buckets import read_names
-from data_pipeline.execution.parts import (
+from data_pipeline.execution.merging import read_names
+from data_pipeline.execution.work_units import Result
+from data_pipeline.stages import evaluation_sets
+from data_pipeline.stages.duplicates import buckets_for, merge_keys, merge_signatures
+from data_pipeline.stages.parts import (
     SCHEMA,
     Histograms,
     Part,
@@ -29,9 +32,6 @@ from data_pipeline.execution.parts import (
     read_documents,
     rows_file,
 )
-from data_pipeline.execution.work_units import Result
-from data_pipeline.stages import evaluation_sets
-from data_pipeline.stages.duplicates import buckets_for, merge_keys, merge_signatures
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Stage, largest
 from data_pipeline.text.document import Document, Tally
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution import work_units
-from data_pipeline.execution.buckets import MergeSpec
-from data_pipeline.execution.parts import Part, grouped
-from data_pipeline.execution.work_units import Result, ResultType, Spec
+from data_pipeline.execution.merging import MergeSpec, merge
+from data_pipeline.execution.work_units import Finished, Result, ResultType, Spec
+from data_pipeline.stages.parts import Part, grouped
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ TOKENIZER = Kind("tokenizer", "kept", "spiece.model and spiece.vocab, or the fil
 TOKENS = Kind("tokens", "kept", "token ids, sorted by the shuffle's hash", ".stages")
 ROWS = Kind("numbers of rows", "kept", "in their records", ".stages")
 SHARDS = Kind("shards", "kept", "WebDataset tars of blocks of rows", "shards", "shard-*.tar")
+KINDS = (INPUTS, SETS, PARTS, KEYS, DUPLICATES, NGRAMS, DOCUMENTS, SAMPLE, TOKENIZER, TOKENS, ROWS, SHARDS)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,13 @@ class Stage(work_units.Stage[Spec, ResultType]):
     ends: str = ""
     merge: Callable[[Path, MergeSpec], Result] | None = None
     readers: Callable[[Amounts], int] = lambda amounts: 1
+
+    def merged(
+        self, files: Mapping[str, str], readers: int, corpus: Path, config: CorpusConfig, shown: bool = True
+    ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
+        """What `readers` read of the stage's `files`, themselves or merged ones, and the units of `merging.merge`."""
+        assert self.merge is not None
+        return merge(self.name, self.merge, files, readers, corpus, config.ray, shown)
 
 
 AnyStage = Stage[Any, Any]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
-from data_pipeline.execution.buckets import MERGE_BYTES, level_of, merging_units, without_level
+from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units, without_level
 from data_pipeline.foundation.formatting import human_size, markdown
 from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.duplicates import buckets_of, clusters_of

@@ -5,6 +5,7 @@ corpus. In a large one, a stage before has every unit keep its documents below a
 those. Otherwise one core would read all documents: half an hour of C4.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -12,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import SCHEMA, Part, PartsResult, part_file, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.objectives.randomness import hashed
+from data_pipeline.stages.parts import SCHEMA, Part, PartsResult, part_file, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
-from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, draw_sample, sample_rank, train
+from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, train
 
 # Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
 # files are removed.
@@ -177,6 +179,39 @@ def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     write_files(model, corpus)
     return TokenizerResult(model.size, sample)
+
+
+def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
+    """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
+
+    There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
+    """
+    heap: list[tuple[int, bytes]] = []  # the last one first
+    size = 0
+    for number, part in enumerate(parts, 1):
+        set_activity(f"reading part {number:,} of {len(parts):,}")
+        for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
+            if document.split != "train":
+                continue
+            rank = -sample_rank(seed, document.id)
+            full = len(heap) == documents or size >= sample_bytes
+            if full and rank < heap[0][0]:
+                continue
+            sides = (document.text, document.target)  # train on both sides of a pair
+            text = "\n".join(side for side in sides if side).encode()
+            heapq.heappush(heap, (rank, text))
+            size += len(text)
+            while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:
+                size -= len(heapq.heappop(heap)[1])
+    sample = [text for _, text in sorted(heap, reverse=True)]
+    if size > sample_bytes:
+        sample[-1] = sample[-1][: len(sample[-1]) + sample_bytes - size]
+    return sample
+
+
+def sample_rank(seed: int, identity: str) -> int:
+    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
+    return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]) -> str:

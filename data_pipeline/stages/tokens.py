@@ -2,7 +2,7 @@
 
 Documents are sorted by a hash of (seed, id), the pieces of one text file by a hash of the file and then in order. A
 bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of units. If
-that is large, files are merged (`execution.buckets`).
+that is large, files are merged (`execution.merging`).
 """
 
 import unicodedata
@@ -14,13 +14,13 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.buckets import SPLITS, merge_tokens
-from data_pipeline.execution.parts import Part, grouped, read_documents
 from data_pipeline.execution.work_units import Finished, Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.objectives.randomness import hashed
+from data_pipeline.stages.parts import Part, grouped, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
+from data_pipeline.stages.token_buckets import SPLITS, merge_tokens
 from data_pipeline.text.document import most_common
 from data_pipeline.tokenizer.text_model import TextModel, batches
 

@@ -20,8 +20,6 @@ import pyarrow.parquet as pq
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.parts import Part
 from data_pipeline.execution.workers import are_small, without_ray
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import UserError
@@ -32,6 +30,8 @@ from data_pipeline.pipeline import build
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import table, tokenizer
 from data_pipeline.stages.documents import inputs_of_units
+from data_pipeline.stages.inputs import InputFile, list_files
+from data_pipeline.stages.parts import Part
 from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
 
 _SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
