@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import scale_rows
+from data_pipeline.execution.buckets import level_of, merging_units
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.buckets import level_of, merging_units
-from data_pipeline.execution.parts import Part, grouped
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.pipeline import build
+from data_pipeline.stages.parts import Part, grouped
 from data_pipeline.stages.tokenizer import plan_sampling
 
 ROOT = Path(__file__).parents[1]

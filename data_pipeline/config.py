@@ -17,6 +17,7 @@ from pydantic import (
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.decontamination import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.execution.config import RayConfig
 from data_pipeline.foundation.config_file import LocalPath, Locations, Section, problems
 from data_pipeline.objectives.objective import LONGEST
 from data_pipeline.objectives.registry import AnyObjective
@@ -198,20 +199,6 @@ class ShardsConfig(Section):
     """Rows of a block, the unit that is read and checked at once."""
     blocks_per_shard: PositiveInt = 64
     """Blocks of a shard. A task holds the tokens of one shard in memory."""
-
-
-class RayConfig(Section):
-    """Where the build runs."""
-
-    address: str | None = None
-    """A Ray cluster that runs already, such as `10.0.0.1:6379`. null: the command starts one, if the build is large."""
-    num_cpus: int | None = Field(None, gt=0, le=4096)  # Ray starts a process for each
-    """CPUs of the cluster that the command starts. null: all."""
-    dashboard: bool = False
-    """Whether the cluster that the command starts has Ray's dashboard, which takes `pip install "ray[default]"`."""
-    small_bytes: NonNegativeInt = 16 * 2**20
-    """The most input, in bytes as stored, for which no cluster is started: units then run one after the other in the
-    command's own process."""
 
 
 class CorpusConfig(Section):

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_pipeline import report, write_manifest
@@ -14,18 +14,32 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.corpus.lineage import LINEAGE
 from data_pipeline.execution import ownership, workers
-from data_pipeline.execution.buckets import merge, merge_tokens
-from data_pipeline.execution.inputs import WRITTEN, InputFile, list_files
-from data_pipeline.execution.parts import PartsResult, parts_of
-from data_pipeline.execution.work_units import KEPT, Finished, forget_damaged, keep_only, outputs_of, run, unfinished
+from data_pipeline.execution.checking import forget_damaged
+from data_pipeline.execution.merging import without_level
+from data_pipeline.execution.work_units import (
+    KEPT,
+    Finished,
+    Result,
+    ResultType,
+    Spec,
+    Stage,
+    Unit,
+    keep_only,
+    outputs_of,
+    run,
+    unfinished,
+)
 from data_pipeline.foundation.atomic import fingerprint, flush, remove_leftovers, write_json
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
-from data_pipeline.stages import deduplication as dedup
-from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
+from data_pipeline.stages import deduplication, documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
+from data_pipeline.stages.part_readings import LAST
+from data_pipeline.stages.parts import PartsResult, parts_of
+from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.text.document import most_common
 from data_pipeline.write_manifest import BLOCKS, Built
 
@@ -40,7 +54,7 @@ def build(
     repair: bool = False,
     render: report.Render = lambda _: {},
 ) -> Path:
-    """Brings the corpus up to date, stopping after the stage `until`, and writes the report; returns its directory.
+    """Brings the corpus up to date, as far as the command `until` does, and writes the report; returns its directory.
 
     Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
 
@@ -75,49 +89,65 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
             _forget_damaged(corpus, config)
         built = _run_stages(config, corpus, inputs, until, strict)
         found = _record(config, corpus, built, render)
-        if (not built.tokenizer and until != "documents") or not documents.total(built.left):
+        if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
             reason = report.why_nothing_is_left(found.documents, found.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus / report.MARKDOWN})")
     return corpus
 
 
 def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool) -> Built:
-    """Runs the stages up to `until`, or as long as there are documents to train on."""
-    dedup.forget(corpus, config)
-    built = Built(run(documents.STAGE, documents.plan(config, corpus, inputs), corpus, config.ray))
-    report_damage(built.documents, strict)
-    _report_unchecked(built.documents)
-    parts = parts_of(built.documents)
-    if config.steps:
-        keep_only(corpus, ".stages/documents/**/part-*.parquet", outputs_of(built.documents))
-        built.steps, built.deduplicated = dedup.deduplicate(config, corpus, parts)
-        parts = parts_of(built.deduplicated)
-    keep_only(corpus, "documents/part-*.parquet", outputs_of(built.left))
-    _report_without_list(config, built.left)
-    if until == "documents" or not documents.total(built.left, "train"):
-        return built
-
-    to_sample = tokenizer.plan_sampling(config.tokenizer, config.seed, parts)
-    built.sampled = run(tokenizer.SAMPLING, to_sample, corpus, config.ray)
-    to_train = tokenizer.plan(config.tokenizer, config.seed, parts, built.sampled)
-    (trained,) = built.tokenizer = run(tokenizer.STAGE, to_train, corpus, config.ray)
-    if sampled := tokenizer.describe_sample(trained, built.left):
-        print(sampled)
-    if until == "tokenizer":
-        return built
-
-    built.tokens = run(tokens.STAGE, tokens.plan(config, parts, trained), corpus, config.ray)
-
-    readers = len(shards.buckets_of(config, built.tokens))
-    written = outputs_of(built.tokens)
-    files, built.merged = merge(tokens.STAGE.name, merge_tokens, written, readers, corpus, config.ray)
-
-    to_count = shards.plan_counts(config, corpus, built.tokens, files, trained)
-    built.rows = run(shards.COUNT, to_count, corpus, config.ray)
-    to_write = shards.plan(config, corpus, built.tokens, files, trained, built.rows)
-    built.shards = run(shards.STAGE, to_write, corpus, config.ray)
-    keep_only(corpus, "shards/*/shard-*.tar", outputs_of(built.shards))
+    """Runs the stages that the command `until` needs, or as many as there are documents to train on."""
+    table.forget(corpus, config)
+    built = Built()
+    for command in _stages(config, corpus, inputs, strict, built):
+        if command == until:
+            break
+    shown = table.stages_of(config, built.with_urls)
+    built.units = {name: units for name, units in built.units.items() if without_level(name) in shown and units}
     return built
+
+
+def _stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
+    """Runs one stage after the other, and notes its units in `built`. Yields each command that has no more to do."""
+
+    def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
+        built.units[stage.name] = finished = run(stage, units, corpus, config.ray)
+        return finished
+
+    read = done(documents.STAGE, documents.plan(config, corpus, inputs))
+    report_damage(read, strict)
+    _report_unchecked(read)
+    parts = parts_of(read)
+    if LAST.applies(config):
+        _keep_only(PARTS, corpus, read)
+        shown = table.stages_of(config, built.with_urls)
+        steps, left = deduplication.deduplicate(config, corpus, parts, lambda stage: stage.name in shown)
+        built.units |= {**steps, LAST.name: left}
+        parts = parts_of(left)
+    _keep_only(DOCUMENTS, corpus, built.left)
+    _report_without_list(config, built.left)
+    yield LAST.ends
+    if not documents.total(built.left, "train"):
+        return
+
+    sampled = done(tokenizer.SAMPLING, tokenizer.plan_sampling(config.tokenizer, config.seed, parts))
+    (trained,) = done(tokenizer.STAGE, tokenizer.plan(config.tokenizer, config.seed, parts, sampled))
+    if said := tokenizer.describe_sample(trained, built.left):
+        print(said)
+    yield tokenizer.STAGE.ends
+
+    tokenized = done(tokens.STAGE, tokens.plan(config, parts, trained))
+    readers = len(shards.buckets_of(config, tokenized))
+    files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
+    built.units |= merged
+    rows = done(shards.COUNT, shards.plan_counts(config, corpus, tokenized, files, trained))
+    written = done(shards.STAGE, shards.plan(config, corpus, tokenized, files, trained, rows))
+    _keep_only(SHARDS, corpus, written)
+    yield shards.STAGE.ends
+
+
+def _keep_only(kind: Kind, corpus: Path, units: Sequence[Finished[Result]]) -> None:
+    keep_only(corpus, kind.folder, kind.files, outputs_of(units))
 
 
 def _prepare(corpus: Path) -> None:
@@ -212,17 +242,20 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
     settings = write_manifest.recorded(config)
     stages = {
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
-        for stage, units in built.by_stage.items()
+        for stage, units in built.units.items()
     }
     recorded = read_valid_json(_mark(corpus), dict[str, str]) or {}
-    files = [corpus / report.FILE, *((corpus / name for name in (MANIFEST, BLOCKS, LINEAGE)) if built.shards else ())]
+    files = [
+        corpus / report.FILE,
+        *((corpus / name for name in (MANIFEST, BLOCKS, LINEAGE)) if shards.STAGE.name in built.units else ()),
+    ]
     if stages.items() <= recorded.items() and all(file.exists() for file in files):
         found = report.read(corpus)  # perhaps of more stages than this command asks for
         if all((corpus / page).exists() for page in found.files):
             return found
     _mark(corpus).unlink(missing_ok=True)  # it speaks of the manifest and report that are replaced now
     flush(_mark(corpus).parent)
-    if built.shards:
+    if shards.STAGE.name in built.units:
         write_manifest.write(config, corpus, built)
     written = report.write(corpus, config.name, built, render)
     write_json(_mark(corpus), stages)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from data_pipeline.corpus.corpus import refuse_file
-from data_pipeline.execution.parts import PartsResult
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.execution.workers import read_timing
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult, InputResult
-from data_pipeline.stages.evaluation_sets import EvaluationSetsResult
-from data_pipeline.stages.part_readings import KeysResult
+from data_pipeline.stages.part_readings import LAST, KeysResult
+from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
@@ -238,19 +238,20 @@ def _rules(dropped: dict[str, int]) -> str:
 
 
 def _report(corpus: Path, name: str, built: Built) -> Report:
-    documents = [unit.result for unit in built.documents]
+    read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
-    tokens = [unit.result for unit in built.tokens]
-    deduplicated = [unit.result for unit in built.deduplicated]
-    cleaned = [*documents, *deduplicated]
+    tokenized = [unit.result for unit in built.of(tokens.STAGE)]
+    deduplicated = [unit.result for unit in built.of(LAST)]
+    cleaned = [*read, *deduplicated]
     counts = _sum(result.counts for result in cleaned)
-    # The stage of documents works on the input files, and all others on the text.
-    text_read, text_left = (sum(result.text_bytes for result in results) for results in (documents, left))
-    after_dedup = ("tokenizer-sample", "tokenizer", "tokens", *built.merged, "rows", "shards")
-    sizes = {"documents": sum(result.bytes for result in documents)} | dict.fromkeys(after_dedup, text_left)
-    evaluation_sets = _evaluation_sets(built)
-    sizes["evaluation-sets"] = sum(counts.bytes for counts in evaluation_sets.values())
-    samples = [unit.result.sample for unit in built.tokenizer if unit.result.sample.documents]
+    sets = _evaluation_sets(built)
+    sizes = {
+        "inputs": sum(result.bytes for result in read),
+        "sets": sum(counts.bytes for counts in sets.values()),
+        "read": sum(result.text_bytes for result in read),
+        "kept": sum(result.text_bytes for result in left),
+    }
+    samples = [unit.result.sample for unit in built.of(tokenizer.STAGE) if unit.result.sample.documents]
     return Report(
         name=name,
         documents=DocumentCounts(
@@ -261,28 +262,28 @@ def _report(corpus: Path, name: str, built: Built) -> Report:
         lines=LineCounts(_lines_read(counts), _rules_for(LINE, counts)),
         spans=SpanCounts(_rules_for(SPAN, counts), counts["substring_words"]),
         masked=_rules_for(_MASKED, counts),
-        template_holes=_most_common(result.template_holes for result in documents),
-        evaluation_sets=evaluation_sets,
+        template_holes=_most_common(result.template_holes for result in read),
+        evaluation_sets=sets,
         undecodable_documents=counts["undecodable"],
         examples=_examples(cleaned),
         lengths=_by_power(result.lengths for result in left),
-        token_lengths=_by_power(part.lengths for part in tokens),
-        coverage=_coverage(tokens) if tokens else None,
+        token_lengths=_by_power(part.lengths for part in tokenized),
+        coverage=_coverage(tokenized) if tokenized else None,
         languages=_most_common(result.languages for result in left),
         domains=_most_common(result.domains for result in left),
         sources={
             source: _source(
-                [result for result in documents if result.source == source],
+                [result for result in read if result.source == source],
                 *([one for one in results if one.parts[0].source == source] for results in (deduplicated, left)),
             )
-            for source in dict.fromkeys(result.source for result in documents)
+            for source in dict.fromkeys(result.source for result in read)
         },
-        inputs=[_input(result.source, read) for result in documents for read in result.inputs],
-        unchecked_inputs=sum(read.unchecked for result in documents for read in result.inputs),
-        pieces=sum(unit.result.pieces for unit in built.tokenizer),
-        splits=_splits([unit.result for unit in built.shards]),
+        inputs=[_input(result.source, one) for result in read for one in result.inputs],
+        unchecked_inputs=sum(one.unchecked for result in read for one in result.inputs),
+        pieces=sum(unit.result.pieces for unit in built.of(tokenizer.STAGE)),
+        splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
         tokenizer_sample=samples[0] if samples else None,
-        stages=[_speed(corpus, stage, units, sizes.get(stage, text_read)) for stage, units in built.by_stage.items()],
+        stages=[_speed(corpus, stage, units, sizes[table.measure_of(stage)]) for stage, units in built.units.items()],
     )
 
 
@@ -348,10 +349,9 @@ def _source(
 
 
 def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
-    searched = [unit.result for unit in built.deduplicated]
+    searched = [unit.result for unit in built.of(LAST)]
     sets = {}
-    results = [unit.result for units in built.steps.values() for unit in units]
-    for one in (one for result in results if isinstance(result, EvaluationSetsResult) for one in result.sets):
+    for one in (one for unit in built.of(evaluation_sets.STAGE) for one in unit.result.sets):
         found = len({item for result in searched for item in result.items.get(one.name, [])})
         dropped = sum(result.contaminated.get(one.name, 0) for result in searched)
         share = round(found / one.items, 6)

@@ -1,17 +1,16 @@
 """What a build has finished, and what it records of it: its blocks, lineage, manifest and settings."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import (
-    DOCUMENTS,
     FORMAT_VERSION,
     MANIFEST,
     FileEntry,
@@ -21,59 +20,40 @@ from data_pipeline.corpus.corpus import (
     SplitEntry,
 )
 from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
-from data_pipeline.execution.parts import PartsResult
-from data_pipeline.execution.work_units import Finished, Result
+from data_pipeline.execution.work_units import Finished, Result, ResultType
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.packages import code_version, offering
 from data_pipeline.sources.formats import OPTIONS
-from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.part_readings import LeftResult
-from data_pipeline.stages.shards import RowsResult, ShardResult
-from data_pipeline.stages.tokenizer import Candidates, TokenizerResult
-from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.stages import documents, shards
+from data_pipeline.stages.part_readings import LAST
+from data_pipeline.stages.parts import PartsResult
+from data_pipeline.stages.shards import ShardResult
+from data_pipeline.stages.stage import Stage
 from data_pipeline.tokenizer import read
 
 
 @dataclass
 class Built:
-    """The finished units of each stage, in order; [] for a stage that hasn't run.
+    """The finished units of each stage that has run, by its name and in order."""
 
-    `steps` has those of deduplication by stage, except the last, `deduplicated`; `merged` those that merge tokens.
-    """
+    units: dict[str, Sequence[Finished[Result]]] = field(default_factory=dict)
 
-    documents: list[Finished[DocumentsResult]]
-    steps: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
-    deduplicated: list[Finished[LeftResult]] = field(default_factory=list)
-    sampled: list[Finished[Candidates]] = field(default_factory=list)
-    tokenizer: list[Finished[TokenizerResult]] = field(default_factory=list)
-    tokens: list[Finished[TokensResult]] = field(default_factory=list)
-    merged: Mapping[str, Sequence[Finished[Result]]] = field(default_factory=dict)
-    rows: list[Finished[RowsResult]] = field(default_factory=list)
-    shards: list[Finished[ShardResult]] = field(default_factory=list)
+    def of(self, stage: Stage[Any, ResultType]) -> Sequence[Finished[ResultType]]:
+        """The units of a stage; none if it hasn't run."""
+        return cast(Sequence[Finished[ResultType]], self.units.get(stage.name, ()))
 
     @property
     def left(self) -> Sequence[Finished[PartsResult]]:
         """The units that wrote the documents of the corpus."""
-        return self.deduplicated or self.documents
+        return self.of(LAST) or self.of(documents.STAGE)
 
     @property
-    def by_stage(self) -> dict[str, Sequence[Finished[Result]]]:
-        """The units of each stage that has run, in order."""
-        stages: dict[str, Sequence[Finished[Result]]] = {
-            "documents": self.documents,
-            **self.steps,
-            "deduplicated": self.deduplicated,
-            "tokenizer-sample": self.sampled,
-            "tokenizer": self.tokenizer,
-            "tokens": self.tokens,
-            **self.merged,
-            "rows": self.rows,
-            "shards": self.shards,
-        }
-        return {name: units for name, units in stages.items() if units}
+    def with_urls(self) -> bool:
+        """Whether any document has a URL."""
+        return any(unit.result.domains for unit in self.of(documents.STAGE))
 
 
 SETTINGS = ".stages/config.json"
@@ -90,26 +70,25 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
     tokenizer = read(corpus, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
-    for unit in built.shards:
+    for unit in built.of(shards.STAGE):
         splits.setdefault(unit.result.split, []).append(unit)
     blocks = [
         (unit.result.split, name, *astuple(block))
-        for unit in built.shards
+        for unit in built.of(shards.STAGE)
         for name in unit.outputs
         for block in unit.result.blocks
     ]
     lineage = Lineage(
         [
             InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
-            for unit in built.documents
+            for unit in built.of(documents.STAGE)
             for read in unit.result.inputs
             if read.range.start == 0
         ],
         [
             DocumentsEntry(name, output.bytes, output.sha256)
-            for unit in (*built.documents, *built.deduplicated)
+            for unit in built.left
             for name, output in unit.outputs.items()
-            if name.startswith(DOCUMENTS)
         ],
     )
     for file, table in {BLOCKS: table_of(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
@@ -119,7 +98,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
         "rows": rows,
         "seed": config.seed,
-        "shards": [checksum for unit in built.shards for checksum in unit.checksums],
+        "shards": [checksum for unit in built.of(shards.STAGE) for checksum in unit.checksums],
     }
     written = Manifest(
         format_version=FORMAT_VERSION,

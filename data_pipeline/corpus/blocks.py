@@ -12,6 +12,7 @@ import hashlib
 import io
 import tarfile
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,6 +178,18 @@ class Blocks:
     def of_shard(self, name: str) -> np.ndarray:
         """Numbers of the blocks of one shard."""
         return np.flatnonzero(self.shard == self.shards.index(name)) if name in self.shards else np.zeros(0, np.int64)
+
+    def by_shard(self, names: Iterable[str]) -> dict[str, "Blocks"]:
+        """The blocks of each of the shards `names` alone."""
+        order = np.argsort(self.shard, kind="stable")
+        ends = np.searchsorted(self.shard[order], np.arange(1, len(self.shards)))
+        numbers = dict(zip(self.shards, np.split(order, ends), strict=False))
+        columns = (self.offset, self.length, self.first_row, self.rows, self.sha256)
+        found = {}
+        for name in names:
+            own = numbers.get(name, order[:0])
+            found[name] = Blocks([name], np.zeros_like(own), *(values[own] for values in columns))
+        return found
 
     def is_whole(self, number: int, content: bytes | memoryview) -> bool:
         return hashlib.sha256(content).digest() == self.sha256[number].tobytes()

@@ -2,55 +2,73 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
-from data_pipeline.corpus.corpus import DOCUMENTS, Corpus, ShardEntry
+from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, ShardEntry
+from data_pipeline.corpus.lineage import DocumentsEntry
+from data_pipeline.execution import workers
+from data_pipeline.execution.checking import read_all
+from data_pipeline.execution.config import RayConfig
+from data_pipeline.execution.dispatch import better_tried_elsewhere
 from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import one_line
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import NodeUnfit, one_line
 from data_pipeline.foundation.json_file import seal_holds
-from data_pipeline.foundation.progress import track
 
 SHARDS, REPORT = "shards/", "report.json"
 FOREIGN = "not in the manifest; remove it"
 _CHUNK = 1 << 20
+_FASTER = 256  # times, than a build reads its inputs
 
 
-def verify(corpus: Corpus) -> list[str]:
+@dataclass(frozen=True)
+class _Expected:
+    """What a file should be. A shard has an `entry`, and `blocks` if these are known."""
+
+    sha256: str
+    bytes: int = 0
+    shard: ShardEntry | None = None
+    blocks: Blocks | None = None
+
+
+def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     """One line for each damaged file; none if every checksum and count matches.
 
     A copy of a corpus may lack `documents/`, which training doesn't need, and the report. Files of a remote corpus are
     read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
     if its store refuses or doesn't answer.
+
+    Workers read a large corpus, as they do for a build with `ray_config`.
     """
-    manifest = corpus.manifest
-    problems = _checked(corpus, manifest.blocks.file, _verify_file, manifest.blocks.sha256)
+    manifest, lineage = corpus.manifest, corpus.manifest.lineage
+    problems = _wrong(corpus, {manifest.blocks.file: _Expected(manifest.blocks.sha256)})
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
-    lineage = manifest.lineage
-    in_lineage = _checked(corpus, lineage.file, _verify_file, lineage.sha256) if lineage else []
+    in_lineage = _wrong(corpus, {lineage.file: _Expected(lineage.sha256)}) if lineage else []
     documents = {} if in_lineage else documents_of(corpus)
     problems += in_lineage
-    files = manifest.tokenizer.files | documents
-    if not blocks:  # then only the checksums of shards can be checked
-        files |= {shard.name: shard.sha256 for shard in manifest.shards}
-    checks = [partial(_checked, corpus, name, _verify_file, sha256) for name, sha256 in files.items()]
-    for split, of_split in blocks.items():
-        shards = manifest.splits[split].shards
-        checks += [partial(_checked, corpus, shard.name, _verify_shard, shard, of_split) for shard in shards]
-    with ThreadPoolExecutor() as pool:
-        try:
-            for found in track(pool.map(lambda check: check(), checks), len(checks), "verify"):
-                problems += found
-        finally:
-            pool.shutdown(cancel_futures=True)
+    files = {name: _Expected(sha256) for name, sha256 in manifest.tokenizer.files.items()}
+    files |= {name: _Expected(file.sha256, file.bytes) for name, file in documents.items()}
+    for split, entry in manifest.splits.items():
+        # without blocks, only checksums can be checked
+        known = blocks[split].by_shard(shard.name for shard in entry.shards) if blocks else {}
+        for shard in entry.shards:
+            files[shard.name] = _Expected(shard.sha256, shard.bytes, shard, known.get(shard.name))
+    small = workers.are_small(sum(file.bytes for file in files.values()) // _FASTER, ray_config)
+    with workers.without_ray() if small else nullcontext():
+        seen = None if corpus.remote else sha256(corpus.directory / MANIFEST)
+        work = partial(_problems, corpus.remote.url if corpus.remote else str(corpus.directory.resolve()), seen)
+        found = read_all(work, files, lambda file: file.bytes, "verify", ray_config)
+    problems += [f"{corpus.location}/{name}: {problem}" for some in found for name, problem in some]
     problems += _verify_report(corpus)
-    known = {shard.name for shard in manifest.shards} | documents.keys()
+    known_files = {shard.name for shard in manifest.shards} | documents.keys()
     folders = [SHARDS, *([DOCUMENTS] if documents else [])]
-    unknown = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known)
+    unknown = sorted(name for folder in folders for name in _files_below(corpus, folder) if name not in known_files)
     problems += [f"{corpus.location}/{name}: {FOREIGN}" for name in unknown]
     for split, in_blocks in blocks.items():
         rows = manifest.splits[split].rows
@@ -59,16 +77,16 @@ def verify(corpus: Corpus) -> list[str]:
     return problems
 
 
-def documents_of(corpus: Corpus) -> dict[str, str]:
-    """The sha256 of each file of documents; {} if this copy of the corpus is without them."""
+def documents_of(corpus: Corpus) -> dict[str, DocumentsEntry]:
+    """Each file of documents; {} if this copy of the corpus is without them."""
     if not stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}"):
         return {}
-    return {file.name: file.sha256 for file in corpus.lineage().documents}
+    return {file.name: file for file in corpus.lineage().documents}
 
 
 def _verify_report(corpus: Corpus) -> list[str]:
     try:
-        with _open(corpus, REPORT) as file:
+        with _open(corpus.location, REPORT) as file:
             content = file.read()
     except FileNotFoundError:
         return []
@@ -76,8 +94,7 @@ def _verify_report(corpus: Corpus) -> list[str]:
         return [f"{corpus.location}/{REPORT}: {_unreadable(error)}"]
     if not seal_holds(content):
         return [f"{corpus.location}/{REPORT}: its sha256 isn't that of its content"]
-    pages = json.loads(content)["files"].items()
-    return [problem for name, sha256 in pages for problem in _checked(corpus, name, _verify_file, sha256)]
+    return _wrong(corpus, {name: _Expected(sha256) for name, sha256 in json.loads(content)["files"].items()})
 
 
 def _files_below(corpus: Corpus, folder: str) -> list[str]:
@@ -88,18 +105,32 @@ def _files_below(corpus: Corpus, folder: str) -> list[str]:
     return [str(name) for name in names if not name.name.startswith(".")]
 
 
-def _checked(corpus: Corpus, name: str, check: Callable[..., Iterator[str]], *expected: Any) -> list[str]:
-    """What `check` finds wrong with a file of the corpus."""
+def _wrong(corpus: Corpus, files: dict[str, _Expected]) -> list[str]:
+    return [f"{corpus.location}/{name}: {problem}" for name, problem in _problems(corpus.location, None, files)]
+
+
+def _problems(location: str, manifest: str | None, files: dict[str, _Expected]) -> list[tuple[str, str]]:
+    """(name, what is wrong) of those of `files`, at `location`, that aren't as expected. Runs in a worker, whose node
+    has the corpus if that has a `manifest` with this sha256."""
     try:
-        with _open(corpus, name) as file:
-            return [f"{corpus.location}/{name}: {problem}" for problem in check(file, *expected)]
+        if manifest is not None and sha256(Path(location, MANIFEST)) != manifest:
+            raise NodeUnfit(f"{location} isn't the corpus that is verified")
+    except FileNotFoundError as error:
+        raise NodeUnfit(f"{location}/{MANIFEST}: {error.strerror}") from None
+    return [(name, problem) for name, expected in files.items() for problem in _checked(location, name, expected)]
+
+
+def _checked(location: str, name: str, expected: _Expected) -> list[str]:
+    try:
+        with _open(location, name) as file:
+            if expected.shard is not None and expected.blocks is not None:
+                return list(_verify_shard(file, expected.shard, expected.blocks))
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            return [] if digest == expected.sha256 else ["sha256 differs from the manifest's"]
     except OSError as error:
-        return [f"{corpus.location}/{name}: {_unreadable(error)}"]
-
-
-def _verify_file(file: BinaryIO, expected: str) -> Iterator[str]:
-    if hashlib.file_digest(file, "sha256").hexdigest() != expected:  # type: ignore[arg-type]
-        yield "sha256 differs from the manifest's"
+        if not isinstance(error, FileNotFoundError) and better_tried_elsewhere(error):
+            raise
+        return [_unreadable(error)]
 
 
 def _verify_shard(file: BinaryIO, shard: ShardEntry, blocks: Blocks) -> Iterator[str]:
@@ -134,5 +165,5 @@ def _unreadable(error: OSError) -> str:
     return "missing" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror or one_line(error)}"
 
 
-def _open(corpus: Corpus, name: str) -> BinaryIO:
-    return stores.open_file(f"{corpus.remote.url}/{name}") if corpus.remote else (corpus.directory / name).open("rb")
+def _open(location: str, name: str) -> BinaryIO:
+    return stores.open_file(f"{location}/{name}") if "://" in location else Path(location, name).open("rb")

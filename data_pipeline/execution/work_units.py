@@ -8,28 +8,26 @@ the driver writes last, commits it (`records`): it has the fingerprint of the un
 
 import contextlib
 import errno
+import fnmatch
+import os
 import socket
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from data_pipeline.config import RayConfig
 from data_pipeline.execution import fitness, ownership, workers
+from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Failed, Needs
-from data_pipeline.execution.records import Records, stages_of
+from data_pipeline.execution.records import Records
 from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write_bytes
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.progress import track
 from data_pipeline.foundation.threads import in_threads
 
 KEPT = "what is finished is kept"
-_BYTES_CHECKED = 1 << 30  # by a worker at once
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,11 @@ ResultType = TypeVar("ResultType", bound=Result, covariant=True)
 class Unit(Generic[Spec]):
     """One piece of work. `spec` is the worker's argument; `inputs` fingerprints all that its result depends on.
 
-    A spec's size must not grow with the number of units: long lists are passed as files (`buckets.write_names`).
+    A spec's size must not grow with the number of units: long lists are passed as files (`merging.write_names`).
 
     `outputs` are the files it writes, relative to the corpus directory; its result adds those that aren't known
-    beforehand. `bytes` is the size of its input, for the progress display.
+    beforehand. `bytes` is the size of its input, for the progress display. `size` is what its memory grows with: the
+    bytes, if it isn't given.
     """
 
     name: str
@@ -61,6 +60,7 @@ class Unit(Generic[Spec]):
     inputs: str
     outputs: tuple[str, ...] = ()
     bytes: int = 0
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Stage(Generic[Spec, ResultType]):
     """`work(corpus, spec)` writes the unit's outputs and returns its counts. `version` grows when their bytes change.
 
     Specs and results are dataclasses; their types are read from the annotations of `work`. `way_out` says which setting
-    of the corpus file reduces a unit's memory. `memory(unit)`: what its work takes, in bytes, beside the 0.3 GB of any
-    worker; `cpus`: how many threads it has. `without(spec, file, reason)`, for specs of several files, is the spec
+    reduces a unit's memory. `memory`: the bytes that its work takes for each of the unit's `size`, beside the 0.3 GB of
+    any worker; `cpus`: how many threads it has. `without(spec, file, reason)`, for specs of several files, is the spec
     without a `file` that has killed every worker that read it; `work` names each as its activity.
     """
 
@@ -78,11 +78,14 @@ class Stage(Generic[Spec, ResultType]):
     work: Callable[[Path, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
-    memory: Callable[[Unit[Spec]], int] = lambda unit: 0
+    memory: float = 0
     cpus: int = 1
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
+
+    def needs(self, unit: Unit[Spec]) -> Needs:
+        return Needs(int(self.memory * (unit.bytes if unit.size is None else unit.size)), self.cpus)
 
     @property
     def finished(self) -> Any:
@@ -119,18 +122,20 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
     return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
 
 
-def keep_only(corpus: Path, pattern: str, names: Collection[str]) -> None:
-    """Removes the files of a stage that fit `pattern` and aren't among `names`: an attempt under another config, or one
-    whose records were damaged, may have written more."""
-    for path in corpus.glob(pattern):
-        if str(path.relative_to(corpus)) not in names:
-            path.unlink()
+def keep_only(corpus: Path, folder: str, files: str, names: Collection[str]) -> None:
+    """Removes what is below `folder`, fits the pattern `files` and isn't among `names`: an attempt under another
+    config, or one whose records were damaged, may have written more. Each folder is listed once."""
+    for place, _, found in os.walk(corpus / folder):
+        within = Path(place).relative_to(corpus)
+        for name in fnmatch.filter(found, files):
+            if f"{within}/{name}" not in names:
+                (corpus / within / name).unlink()
 
 
 def run(
-    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig, shown: bool = True
 ) -> list[Finished[ResultType]]:
-    """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why.
+    """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why, if `shown`.
 
     A failed unit doesn't stop the others, unless a remote store failed it. At the end raises FailedError, with one line
     for each failure, or StoreError.
@@ -142,16 +147,14 @@ def run(
     reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
-    if not units:  # print nothing for a stage that this config doesn't use
-        pass
-    elif not todo:
-        print(f"{stage.name}: {kept} of {counted(kept, 'unit')} up to date")
-    else:
+    if shown and units:
         because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
-        print(f"{stage.name}: {counted(len(todo), 'unit')} to do ({because}), {kept} up to date", flush=True)
+        to_do = f"{counted(len(todo), 'unit')} to do ({because}), {kept}"
+        print(f"{stage.name}:", to_do if todo else f"{kept} of {counted(kept, 'unit')}", "up to date", flush=True)
+    if todo:
         records.remove({unit.name for unit in todo})
         with records as record:
-            finished, errors = _work_off(stage, todo, corpus, ray_config, record)
+            finished, errors = _work_off(stage, todo, corpus, ray_config, record, shown)
         done |= finished
         if errors:
             count = kept + len(finished)
@@ -170,6 +173,7 @@ def _work_off(
     corpus: Path,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
+    bar: bool,
 ) -> tuple[dict[str, Finished[ResultType]], list[Failed]]:
     """Does the units `todo`, hands each to `record`, shows how far they are, and notes how long it took."""
     began, used = time.monotonic(), time.process_time()
@@ -178,22 +182,18 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = []
     sizes = {unit.name: unit.bytes for unit in todo}
-    size = (lambda answer: sizes[answer.name]) if all(sizes.values()) else None
-    answers = _performed(stage, todo, corpus, pool)
-    shown = track(
-        *(answers, len(todo), stage.name, size, sum(sizes.values())),
-        in_progress=lambda: sum(activity.done for activity in pool.at_work()),
-        doing=lambda: next((activity.doing for activity in pool.at_work()), ""),
-    )
     try:
-        for answer in shown:
+        for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes, bar):
             if isinstance(answer, Failed):
+                pool.count("units_failed", stage.name)
                 errors.append(answer)
                 if isinstance(answer.error, StoreError):  # every other unit would wait for it too
                     break
             else:
                 record(answer)
                 done[answer.name] = answer
+                pool.count("units_finished", stage.name)
+                pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
     except FailedError as error:  # no worker is left
         errors.append(Failed(stage.name, error))
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
@@ -226,46 +226,6 @@ def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished
 def unfinished(corpus: Path) -> Path:
     """The folder in which units begin files of `.stages`."""
     return corpus / ".stages" / "unfinished"
-
-
-def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
-    """Removes the records of units with a damaged or missing file, so that `run` does those units again.
-
-    Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
-    """
-    stages = {name: Records(corpus, name).read(Finished[Result]) for name in stages_of(corpus)}
-    units_of = {
-        name: (stage, unit.name, output)
-        for stage, units in stages.items()
-        for unit in units.values()
-        for name, output in unit.outputs.items()
-    }
-    ends = accumulate(output.bytes for _, _, output in units_of.values())
-    together: dict[str, dict[str, Output]] = {}
-    for (name, (_, _, output)), end in zip(units_of.items(), ends, strict=True):
-        together.setdefault(str(end // _BYTES_CHECKED), {})[name] = output
-    damaged: list[str] = []
-    pool = workers.ready(ray_config)
-    answers = pool.each(partial(_damaged, corpus.resolve()), together, "checking", lambda _: Needs())
-    for _, answer in track(answers, len(together), "checking"):
-        if isinstance(answer, FailedError):
-            raise answer
-        damaged += answer
-    for stage in stages:
-        Records(corpus, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
-    return [name for name in units_of if name in set(damaged)]
-
-
-def _damaged(corpus: Path, files: dict[str, Output]) -> list[str]:
-    """Those of `files` that aren't as they were written. Runs in a worker."""
-    return [name for name, output in files.items() if not _is_whole(corpus / name, output)]
-
-
-def _is_whole(path: Path, output: Output) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
-    except OSError:
-        return False
 
 
 def _perform(
@@ -326,26 +286,23 @@ def _raise(errors: list[Failed], how_far: str) -> None:
 
 def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, pool: workers.Workers
-) -> Iterator[Finished[ResultType] | Failed]:
+) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
     corpus = corpus.resolve()
     token, versions = ownership.begin(corpus), None if pool.in_process else fitness.versions()
 
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
         return _perform(stage, unit, corpus, token, versions)
 
-    def needs(unit: Unit[Spec]) -> Needs:
-        return Needs(stage.memory(unit), stage.cpus)
-
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
-        for name, answer in pool.each(perform, units, stage.name, needs):
+        for name, answer in pool.each(perform, units, stage.name, stage.needs):
             if not isinstance(answer, FailedError):
-                yield answer
+                yield name, answer
                 continue
             if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
                 # with a fingerprint of its own, so that the next build tries the file again
                 left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
             else:
-                yield _out_of_memory(stage, name, str(answer))
+                yield name, _out_of_memory(stage, name, str(answer))

@@ -6,11 +6,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_pipeline.config import RayConfig
+from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Dispatch, Needs, cpus_of, rooms_of_nodes
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.atomic import write_json
@@ -21,7 +22,7 @@ from data_pipeline.foundation.progress import Activity, Board
 
 with imported_at_first_use():  # Ray takes 640 ms and 48 MB, and small builds do without
     import ray
-    from ray.util import scheduling_strategies
+    from ray.util import metrics, scheduling_strategies
 
 # Settings of Ray, for the driver and for `ray start`. By itself it prints pages about every lost worker and raylet; our
 # own messages have what matters. By default it runs its workers at a low priority, and a build beside any other program
@@ -59,28 +60,61 @@ def are_small(size: int, config: RayConfig) -> bool:
 
 @dataclass(frozen=True)
 class Workers:
-    """`number` workers, or this process itself (`in_process`).
-
-    `each(function, inputs, what, needs)` applies a function to each input and yields (name, result) as they finish,
-    with an error for an input whose worker was lost on every try. `what` names the work in messages, `needs` says what
-    an input takes of a node. A result `Failed` may come from another node than the first.
-
-    `at_work()`: what is done now, and how far.
-    """
+    """`number` workers, or this process itself (`in_process`)."""
 
     number: int
     in_process: bool
-    each: Callable[
-        [Callable[[Any], Any], Mapping[str, Any], str, Callable[[Any], Needs]],
-        Iterator[tuple[str, Any]],
-    ]
-    at_work: Callable[[], list[Activity]]
+    _reported: dict[str, Activity] = field(default_factory=dict)
+
+    def each(
+        self, function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
+    ) -> Iterator[tuple[str, Any]]:
+        """Applies `function` to each input and yields (name, result) as they finish, with an error for an input whose
+        worker was lost on every try.
+
+        `what` names the work in messages, `needs` says what an input takes of a node. A result `Failed` may come from
+        another node than the first.
+        """
+        if not self.in_process:
+            yield from Dispatch(function, inputs, what, needs, _its_board(), self._reported).results()
+            return
+        for name, given in inputs.items():
+            with progress.working_on(name):
+                result = function(given)
+            yield name, result
+
+    def at_work(self) -> list[Activity]:
+        """What is done now, and how far."""
+        return [one for one in [progress.current()] if one] if self.in_process else [*self._reported.values()]
+
+    def shown(
+        self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int], bar: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """The same `answers` of this `each`; shows how many there are or, if all `sizes` are known, of how many
+        bytes."""
+        return progress.track(
+            *(answers, len(sizes), what, (lambda one: sizes[one[0]]) if all(sizes.values()) else None),
+            total_size=sum(sizes.values()),
+            in_progress=lambda: sum(activity.done for activity in self.at_work()),
+            doing=lambda: next((activity.doing for activity in self.at_work()), ""),
+            bar=bar,
+        )
+
+    def count(self, what: str, stage: str, number: int = 1) -> None:
+        """Adds to one of Ray's metrics, `data_pipeline_…`, by stage. Does nothing without Ray."""
+        if not self.in_process and number:
+            _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
+
+
+@cache
+def _metric(what: str, job: str) -> "metrics.Counter":
+    return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
 
 
 def ready(config: RayConfig) -> Workers:
     """The workers; starts or joins a cluster if that is needed. Raises FailedError if it can't be used."""
     if _in_process:
-        return Workers(1, True, _one_by_one, lambda: [one for one in [progress.current()] if one])
+        return Workers(1, True)
     for name, value in SETTINGS.items():  # Ray reads them when it is imported: at its first use, below
         os.environ.setdefault(name, value)
     if not ray.is_initialized():
@@ -88,30 +122,13 @@ def ready(config: RayConfig) -> Workers:
             _start(config)
         else:
             _join(config.address)
-    at_work: dict[str, Activity] = {}
-
-    def each(
-        function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
-    ) -> Iterator[tuple[str, Any]]:
-        return Dispatch(function, inputs, what, needs, _its_board(), at_work).results()
-
-    number = cpus_of(room for _, room in rooms_of_nodes().values())
-    return Workers(number, False, each, lambda: [*at_work.values()])
+    return Workers(cpus_of(room for _, room in rooms_of_nodes().values()), False)
 
 
 def check_dashboard(config: RayConfig) -> None:
     """Raises UserError if Ray's dashboard is asked for and can't be had."""
     if config.dashboard and importlib.util.find_spec("aiohttp_cors") is None:
         raise UserError('ray.dashboard: true, but its packages are not installed; pip install "ray[default]", or false')
-
-
-def _one_by_one(
-    function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
-) -> Iterator[tuple[str, Any]]:
-    for name, given in inputs.items():
-        with progress.working_on(name):
-            result = function(given)
-        yield name, result
 
 
 def _its_board() -> Any:

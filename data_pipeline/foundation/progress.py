@@ -74,14 +74,15 @@ def track(
     total_size: int = 0,
     in_progress: Callable[[], int] = lambda: 0,
     doing: Callable[[], str] = str,
+    bar: bool = True,
 ) -> Iterator[Item]:
     """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
 
     With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `in_progress`
-    included, and their rate. For `doing` see Progress.
+    included, and their rate. For `doing` see Progress. Without a `bar`, a terminal gets lines too, the first one late.
     """
     progress = Progress(what, total, total_size if size else 0, in_progress, doing)
-    with _bar(progress) if sys.stderr.isatty() else _lines(progress):
+    with _bar(progress) if bar and sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
             progress.finish(size(item) if size else 1)

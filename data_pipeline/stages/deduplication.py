@@ -10,41 +10,35 @@ on what is left of a page after duplicate lines are removed. Items of evaluation
 steps, in what will be the corpus.
 """
 
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.buckets import merge, without_level, write_names
-from data_pipeline.execution.parts import Part, grouped
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, read_finished, run
+from data_pipeline.execution.merging import write_names
+from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.stages import evaluation_sets
-from data_pipeline.stages.duplicates import (
-    BYTES_PER_KEY,
-    BucketSpec,
-    ClustersSpec,
-    buckets_of,
-    clusters_of,
-    merge_decided,
-    merge_keys,
-    merge_signatures,
-)
+from data_pipeline.stages.duplicates import BucketSpec, ClustersSpec, buckets_of, clusters_of
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
+from data_pipeline.stages.parts import Part, grouped
+from data_pipeline.stages.stage import AnyStage
 
 _CHANGES = ".changes.parquet"
 _CHARACTERS_OF_A_KEY = 40  # as a line counts when parts are cut; only MinHash with very many bands has more keys
 
 
 def deduplicate(
-    config: CorpusConfig, corpus: Path, parts: list[Part]
+    config: CorpusConfig, corpus: Path, parts: list[Part], shown: Callable[[AnyStage], bool] = lambda stage: True
 ) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
-    """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last."""
-    order = _Order(config, corpus, parts)
+    """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last.
+
+    `shown(stage)`: whether a stage has anything to tell.
+    """
+    order = _Order(config, corpus, parts, shown)
     for step in config.steps:
         order.take(step)
     return order.finished, run(LAST, order.units("", LAST.name), corpus, config.ray)
@@ -53,8 +47,9 @@ def deduplicate(
 class _Order:
     """The steps that were taken, and where their decisions are."""
 
-    def __init__(self, config: CorpusConfig, corpus: Path, parts: list[Part]):
-        self._config, self._corpus = config, corpus
+    def __init__(self, config: CorpusConfig, corpus: Path, parts: list[Part], shown: Callable[[AnyStage], bool]):
+        self._config, self._corpus, self._shown = config, corpus, shown
+        self._documents = sum(sum(part.documents.values()) for part in parts)
         self._groups = grouped(parts, config)
         in_order = in_order_of_ids(self._groups)
         self._number = {group[0].name: position for position, group in enumerate(in_order)}
@@ -126,7 +121,7 @@ class _Order:
 
     def _find_duplicates(self, step: str, files: dict[str, str], read: Sequence[Finished]) -> list[str]:
         """The files of the duplicates among the keys in `files`."""
-        config, corpus, stage = self._config, self._corpus, buckets_of(step)
+        config, stage = self._config, buckets_of(step)
         keys = sum(unit.result.keys for unit in read)
         buckets = KeyBucket.enough(keys, config.dedup.keys_per_bucket)
         if buckets > self._slots:
@@ -135,29 +130,30 @@ class _Order:
                 f"compared at once in {self._slots:,} tasks, the most there may be; set it to "
                 f"{-(-keys // self._slots):,} or more"
             )
-        stage = replace(stage, memory=lambda unit: BYTES_PER_KEY * keys // buckets)
-        merge_read = merge_signatures if STEPS[step].clusters else merge_keys
-        to_read, merged = merge(f"{step}-keys", merge_read, files, buckets, corpus, config.ray)
-        self.finished |= merged
-        listed = write_names(corpus, to_read)
+        listed = write_names(self._corpus, self._merge(keys_stage(step), files, buckets))
         units = []
         for number in range(buckets):
             name = f".stages/{stage.name}/{number:04d}-of-{buckets:04d}.safetensors"
             spec = BucketSpec(listed, len(self._groups), KeyBucket(number, buckets), step, config.dedup, name)
-            units.append(Unit(Path(name).stem, spec, fingerprint([self._depends, number, buckets]), (name,)))
+            inputs = fingerprint([self._depends, number, buckets])
+            units.append(Unit(Path(name).stem, spec, inputs, (name,), size=keys // buckets))
         decided = self._run(stage, units)
         if STEPS[step].clusters:
             name = f".stages/{clusters_of(step).name}/clusters.safetensors"
             joined = ClustersSpec(listed, len(self._groups), list(outputs_of(decided)), name)
-            self._run(clusters_of(step), [Unit("clusters", joined, self._depends, (name,))])
+            self._run(clusters_of(step), [Unit("clusters", joined, self._depends, (name,), size=self._documents)])
             return [name]
-        found, merged = merge(stage.name, merge_decided, outputs_of(decided), len(self._groups), corpus, config.ray)
+        return self._merge(stage, outputs_of(decided), len(self._groups))
+
+    def _merge(self, stage: AnyStage, files: dict[str, str], readers: int) -> list[str]:
+        """What `readers` read of a stage's files: themselves or, where they are too many, merged ones."""
+        found, merged = stage.merged(files, readers, self._corpus, self._config, self._shown(stage))
         self.finished |= merged
         return found
 
-    def _run(self, stage: Stage, units: list[Unit]) -> Sequence[Finished]:
+    def _run(self, stage: AnyStage, units: list[Unit]) -> Sequence[Finished]:
         """Runs a stage, on which all later ones depend."""
-        self.finished[stage.name] = done = run(stage, units, self._corpus, self._config.ray)
+        self.finished[stage.name] = done = run(stage, units, self._corpus, self._config.ray, self._shown(stage))
         self._depends = fingerprint([self._depends, [unit.checksums for unit in done]])
         return done
 
@@ -185,23 +181,7 @@ def decided(corpus: Path, config: CorpusConfig, in_order: list[list[Part]]) -> l
             steps.append(Decided(step, [], []))
         elif STEPS[step].drops:
             own = [f".stages/{keys_stage(step).name}/{group[0].name}.safetensors" for group in in_order]
-            stage: Stage = clusters_of(step) if STEPS[step].clusters else buckets_of(step)
+            stage: AnyStage = clusters_of(step) if STEPS[step].clusters else buckets_of(step)
             found = read_finished(stage, corpus)
             steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
     return steps
-
-
-def forget(corpus: Path, config: CorpusConfig) -> None:
-    """Removes the results of steps that the config no longer asks for."""
-    steps = config.steps
-    stages = corpus / ".stages"
-    stages_of = (keys_stage, buckets_of, clusters_of)
-    stale = {stage_of(step).name for step in STEPS if step not in steps for stage_of in stages_of}
-    stale |= {evaluation_sets.STAGE.name} if "decontamination" not in steps else set()
-    stale |= set() if steps else {LAST.name}
-    for folder in stages.iterdir() if stages.exists() else ():
-        if without_level(folder.name) in stale:
-            shutil.rmtree(folder, ignore_errors=True)
-    for pattern in ([] if "urls" in steps else ["*.urls.parquet"]) + ([] if steps else ["*.parquet"]):
-        for file in (stages / "documents").rglob(pattern):
-            file.unlink()

@@ -18,9 +18,7 @@ from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.dispatch import better_tried_elsewhere
-from data_pipeline.execution.inputs import InputFile, list_files, pieces, shared
-from data_pipeline.execution.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
-from data_pipeline.execution.work_units import Finished, Stage, Unit
+from data_pipeline.execution.work_units import Finished, Unit
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
@@ -29,6 +27,9 @@ from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
+from data_pipeline.stages.inputs import InputFile, list_files, pieces, shared
+from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
+from data_pipeline.stages.stage import INPUTS, PARTS, Stage
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
 
@@ -269,7 +270,18 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage("documents", 13, write_documents, "lower characters_per_part", without)
+STAGE = Stage(
+    "documents",
+    13,
+    write_documents,
+    "lower characters_per_part",
+    without,
+    unit="one input file, a range of a large one, or several small ones",
+    reads=(INPUTS,),
+    writes=PARTS,
+    units=lambda amounts: amounts.inputs,
+    ends="documents",
+)
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:

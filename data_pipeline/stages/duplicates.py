@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from data_pipeline.dedup.config import DedupConfig, step_of
+from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
-from data_pipeline.dedup.minhash import Clusters
-from data_pipeline.execution.buckets import MergeSpec, read_names
-from data_pipeline.execution.work_units import Result, Stage
-
-BYTES_PER_KEY = 120  # that deciding takes, of any step
+from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, Clusters
+from data_pipeline.execution.merging import MergeSpec, read_names
+from data_pipeline.execution.work_units import Result
+from data_pipeline.stages.stage import DUPLICATES, KEYS, Amounts, Stage
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,45 @@ def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
     return Result()
 
 
+def buckets_for(amounts: Amounts, step: str) -> int:
+    return KeyBucket.enough(amounts.keys[step], amounts.config.dedup.keys_per_bucket)
+
+
 def buckets_of(step: str) -> Stage[BucketSpec, Result]:
-    return Stage(f"{step}-duplicates", 1, decide_bucket, "lower dedup.keys_per_bucket")
+    clusters = STEPS[step].clusters
+    return Stage(
+        f"{step}-duplicates",
+        1,
+        decide_bucket,
+        "lower dedup.keys_per_bucket",
+        memory=120,  # of any step
+        unit="a bucket of hashes",
+        reads=(KEYS,),
+        writes=DUPLICATES,
+        units=lambda amounts: buckets_for(amounts, step),
+        most=lambda amounts: amounts.keys[step] // buckets_for(amounts, step),
+        sized_by="key of a bucket",
+        applies=lambda config: step in config.steps,
+        step=step,
+        of_urls=STEPS[step].compares_dropped_pages,
+        merge=None if clusters else merge_decided,
+        readers=lambda amounts: len(amounts.groups),
+    )
 
 
 def clusters_of(step: str) -> Stage[ClustersSpec, Result]:
-    return Stage(f"{step}-clusters", 2, find_clusters, "raise dedup.minhash.rows")
+    return Stage(
+        f"{step}-clusters",
+        2,
+        find_clusters,
+        "raise dedup.minhash.rows",
+        memory=MEMORY_PER_DOCUMENT,
+        unit="all pairs",
+        reads=(KEYS, DUPLICATES),
+        writes=DUPLICATES,
+        units=lambda amounts: 1,
+        most=lambda amounts: amounts.documents,
+        sized_by="document, if each has near-duplicates",
+        applies=lambda config: step in config.steps,
+        step=step,
+    )

@@ -10,12 +10,14 @@ from safetensors import safe_open
 
 from data_pipeline.config import SourceConfig
 from data_pipeline.decontamination import DecontaminationConfig, Ngrams, read_items
-from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.work_units import Result, Stage, Unit
+from data_pipeline.execution.work_units import Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.stages.inputs import InputFile, list_files
+from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 
+MEMORY_PER_BYTE = 30  # of the sets' files: 150 bytes for a word
 INDEX = ".stages/evaluation-sets/ngrams.safetensors"
 
 
@@ -118,7 +120,20 @@ def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult
     return EvaluationSetsResult(read)
 
 
-STAGE = Stage("evaluation-sets", 2, write_ngrams, "look for fewer evaluation sets")
+STAGE = Stage(
+    "evaluation-sets",
+    2,
+    write_ngrams,
+    "look for fewer evaluation sets",
+    memory=MEMORY_PER_BYTE,
+    unit="all sets",
+    reads=(SETS,),
+    writes=NGRAMS,
+    units=lambda amounts: 1,
+    most=lambda amounts: amounts.sets,
+    sized_by="byte of the sets",
+    applies=lambda config: bool(config.decontamination.sets),
+)
 
 
 def _files(config: DecontaminationConfig) -> list[list[InputFile]]:

@@ -19,8 +19,11 @@ from data_pipeline.cleaning.page import PageFilters
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_repeated
 from data_pipeline.dedup.step import Step
-from data_pipeline.execution.buckets import read_names
-from data_pipeline.execution.parts import (
+from data_pipeline.execution.merging import read_names
+from data_pipeline.execution.work_units import Result
+from data_pipeline.stages import evaluation_sets
+from data_pipeline.stages.duplicates import buckets_for, merge_keys, merge_signatures
+from data_pipeline.stages.parts import (
     SCHEMA,
     Histograms,
     Part,
@@ -29,8 +32,7 @@ from data_pipeline.execution.parts import (
     read_documents,
     rows_file,
 )
-from data_pipeline.execution.work_units import Result, Stage, Unit
-from data_pipeline.stages import evaluation_sets
+from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Stage, largest
 from data_pipeline.text.document import Document, Tally
 
 Row = tuple[int, Document, Document | None]
@@ -169,16 +171,38 @@ def write_left(corpus: Path, spec: PartSpec) -> LeftResult:
 
 
 def keys_stage(step: str) -> Stage[PartSpec, KeysResult]:
-    def memory(unit: Unit[PartSpec]) -> int:
-        return (
-            unit.bytes * 5 // 2
-        )  # the key of a line, which counts as 40 characters, has 24 bytes and is held four times
-        return unit.bytes * 5 // 2
+    clusters = STEPS[step].clusters
+    return Stage(
+        f"{step}-keys",
+        STEPS[step].version,
+        gather_keys,
+        "lower characters_per_part",
+        memory=2.5,  # the key of a line, which counts as 40 characters, has 24 bytes and is held four times
+        unit="a part, or a group of small ones",
+        reads=(PARTS, DUPLICATES),
+        writes=KEYS,
+        units=lambda amounts: len(amounts.groups),
+        most=lambda amounts: largest(amounts.groups),
+        applies=lambda config: step in config.steps,
+        step=step,
+        of_urls=STEPS[step].compares_dropped_pages,
+        merge=merge_signatures if clusters else merge_keys,
+        readers=lambda amounts: buckets_for(amounts, step),
+    )
 
-    return Stage(f"{step}-keys", STEPS[step].version, gather_keys, "lower characters_per_part", memory=memory)
 
-
-LAST = Stage("deduplicated", 3, write_left, "lower characters_per_part, or look for fewer evaluation sets")
+LAST = Stage(
+    "deduplicated",
+    3,
+    write_left,
+    "lower characters_per_part, or look for fewer evaluation sets",
+    unit="a part, or a group of small ones",
+    reads=(PARTS, DUPLICATES, NGRAMS),
+    writes=DOCUMENTS,
+    units=lambda amounts: len(amounts.groups),
+    applies=lambda config: bool(config.steps),
+    ends="documents",
+)
 
 
 def _left(

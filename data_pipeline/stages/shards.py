@@ -16,12 +16,14 @@ from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
-from data_pipeline.execution.buckets import SPLITS, TokenBucket, count_tokens, read_bucket, read_names, write_names
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
+from data_pipeline.execution.merging import read_names, write_names
+from data_pipeline.execution.work_units import Finished, Result, Unit
 from data_pipeline.foundation.atomic import atomic_file, fingerprint
 from data_pipeline.objectives.objective import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
+from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
+from data_pipeline.stages.token_buckets import SPLITS, TokenBucket, count_tokens, read_bucket
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -86,9 +88,10 @@ def plan_counts(
 
     `files` hold what the units `tokenized` wrote, merged or not.
     """
-    if config.rows.packing == "concatenate":
+    if not COUNT.applies(config):
         return []
-    return [Unit(_name(spec.bucket), spec, inputs) for spec, inputs in _work(config, corpus, tokenized, files, trained)]
+    planned = _work(config, corpus, tokenized, files, trained)
+    return [Unit(_name(spec.bucket), spec, inputs, size=config.tokens_per_shard) for spec, inputs in planned]
 
 
 def plan(
@@ -115,7 +118,7 @@ def plan(
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
         spec = ShardSpec(cut, first_row[split], output)
-        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,)))
+        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), size=config.tokens_per_shard))
         first_row[split] += count
     return units
 
@@ -156,12 +159,35 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
     )
 
 
-def _memory(cut: RowsSpec) -> int:
-    return 8 * cut.config.tokens_per_shard  # ids of 2 bytes, as they are read, sorted, cut into rows, and written
-
-
-COUNT = Stage("rows", 1, count_rows, "lower shards.blocks_per_shard", memory=lambda unit: _memory(unit.spec))
-STAGE = Stage("shards", 4, write_shard, "lower shards.blocks_per_shard", memory=lambda unit: _memory(unit.spec.cut))
+_MEMORY_PER_TOKEN = 8  # ids of 2 bytes, as they are read, sorted, cut into rows, and written
+COUNT = Stage(
+    "rows",
+    1,
+    count_rows,
+    "lower shards.blocks_per_shard",
+    memory=_MEMORY_PER_TOKEN,
+    unit="one bucket of the shuffle, if the rows don't follow from the number of tokens",
+    reads=(TOKENS, TOKENIZER),
+    writes=ROWS,
+    units=lambda amounts: amounts.shards,
+    most=lambda amounts: amounts.config.tokens_per_shard,
+    sized_by="token of a shard",
+    applies=lambda config: config.rows.packing != "concatenate",
+)
+STAGE = Stage(
+    "shards",
+    4,
+    write_shard,
+    "lower shards.blocks_per_shard",
+    memory=_MEMORY_PER_TOKEN,
+    unit="one bucket of the shuffle",
+    reads=(TOKENS, TOKENIZER, ROWS),
+    writes=SHARDS,
+    units=lambda amounts: amounts.shards,
+    most=lambda amounts: amounts.config.tokens_per_shard,
+    sized_by="token of a shard",
+    ends="shards",
+)
 
 
 def buckets_of(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:

@@ -5,6 +5,7 @@ corpus. In a large one, a stage before has every unit keep its documents below a
 those. Otherwise one core would read all documents: half an hour of C4.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -12,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import SCHEMA, Part, PartsResult, part_file, read_documents
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of
+from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.objectives.randomness import hashed
+from data_pipeline.stages.parts import SCHEMA, Part, PartsResult, part_file, read_documents
+from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
-from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, draw_sample, sample_rank, train
+from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, train
 
 # Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
 # files are removed.
@@ -103,7 +106,17 @@ def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequenc
     return [part.path for part in parts]
 
 
-SAMPLING = Stage("tokenizer-sample", 1, keep_candidates, "lower tokenizer.sample_bytes")
+SAMPLING = Stage(
+    "tokenizer-sample",
+    1,
+    keep_candidates,
+    "lower tokenizer.sample_bytes",
+    unit="a group of parts, if there is four times as much text as the sample takes",
+    reads=(DOCUMENTS,),
+    writes=SAMPLE,
+    units=lambda amounts: len(plan_sampling(amounts.config.tokenizer, amounts.config.seed, amounts.left)),
+    applies=lambda config: config.tokenizer.path is None,
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,8 @@ def plan(
     to_read = files_to_read(config, parts, candidates)
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     name, files, _ = _KINDS[config.kind]
-    return [Unit(name, spec, fingerprint(inputs), tuple(f"{FOLDER}/{file}" for file in files))]
+    outputs = tuple(f"{FOLDER}/{file}" for file in files)
+    return [Unit(name, spec, fingerprint(inputs), outputs, size=_trained_on(config, spec.text_bytes))]
 
 
 def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
@@ -165,6 +179,39 @@ def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     write_files(model, corpus)
     return TokenizerResult(model.size, sample)
+
+
+def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
+    """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
+
+    There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
+    """
+    heap: list[tuple[int, bytes]] = []  # the last one first
+    size = 0
+    for number, part in enumerate(parts, 1):
+        set_activity(f"reading part {number:,} of {len(parts):,}")
+        for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
+            if document.split != "train":
+                continue
+            rank = -sample_rank(seed, document.id)
+            full = len(heap) == documents or size >= sample_bytes
+            if full and rank < heap[0][0]:
+                continue
+            sides = (document.text, document.target)  # train on both sides of a pair
+            text = "\n".join(side for side in sides if side).encode()
+            heapq.heappush(heap, (rank, text))
+            size += len(text)
+            while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:
+                size -= len(heapq.heappop(heap)[1])
+    sample = [text for _, text in sorted(heap, reverse=True)]
+    if size > sample_bytes:
+        sample[-1] = sample[-1][: len(sample[-1]) + sample_bytes - size]
+    return sample
+
+
+def sample_rank(seed: int, identity: str) -> int:
+    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
+    return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]) -> str:
@@ -187,12 +234,25 @@ def expected(config: TokenizerConfig) -> Vocabulary:
     return with_more_ids(own, config.special_tokens, config.sentinels)
 
 
-def _memory(unit: Unit[TokenizerSpec]) -> int:
-    config = unit.spec.config
-    return 0 if config.path else MEMORY_PER_BYTE * min(config.sample_bytes, unit.spec.text_bytes)
+def _trained_on(config: TokenizerConfig, text_bytes: int) -> int:
+    return 0 if config.path else min(config.sample_bytes, text_bytes)
 
 
-STAGE = Stage("tokenizer", 3, make_tokenizer, "lower tokenizer.sample_bytes", memory=_memory, cpus=THREADS)
+STAGE = Stage(
+    "tokenizer",
+    3,
+    make_tokenizer,
+    "lower tokenizer.sample_bytes",
+    memory=MEMORY_PER_BYTE,
+    cpus=THREADS,
+    unit="the whole sample",
+    reads=(DOCUMENTS, SAMPLE),
+    writes=TOKENIZER,
+    units=lambda amounts: 1,
+    most=lambda amounts: _trained_on(amounts.config.tokenizer, sum(part.text_bytes for part in amounts.left)),
+    sized_by="byte of the sample",
+    ends="tokenizer",
+)
 
 
 def _existing(config: TokenizerConfig) -> TextModel:

@@ -2,7 +2,7 @@
 
 Documents are sorted by a hash of (seed, id), the pieces of one text file by a hash of the file and then in order. A
 bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of units. If
-that is large, files are merged (`execution.buckets`).
+that is large, files are merged (`execution.merging`).
 """
 
 import unicodedata
@@ -14,12 +14,13 @@ import numpy as np
 
 from data_pipeline import tokenizer
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.buckets import SPLITS
-from data_pipeline.execution.parts import Part, grouped, read_documents
-from data_pipeline.execution.work_units import Finished, Result, Stage, Unit
+from data_pipeline.execution.work_units import Finished, Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.objectives.randomness import hashed
+from data_pipeline.stages.parts import Part, grouped, read_documents
+from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
+from data_pipeline.stages.token_buckets import SPLITS, merge_tokens
 from data_pipeline.text.document import most_common
 from data_pipeline.tokenizer.text_model import TextModel, batches
 
@@ -154,11 +155,20 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
     )
 
 
-def _memory(unit: Unit[TokensSpec]) -> int:
-    return 2 * unit.bytes  # ids of 2 bytes, one for 3 or 4 characters, are held three times
-
-
-STAGE = Stage("tokens", 4, tokenize, "lower characters_per_part", memory=_memory)
+STAGE = Stage(
+    "tokens",
+    4,
+    tokenize,
+    "lower characters_per_part",
+    memory=2,  # ids of 2 bytes, one for 3 or 4 characters, are held three times
+    unit="a part, or a group of small ones",
+    reads=(DOCUMENTS, TOKENIZER),
+    writes=TOKENS,
+    units=lambda amounts: len(amounts.groups_left),
+    most=lambda amounts: largest(amounts.groups_left),
+    merge=merge_tokens,
+    readers=lambda amounts: amounts.shards,
+)
 
 
 def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:

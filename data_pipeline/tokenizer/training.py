@@ -1,19 +1,14 @@
 """Training a sentencepiece unigram model on a sample of the corpus."""
 
-import heapq
 import io
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import sentencepiece
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation import processes
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.progress import set_activity
-from data_pipeline.objectives.randomness import hashed
 from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
@@ -91,39 +86,6 @@ def check_memory(sample_bytes: int) -> None:
             f"and {free / 1e9:.1f} GB are free; set it to {free // MEMORY_PER_BYTE:,} or less, "
             "or use a machine with more memory"
         )
-
-
-def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
-    """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
-
-    There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
-    """
-    heap: list[tuple[int, bytes]] = []  # the last one first
-    size = 0
-    for number, part in enumerate(parts, 1):
-        set_activity(f"reading part {number:,} of {len(parts):,}")
-        for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
-            if document.split != "train":
-                continue
-            rank = -sample_rank(seed, document.id)
-            full = len(heap) == documents or size >= sample_bytes
-            if full and rank < heap[0][0]:
-                continue
-            sides = (document.text, document.target)  # train on both sides of a pair
-            text = "\n".join(side for side in sides if side).encode()
-            heapq.heappush(heap, (rank, text))
-            size += len(text)
-            while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:
-                size -= len(heapq.heappop(heap)[1])
-    sample = [text for _, text in sorted(heap, reverse=True)]
-    if size > sample_bytes:
-        sample[-1] = sample[-1][: len(sample[-1]) + sample_bytes - size]
-    return sample
-
-
-def sample_rank(seed: int, identity: str) -> int:
-    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
-    return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def _lines(text: bytes) -> Iterator[str]:

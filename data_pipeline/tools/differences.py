@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
+from data_pipeline.stages.parts import read_documents
 from data_pipeline.tools.document_trace import DocumentTrace, Drop, trace_records
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 

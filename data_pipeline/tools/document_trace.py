@@ -8,12 +8,12 @@ from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.dedup.config import step_of
 from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
 from data_pipeline.dedup.substrings import EqualSubstrings
-from data_pipeline.execution.parts import SCHEMA, read_documents
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.stages.part_readings import CHECKS, application, check_of
+from data_pipeline.stages.parts import SCHEMA, read_documents
 from data_pipeline.text.document import NO_RULES, Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 

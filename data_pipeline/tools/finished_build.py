@@ -13,7 +13,6 @@ from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST, read_manifest
 from data_pipeline.dedup.keys import hash64, smallest_keys
-from data_pipeline.execution.parts import Part, grouped, parts_of
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
@@ -22,6 +21,9 @@ from data_pipeline.foundation.progress import track
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import deduplication, documents
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
+from data_pipeline.stages.part_readings import LAST
+from data_pipeline.stages.parts import Part, grouped, parts_of
+from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
 
 
@@ -89,9 +91,9 @@ class FinishedBuild:
     @cached_property
     def files(self) -> dict[str, str]:
         """The file in `documents/` with what is left of each part, by the part's name."""
-        if not self.config.steps:
+        if not LAST.applies(self.config):
             return {part.name: part.path for group in self.in_order for part in group}
-        return {part.name: f"documents/{group[0].name}.parquet" for group in self.in_order for part in group}
+        return {part.name: f"{DOCUMENTS.folder}/{group[0].name}.parquet" for group in self.in_order for part in group}
 
     @cached_property
     def steps(self) -> list[deduplication.Decided]:
@@ -134,7 +136,7 @@ def open_build(location: Path) -> FinishedBuild:
 
 def first_ids(directory: Path, split: str, number: int) -> list[str]:
     """The ids of the first documents of a split, at most `number`; none where the corpus lacks its documents."""
-    for path in sorted((directory / "documents").glob("*.parquet")):
+    for path in sorted((directory / DOCUMENTS.folder).glob(DOCUMENTS.files)):
         found = pq.read_table(path, columns=["id"], filters=[("split", "=", split)])["id"].slice(0, number).to_pylist()
         if found:
             return found

@@ -20,12 +20,6 @@ import pyarrow.parquet as pq
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.dedup.config import STEPS
-from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT
-from data_pipeline.execution.buckets import level_of, merging_units
-from data_pipeline.execution.inputs import InputFile, list_files
-from data_pipeline.execution.parts import Part, grouped
 from data_pipeline.execution.workers import are_small, without_ray
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import UserError
@@ -34,10 +28,11 @@ from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.processes import available_memory
 from data_pipeline.pipeline import build
 from data_pipeline.sources.record import Range
+from data_pipeline.stages import table, tokenizer
 from data_pipeline.stages.documents import inputs_of_units
-from data_pipeline.stages.part_readings import CHECKS
-from data_pipeline.stages.tokenizer import plan_sampling
-from data_pipeline.tokenizer.training import MEMORY_PER_BYTE
+from data_pipeline.stages.inputs import InputFile, list_files
+from data_pipeline.stages.parts import Part
+from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
 
 _SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
 _PIECES = 1000  # of the calibration's tokenizer, at most
@@ -61,7 +56,7 @@ class StageForecast:
 class Forecast:
     """`inputs` are files, `tokens` counted by split; memory and disk are in bytes. `warnings`: what may fail.
 
-    `clusters_memory`: of the one unit that clusters near-duplicates, if every document has one; 0 without it.
+    `memory`: by stage, what its largest unit takes beside any worker's, at most.
     """
 
     name: str
@@ -74,7 +69,7 @@ class Forecast:
     disk: float
     worker_memory: float
     tokenizer_memory: float
-    clusters_memory: float
+    memory: dict[str, float]
     warnings: list[str] = field(default_factory=list)
 
 
@@ -125,8 +120,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report is of other sources or steps.
     """
-    needed = {f"{step}-keys" for step in config.steps if step not in CHECKS} | {"shards"}
-    needed |= {"evaluation-sets"} if config.decontamination.sets else set()
+    stages = table.stages_of(config, with_urls := bool(found.domains))
+    needed = {name for name, stage in stages.items() if stage.writes in (KEYS, NGRAMS, SHARDS)}
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:
         raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
@@ -136,7 +131,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     per_byte = {name: one.text_bytes / max(1, one.bytes) for name, one in found.sources.items()}
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
-    growths = {"evaluation-sets": 1.0, "documents": size / max(1, sum(one.bytes for one in found.sources.values()))}
+    growths = {"sets": 1.0, "inputs": size / max(1, sum(one.bytes for one in found.sources.values()))}
     trained = 0.0 if config.tokenizer.path else min(text, config.tokenizer.sample_bytes)
     pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
@@ -144,35 +139,39 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
     by_split = {"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)}
     inputs = inputs_of_units(config, Path(config.output), files, save=False)
-    units = _units(config, found, inputs, growth, by_split)
+    amounts = _amounts(config, found, inputs, growth, by_split)
+    units = table.units_of(amounts, with_urls)
 
-    stages = []
+    forecasts = []
     for one in found.stages:
-        grown = growths.get(one.name, growth)
+        stage = table.stage_named(one.name)
+        if stage is None or not units.get(one.name):
+            continue
+        grown = growths.get(table.measure_of(one.name), growth)
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
-        disk = grown * 1e6 * one.written_megabytes / (longer if one.name.startswith(("tokens", "shards")) else 1.0)
-        if one.name == "tokenizer":
+        disk = grown * 1e6 * one.written_megabytes / (longer if stage.writes in (TOKENS, SHARDS) else 1.0)
+        if stage is tokenizer.STAGE:
             # much of the time that was measured doesn't depend on the bytes of the sample
             measured_on = found.tokenizer_sample.bytes if found.tokenizer_sample else 0
             core_seconds = max(0.0, trained - measured_on) / _TRAINING
             core_seconds += one.core_seconds * min(1.0, trained / max(1, measured_on))
             disk = 1e6 * one.written_megabytes
-        at_once = min(workers, units.get(one.name, units["tokens"]))
-        stages.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
+        at_once = min(workers, units[one.name])
+        forecasts.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
     worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker imports what this process has imported
-    clusters = any(STEPS[step].clusters for step in config.steps if step not in CHECKS)
+    memory = {name: stage.memory * stage.most(amounts) for name, stage in stages.items()}
     forecast = Forecast(
         name=config.name,
         inputs=len(files),
         measured=measured,
         workers=workers,
-        stages=stages,
+        stages=forecasts,
         tokens=by_split,
-        seconds=sum(one.seconds for one in stages),
-        disk=sum(one.disk for one in stages),
+        seconds=sum(one.seconds for one in forecasts),
+        disk=sum(one.disk for one in forecasts),
         worker_memory=worker_memory,
-        tokenizer_memory=worker_memory + MEMORY_PER_BYTE * trained,
-        clusters_memory=MEMORY_PER_DOCUMENT * growth * found.documents.read if clusters else 0.0,
+        tokenizer_memory=worker_memory + memory[tokenizer.STAGE.name],
+        memory=memory,
     )
     return replace(forecast, warnings=list(_warnings(config, forecast, inputs)))
 
@@ -191,8 +190,9 @@ def as_text(found: Forecast) -> str:
         f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}{_read(found)}",
         f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
-    if found.clusters_memory:
-        lines.append(f"        {human_size(found.clusters_memory)} at most for the clusters of near-duplicates")
+    others = {name: size for name, size in found.memory.items() if name != tokenizer.STAGE.name}
+    most = max(others, key=lambda name: others[name])
+    lines.append(f"        {human_size(others[most])} more at most for {most}")
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 
 
@@ -202,16 +202,14 @@ def _read(found: Forecast) -> str:
     return f", of which training reads {human_size(shards)} (shards)" if shards else ""
 
 
-def _units(
+def _amounts(
     config: CorpusConfig,
     found: report.Report,
     inputs: list[list[tuple[InputFile, Range]]],
     growth: float,
     tokens: dict[str, int],
-) -> dict[str, int]:
-    """How many units each stage will have, by the functions that plan them. Stages that aren't named have as many as
-    `tokens`."""
-    read, kept, most = list[Part](), list[Part](), config.dedup.keys_per_bucket
+) -> Amounts:
+    read, kept = list[Part](), list[Part]()
     for unit in inputs:
         of_source = found.sources[unit[0][0].source.name]
         share = sum((piece.stop or file.bytes) - piece.start for file, piece in unit) / max(1, of_source.bytes)
@@ -220,20 +218,16 @@ def _units(
             size, documents = round(share * text / count), {"train": round(share * of_source.kept / count)}
             part = Part("", unit[0][0].source.name, "", size, documents, characters=size, checksums=[])
             parts += [part] * count
-    of_keys, of_tokens = len(grouped(read, config)), len(grouped(kept, config))
-    shards = sum(config.buckets(count) for count in tokens.values())
-    units = {"tokenizer": 1, "evaluation-sets": 1, "documents": len(inputs), "deduplicated": of_keys}
-    units |= {"tokens": of_tokens, "rows": shards, "shards": shards}
-    units["tokenizer-sample"] = max(1, len(plan_sampling(config.tokenizer, config.seed, kept)))
-    merged = {"tokens": merging_units(of_tokens, shards)}
-    for one in found.stages:
-        if one.keys is not None:
-            step, buckets = one.name.removesuffix("-keys"), KeyBucket.enough(round(growth * one.keys), most)
-            units |= {one.name: of_keys, f"{step}-duplicates": buckets, f"{step}-clusters": 1}
-            merged[one.name] = merging_units(of_keys, buckets)
-            merged[f"{step}-duplicates"] = merging_units(buckets, of_keys)
-    levels = ((name, level, n) for name, numbers in merged.items() for level, n in enumerate(numbers, 1))
-    return units | {level_of(name, level): n for name, level, n in levels}
+    return Amounts(
+        config=config,
+        inputs=len(inputs),
+        parts=read,
+        left=kept,
+        documents=round(growth * found.documents.read),
+        keys={one.name.removesuffix("-keys"): round(growth * one.keys) for one in found.stages if one.keys is not None},
+        tokens=tokens,
+        sets=sum(one.bytes for one in found.evaluation_sets.values()),
+    )
 
 
 def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[InputFile, Range]]]) -> Iterator[str]:
@@ -247,9 +241,10 @@ def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[Inp
     ):
         if needed > free:
             yield f"{what} {human_size(needed)} of memory, and {human_size(free)} are free here; lower {key}"
-    if found.clusters_memory > free:
-        asked, there_are = human_size(found.clusters_memory), human_size(free)
-        yield f"minhash-clusters: {asked} of memory at most, and {there_are} are free here; raise dedup.minhash.rows"
+    for name, stage in table.stages_of(config).items():
+        if stage is not tokenizer.STAGE and (asked := found.memory.get(name, 0)) > free:
+            sizes = f"{human_size(asked)} of memory at most, and {human_size(free)} are free here"
+            yield f"{name}: {sizes}; {stage.way_out}"
     whole = [file for unit in inputs for file, piece in unit if piece == Range()]
     largest = max(whole, key=lambda file: file.bytes, default=None)
     together = sum((piece.stop or file.bytes) - piece.start for unit in inputs for file, piece in unit)

@@ -65,7 +65,7 @@ def _files(corpus: Corpus, documents: bool) -> dict[str, str]:
     tables = [manifest.blocks, *([manifest.lineage] if manifest.lineage else [])]
     checksums |= {table.file: table.sha256 for table in tables} | manifest.tokenizer.files
     if documents:
-        checksums |= documents_of(corpus)
+        checksums |= {name: file.sha256 for name, file in documents_of(corpus).items()}
     return checksums | {path.name: "" for path in sorted(corpus.directory.glob("report.*"))}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from data_pipeline import tokenizer
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import MANIFEST
-from data_pipeline.execution.buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.execution.work_units import read_finished
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted
@@ -17,6 +16,7 @@ from data_pipeline.packing.examples import rows_of_pairs
 from data_pipeline.packing.rows import Documents, Rules, complete_documents, rows_of_tokens
 from data_pipeline.stages import tokens
 from data_pipeline.stages.shards import rules_of
+from data_pipeline.stages.token_buckets import TokenBucket, bucket_numbers, read_bucket_with_hashes
 from data_pipeline.tools.document_trace import (
     BlockLocation,
     DocumentTrace,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.execution.parts import read_documents
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.randomness import random_bits, row_keys
+from data_pipeline.stages.parts import read_documents
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.checkpoint.trained import TrainedModel
 from pretrain.generation.texts import input_ids

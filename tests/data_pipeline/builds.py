@@ -87,9 +87,9 @@ def traced(corpus: Path, name: str) -> DocumentTrace:
 # `data-pipeline` where even a few files are merged.
 MERGING = """
 from data_pipeline.cli import main
-from data_pipeline.execution import buckets
+from data_pipeline.execution import merging
 
-buckets.group_sizes = lambda files, readers: [2]
+merging.group_sizes = lambda files, readers: [2]
 main()
 """
 

@@ -22,14 +22,16 @@ import pytest
 import ray
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import dispatch, ownership
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.verify import verify
+from data_pipeline.execution import checking, dispatch, ownership
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
-from tests.data_pipeline.builds import at_work, checksums, family, with_fault
+from tests.data_pipeline.builds import at_work, checksums, family, flip, with_fault
 from tests.in_process import done_here, refused_here
 from tests.ports import free_port
 
@@ -135,6 +137,22 @@ def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left
         assert driver.poll() is None
         _, errors = driver.communicate()
         assert driver.returncode == 0, errors
+        shards = sorted(shared.glob("shards/*/*.tar"))
+        for damaged in (shards[0], shared / "documents/part-00001.parquet"):
+            flip(damaged)
+        checked = in_another_process(f"check_all(Path({str(shared)!r}), {address!r})", tmp_path)
+        for damaged in (shards[0], shared / "documents/part-00001.parquet"):
+            flip(damaged)
+    assert checked.returncode == 0, checked.stderr
+    names = [str(path.relative_to(shared)) for path in (shared / "documents/part-00001.parquet", shards[0])]
+    wrong = "sha256 differs from the manifest's"
+    assert checked.stdout.splitlines()[-4:-2] == [
+        f"{shared}/{names[0]}: {wrong}",
+        f"{shared}/{names[1]}: {wrong}; outside its blocks",  # the last byte of a tar is padding
+    ]
+    assert checked.stdout.splitlines()[-2:] == names
+    left_out = [line.split(": ")[1:3] for line in checked.stderr.splitlines() if "is left out" in line]
+    assert left_out == [[what, "node 127.0.0.3 is left out"] for what in ("verify", "checking")][: 2 * can_unshare()]
     assert "unreadable" not in errors
     told = [line for line in errors.splitlines() if line.startswith("warning: documents: node 127.0.0.3")]
     place = f"{shared}/.stages/workers: No such file or directory on host {socket.gethostname()}"
@@ -316,16 +334,12 @@ def without(spec: Work, file: str, reason: str) -> Work:
     return replace(spec, without=f"{file}: {reason}") if spec.work == "read" else spec
 
 
-def much(unit: Unit[Work]) -> int:
-    """More than any machine has: Ray waits for ever for what no node has."""
-    return 2**60 if unit.name == "by-1" else 0
-
-
-DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, much, cpus=1000)
+# One unit asks for more than any machine has: Ray waits for ever for what no node has.
+DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, memory=1, cpus=1000)
 
 
 def do_all(corpus: Path) -> None:
-    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),)) for by in (0, 1)]
+    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),), size=by << 60) for by in (0, 1)]
     units += [Unit("read", Work("read", output="2"), "", ("2",))]
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
@@ -338,6 +352,14 @@ def do_all(corpus: Path) -> None:
     ray.get(holder.by_unit.remote())
     dispatch._SECONDS_TO_BEGIN = 3.0
     run(replace(DIVISION, name="held"), [Unit("be_killed", Work("be_killed", times=8), "")], corpus, RayConfig())
+
+
+def check_all(corpus: Path, address: str) -> None:
+    """Prints what is wrong with a corpus, and then the files that are damaged. A worker reads one file at once."""
+    checking._BYTES_AT_ONCE = 1
+    cluster = RayConfig(address=address, small_bytes=0)
+    print("\n".join(verify(open_corpus(corpus), cluster)))
+    print("\n".join(checking.forget_damaged(corpus, cluster)))
 
 
 def do_where_possible(corpus: Path, address: str) -> None:

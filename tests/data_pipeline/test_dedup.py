@@ -24,10 +24,10 @@ from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.step import StepConfig
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
-from data_pipeline.execution.buckets import merge
+from data_pipeline.execution.merging import merge
 from data_pipeline.foundation.errors import FailedError
-from data_pipeline.stages.deduplication import forget
 from data_pipeline.stages.duplicates import merge_keys
+from data_pipeline.stages.table import forget
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.tools import trace

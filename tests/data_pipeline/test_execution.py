@@ -1,6 +1,7 @@
 """Units: what each is sent and returns doesn't grow with their number; merged files hold what the files held."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,7 @@ from safetensors.numpy import save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys, minhash
-from data_pipeline.execution import buckets, parts
-from data_pipeline.execution.buckets import SPLITS, TokenBucket
-from data_pipeline.execution.parts import Histograms, WrittenPart
+from data_pipeline.execution import merging, work_units
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
@@ -24,7 +23,9 @@ from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import shards, tokens
+from data_pipeline.stages import parts, shards, token_buckets, tokens
+from data_pipeline.stages.parts import Histograms, WrittenPart
+from data_pipeline.stages.token_buckets import SPLITS, TokenBucket
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Document
@@ -37,6 +38,17 @@ from tests.tables import each
 CONFIG = plain(Path("nowhere"), "*.wet.gz", "wet", rows={"packing": "complete_documents"})
 MODEL = {"tokenizer/spiece.model": Output(1, "0" * 64)}
 TRAINED = Finished("spiece", "", TokenizerResult(1, Sample()), MODEL, 1.0, 1.0)
+
+
+LISTENERS: list[list[str]] = []  # get the folders that are listed
+
+
+def _on_event(event: str, arguments: tuple) -> None:
+    for listed in LISTENERS if event == "os.scandir" else ():
+        listed.append(str(arguments[0]))
+
+
+sys.addaudithook(_on_event)
 
 
 def names_of(units: shards.Tokenized) -> list[str]:
@@ -60,7 +72,7 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
-        assert buckets.read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+        assert merging.read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
 
@@ -93,7 +105,7 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
-        assert buckets.bucket_numbers(bounds, count).tolist() == [number, number]
+        assert token_buckets.bucket_numbers(bounds, count).tolist() == [number, number]
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
@@ -143,11 +155,11 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
     ],
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
-    assert buckets.group_sizes(files, readers) == sizes
+    assert merging.group_sizes(files, readers) == sizes
     left, opens = files, 0
     for size in sizes:
         assert size <= 256
-        whole = buckets.untouched(left, readers, size)
+        whole = merging.untouched(left, readers, size)
         opens, left = opens + left - whole, whole + -(-(left - whole) // size)
     assert left <= 1024
     assert left * readers <= 1e6
@@ -159,15 +171,15 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
     "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
 )
 def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
-    assert buckets.merging_units(72_000, 4_194) == [282, 44]
-    assert buckets.untouched(files, readers, size) == whole
+    assert merging.merging_units(72_000, 4_194) == [282, 44]
+    assert merging.untouched(files, readers, size) == whole
     groups = -(-(files - whole) // size)
     assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
 
 
 def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp_path, monkeypatch):
     """The first files stay as they are, with the numbers of their units."""
-    monkeypatch.setattr(buckets, "_MOST_FILES", 3)
+    monkeypatch.setattr(merging, "_MOST_FILES", 3)
     corpus = build(config.model_copy(update={"output": str(tmp_path / "corpus")}))
     assert checksums(corpus) == unmerged
     for stage in ("lines-keys", "minhash-keys", "tokens"):
@@ -176,7 +188,7 @@ def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
     """Those of other tokens and of keys are in the builds below."""
-    monkeypatch.setattr(buckets, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(token_buckets, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
     for number, documents in enumerate([12, 0, 30, 1, 7]):
@@ -190,15 +202,18 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    buckets.merge_tokens(tmp_path, buckets.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    token_buckets.merge_tokens(tmp_path, merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(buckets.read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        counts = [len(token_buckets.read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
         for stored in (merged, apart):
-            assert buckets.count_tokens(tmp_path, stored, all_buckets) == counts
+            assert token_buckets.count_tokens(tmp_path, stored, all_buckets) == counts
         for bucket in all_buckets:
-            found, wanted = buckets.read_bucket(tmp_path, merged, bucket), buckets.read_bucket(tmp_path, apart, bucket)
+            found, wanted = (
+                token_buckets.read_bucket(tmp_path, merged, bucket),
+                token_buckets.read_bucket(tmp_path, apart, bucket),
+            )
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 
@@ -244,8 +259,8 @@ def unmerged(config) -> dict[str, str]:
 def grouped(monkeypatch) -> list[int]:
     """Sizes of groups, to be changed, by which all files are merged."""
     sizes: list[int] = []
-    monkeypatch.setattr(buckets, "group_sizes", lambda files, readers: sizes)
-    for module, bound, number in ((buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
+    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    for module, bound, number in ((token_buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
 
@@ -371,3 +386,18 @@ def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unm
     build(changed, repair=True)
     assert [path.read_bytes() for path in damaged] == before
     assert checksums(corpus) == unmerged
+
+
+def test_files_that_no_unit_wrote_are_found_by_one_listing_of_each_folder(tmp_path):
+    kept = [f".stages/documents/{folder}part-{number}.parquet" for folder in ("", "001/", "002/") for number in "ab"]
+    others = [f".stages/documents/001/{name}" for name in ("part-c.parquet", "keep.parquet")]
+    for name in [*kept, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    listed: list[str] = []
+    LISTENERS.append(listed)
+    work_units.keep_only(tmp_path, ".stages/documents", "part-*.parquet", kept)
+    LISTENERS.clear()
+    assert sorted(path.name for path in map(Path, listed)) == ["001", "002", "documents"]
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")}
+    assert left == {*kept, others[1]}

@@ -22,13 +22,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFile
 
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.execution.inputs import InputFile, list_files, shared
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.stores import Checksum
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
+from data_pipeline.stages.inputs import InputFile, list_files, shared
 from tests.data_pipeline.builds import OFF, plain
 from tests.tables import each
 

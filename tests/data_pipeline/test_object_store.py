@@ -23,7 +23,6 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.corpus.verify import verify
-from data_pipeline.execution.inputs import list_files
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
@@ -33,6 +32,7 @@ from data_pipeline.loading.reader import DiskCache
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
+from data_pipeline.stages.inputs import list_files
 from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file

@@ -9,8 +9,13 @@ import pytest
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
+from data_pipeline.decontamination import DecontaminationConfig
+from data_pipeline.execution.work_units import Unit
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.stages import evaluation_sets, table, tokenizer
+from data_pipeline.stages.duplicates import clusters_of
+from data_pipeline.stages.stage import DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
 from tests.in_process import done_here
@@ -72,9 +77,32 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     found = replace(found, documents=report.DocumentCounts(**documents))
     near = settings(small_corpus, "dedup.minhash=true", "dedup.urls=newest")
     planned = planning.forecast_build(near, found, "", workers=1)
-    assert planned.clusters_memory == pytest.approx(160e6, rel=0.01)
-    assert "160.0 MB at most for the clusters of near-duplicates" in planning.as_text(planned)
+    assert planned.memory["minhash-clusters"] == pytest.approx(160e6, rel=0.01)
+    assert "160.0 MB more at most for minhash-clusters" in planning.as_text(planned)
     assert planned.warnings[-1].startswith("minhash-clusters: 160.0 MB of memory at most, and 100.0 MB are free here")
+
+
+def test_each_stage_reads_what_earlier_ones_write_and_the_page_has_all():
+    there = {INPUTS, SETS}
+    stages = table.all_stages()
+    for stage in stages:
+        # the keys of the first step need no earlier step's duplicates
+        assert there | {DUPLICATES} >= {*stage.reads}, stage.name
+        there.add(stage.writes)
+    assert len({stage.name for stage in stages}) == len(stages)
+    assert there == {*KINDS}
+    page = Path(__file__).parents[2] / "docs/reference/stages.md"
+    assert table.as_markdown() in page.read_text()
+
+
+def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
+    """160 bytes for each document that is clustered, 150 for each word of an evaluation set, which has 5 letters."""
+    (tmp_path / "items.txt").write_text("abcd " * 2000)
+    sets = DecontaminationConfig(sets=[{"name": "a", "path": str(tmp_path / "items.txt"), "format": "text"}])
+    (unit,) = evaluation_sets.plan(sets)
+    assert evaluation_sets.STAGE.needs(unit).memory == 2000 * 150
+    assert clusters_of("minhash").needs(Unit("", None, "", size=10**6)).memory == 160 * 10**6
+    assert tokenizer.STAGE.needs(Unit("", None, "", size=50)).cpus == 8
 
 
 @pytest.mark.slow

@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.parts import Part, part_file
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.stages import tokenizer
-from data_pipeline.stages.tokenizer import Sample, TokenizerResult, TokenizerSpec, files_to_read, plan_sampling
+from data_pipeline.stages.parts import Part, part_file
+from data_pipeline.stages.tokenizer import (
+    Sample,
+    TokenizerResult,
+    TokenizerSpec,
+    draw_sample,
+    files_to_read,
+    plan_sampling,
+    sample_rank,
+)
 from data_pipeline.text.document import Document
-from data_pipeline.tokenizer.training import _cut, check_memory, draw_sample, sample_rank, train
+from data_pipeline.tokenizer.training import _cut, check_memory, train
 from tests.tables import each
 
 PARTS, DOCUMENTS = 6, 300  # and documents of a part

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect
 from data_pipeline.config import SourceConfig
-from data_pipeline.execution.inputs import list_files, pieces
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia import read as read_dump
 from data_pipeline.sources.wikipedia import url_title
 from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.stages.inputs import list_files, pieces
 from tests.conftest import SAMPLES
 from tests.data_pipeline.reading import read, read_bytes
 from tests.tables import each

@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_pipeline.config import SourceConfig, TokenizerConfig
-from data_pipeline.execution.inputs import InputFile, NoSuchFile, list_files
 from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
 from data_pipeline.foundation.formatting import counted, printable
 from data_pipeline.foundation.json_file import read_valid_json
@@ -18,6 +17,7 @@ from data_pipeline.sources import csv, jsonl, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, open_text
 from data_pipeline.stages.documents import text_of
+from data_pipeline.stages.inputs import InputFile, NoSuchFile, list_files
 from data_pipeline.tokenizer.training import largest_vocabulary
 
 _FORMATS = {  # by the end of a name, without the ending of its compression

@@ -21,13 +21,14 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.stages.stage import KINDS
 
 _OPENING = 4096  # bytes that could be read in the time that it takes to open a file
 _CORPORA_SHOWN = 3
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 WRITTEN = {  # by a build, in the directory of its corpus
-    *(".stages", "documents", "tokenizer", "shards", "manifest.json", "blocks.parquet"),
-    *("lineage.parquet", "report.json", "report.md", "report.html"),
+    *(kind.folder.split("/")[0] for kind in KINDS if kind.folder),
+    *("manifest.json", "blocks.parquet", "lineage.parquet", "report.json", "report.md", "report.html"),
 }
 
 

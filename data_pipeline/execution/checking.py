@@ -1,0 +1,89 @@
+"""Files that workers read and check, some at a time. Nothing is written, so that nothing is recorded."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import TypeVar
+
+from data_pipeline.execution import ownership, workers
+from data_pipeline.execution.config import RayConfig
+from data_pipeline.execution.dispatch import Failed, Needs, better_tried_elsewhere
+from data_pipeline.execution.records import Records, stages_of
+from data_pipeline.execution.work_units import Finished, Output, Result
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import FailedError, UserError, may_be_of_node, one_line
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
+_BYTES_AT_ONCE = 1 << 28  # that a worker reads
+
+
+def read_all(
+    work: Callable[[dict[str, Given]], Answer],
+    files: Mapping[str, Given],
+    size: Callable[[Given], int],
+    what: str,
+    ray_config: RayConfig,
+) -> list[Answer]:
+    """What `work` says of `files`, some at a time, in order. It writes nothing, and runs where units run.
+
+    `size` is that of a file in bytes, `what` names the work. Raises what `work` raises on each node that tries it.
+    """
+    groups, sizes = dict[str, dict[str, Given]](), Counter[str]()
+    for name, end in zip(files, accumulate(map(size, files.values())), strict=True):
+        group = str(end // _BYTES_AT_ONCE)
+        groups.setdefault(group, {})[name] = files[name]
+        sizes[group] += size(files[name])
+    pool = workers.ready(ray_config)
+    done: dict[str, Answer] = {}
+    for name, answer in pool.shown(pool.each(partial(_answered, work), groups, what, lambda _: Needs()), what, sizes):
+        if isinstance(answer, Failed | FailedError):
+            raise answer.error if isinstance(answer, Failed) else answer
+        done[name] = answer
+    return [done[name] for name in groups]
+
+
+def _answered(work: Callable[[Given], Answer], given: Given) -> Answer | Failed:
+    try:
+        return work(given)
+    except (UserError, OSError) as error:
+        failed = error if isinstance(error, UserError) else FailedError(one_line(error))
+        return Failed("", failed, may_be_of_node(error))
+
+
+def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
+    """Removes the records of units with a damaged or missing file, so that `run` does those units again.
+
+    Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
+    """
+    token = ownership.begin(corpus)
+    stages = {name: Records(corpus, name).read(Finished[Result]) for name in stages_of(corpus)}
+    units_of = {
+        name: (stage, unit.name, output)
+        for stage, units in stages.items()
+        for unit in units.values()
+        for name, output in unit.outputs.items()
+    }
+    check = partial(_damaged, corpus.resolve(), token)
+    files = {name: output for name, (_, _, output) in units_of.items()}
+    damaged = {*chain(*read_all(check, files, lambda output: output.bytes, "checking", ray_config))}
+    for stage in stages:
+        Records(corpus, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
+    return [name for name in units_of if name in damaged]
+
+
+def _damaged(corpus: Path, token: str, files: dict[str, Output]) -> list[str]:
+    """Those of `files` that aren't as they were written. Runs in a worker."""
+    with ownership.at_work(corpus, token):
+        return [name for name, output in files.items() if not _is_whole(corpus / name, output)]
+
+
+def _is_whole(path: Path, output: Output) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+    except OSError as error:
+        if better_tried_elsewhere(error):
+            raise
+        return False

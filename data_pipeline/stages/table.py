@@ -1,0 +1,98 @@
+"""The stages of a build in their order, and what follows from their declarations.
+
+    python -c "from data_pipeline.stages.table import as_markdown; print(as_markdown())"
+
+prints the table of docs/reference/stages.md.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.dedup.config import STEPS
+from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units, without_level
+from data_pipeline.foundation.formatting import human_size, markdown
+from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
+from data_pipeline.stages.duplicates import buckets_of, clusters_of
+from data_pipeline.stages.part_readings import LAST, keys_stage
+from data_pipeline.stages.stage import PARTS, Amounts, AnyStage
+
+_SETTING = re.compile(r"[a-z_]+[._][a-z_.]+")
+
+
+def _of_step(step: str) -> list[AnyStage]:
+    return [keys_stage(step), buckets_of(step), *([clusters_of(step)] if STEPS[step].clusters else [])]
+
+
+def all_stages() -> list[AnyStage]:
+    """The stages that builds may have, in order."""
+    return [
+        documents.STAGE,
+        *(stage for step in STEPS for stage in _of_step(step)),
+        evaluation_sets.STAGE,
+        LAST,
+        tokenizer.SAMPLING,
+        tokenizer.STAGE,
+        tokens.STAGE,
+        shards.COUNT,
+        shards.STAGE,
+    ]
+
+
+def stages_of(config: CorpusConfig, with_urls: bool = True) -> dict[str, AnyStage]:
+    """The stages that have anything to do, by name; `with_urls`: whether documents have URLs."""
+    return {stage.name: stage for stage in all_stages() if stage.applies(config) and (with_urls or not stage.of_urls)}
+
+
+def stage_named(name: str) -> AnyStage | None:
+    """The stage of this name, or the one whose files a stage of this name merges."""
+    return {stage.name: stage for stage in all_stages()}.get(without_level(name))
+
+
+def measure_of(name: str) -> str:
+    """The `Kind.of` what the stage of this name reads."""
+    stage = stage_named(name)
+    if stage is None:
+        return PARTS.of
+    return stage.reads[0].of if stage.name == name else stage.writes.of
+
+
+def units_of(amounts: Amounts, with_urls: bool = True) -> dict[str, int]:
+    """How many units each stage has, and each level that merges the files of one."""
+    found = {}
+    for stage in stages_of(amounts.config, with_urls).values():
+        found[stage.name] = number = stage.units(amounts)
+        for level, units in enumerate(merging_units(number, stage.readers(amounts)) if stage.merge else [], 1):
+            found[level_of(stage.name, level)] = units
+    return found
+
+
+def forget(corpus: Path, config: CorpusConfig) -> None:
+    """Removes the results of stages that the config no longer asks for."""
+    stages, needed = corpus / ".stages", stages_of(config)
+    for folder in stages.iterdir() if stages.exists() else ():
+        stage = stage_named(folder.name)
+        if stage is not None and stage.name not in needed:
+            shutil.rmtree(folder, ignore_errors=True)
+    steps = config.steps
+    for pattern in ([] if "urls" in steps else ["*.urls.parquet"]) + ([] if steps else ["*.parquet"]):
+        for file in (corpus / PARTS.folder).rglob(pattern):
+            file.unlink()
+
+
+def as_markdown() -> str:
+    """The table, with one row for the stages that each step of deduplication has."""
+    rows: dict[str, list[str]] = {}
+    for stage in all_stages():
+        name = f"…{stage.name.removeprefix(stage.step)}" if stage.step else stage.name
+        reads, writes = ", ".join(kind.name for kind in stage.reads), stage.writes
+        place = "" if writes.folder == ".stages" else f", in `{writes.folder}/`"
+        memory = f"{stage.memory:g} bytes for each {stage.sized_by}" if stage.memory else ""
+        way_out = _SETTING.sub(r"`\g<0>`", stage.way_out)
+        written = f"{writes.name}: {writes.holds}{place}"
+        rows[name] = [f"`{name}`", stage.unit, reads, written, memory, str(stage.cpus), way_out]
+    merged = ["`…-merged`", "a group of files of a stage that has too many", "keys, duplicates, tokens", "the same"]
+    rows["merged"] = [*merged, human_size(MERGE_BYTES), "1", "lower `ray.num_cpus`"]
+    headings = ["stage", "a unit of work", "reads", "writes", "memory", "CPUs", "if memory runs out"]
+    return "\n".join(markdown(headings, list(rows.values()), numbers=False))
