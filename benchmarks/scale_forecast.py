@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import scale_rows
-from data_pipeline.execution.buckets import level_of, merging_units
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
+from data_pipeline.execution.merging import level_of, merging_units
 from data_pipeline.execution.workers import without_ray
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.json_file import read_json

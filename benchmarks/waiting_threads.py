@@ -89,8 +89,8 @@ def measure(rounds: int) -> list[tuple[int, int, str, float]]:
                 busy = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(beside)]
                 order = list(WAYS)[:: 1 if number % 2 == 0 else -1]
                 for way in order:
-                    found.append(one := (number, beside, way, turn(children[way])))
-                    print(f"round {number + 1}, {beside} busy, {way}: {one[-1]:,.0f} tokens/s", flush=True)
+                    found.append(row := (number, beside, way, turn(children[way])))
+                    print(f"round {number + 1}, {beside} busy, {way}: {row[-1]:,.0f} tokens/s", flush=True)
                 for process in busy:
                     process.kill()
                     process.wait()
