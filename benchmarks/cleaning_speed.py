@@ -144,7 +144,7 @@ def substrings(pages: list[str]) -> object:
 
 
 def crawl(pages: list[str], size: int) -> list[str]:
-    """Pages of `size` bytes in all: the given ones in turn, between short lines without an end mark.
+    """Pages of `size` bytes in all: the given ones in turn, between short lines without a full stop.
 
     In all but each tenth page, a word of each line is another one, so that the lines are no duplicates.
     """

@@ -283,8 +283,8 @@ class FaultsSection(Section):
     corruption. `auto`: as often as takes at most 0.1 % of the time. null: never, for instance since a callback changes
     weights."""
     straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
-    """A rank is reported as a straggler, within 20 steps, when it computes this many times as long as the others, or
-    makes a step as much longer by waiting for data. null: off."""
+    """A rank is a straggler if it computes this many times as long as the others. So is one that makes a step as much
+    longer by waiting for data. Stragglers are reported within 20 steps. null: off."""
 
 
 class MlflowSection(Section):

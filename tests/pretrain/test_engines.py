@@ -167,8 +167,7 @@ def test_an_encoder_alone_gives_the_same_states(kind, spiece, tmp_path):
     tokenizer = tokenizer_of(spiece, kind)
     model = model_of(tokenizer, kind)
     usage = export(model.state_dict(), model.config, tokenizer, tmp_path / "out", encoder_only=True)
-    path = usage.split(".from_pretrained")[0]
-    name = path.rsplit(".", 1)[-1]
+    name = usage.removeprefix("load it with ").partition(" ")[0].rpartition(".")[2]
     cls = getattr(transformers.models.bart.modeling_bart if kind == "bart" else transformers, name)
     loaded, report = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]

@@ -91,8 +91,7 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
 
 def compiled(path: Path, rank: int) -> list[int]:
     """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
-    from pretrain.trainer.train import train_on
-
+    from pretrain.trainer.run import train_in_group
     from pretrain.zero import construction
 
     node = socket.gethostname()
@@ -114,7 +113,7 @@ def compiled(path: Path, rank: int) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(construction, "BACKEND", backend)
         overrides = [f"run.directory={path.parent}/of-{node}"]
-        assert train_on(rank, 4, load(path, overrides, RunConfig)) == 0
+        assert train_in_group(rank, 4, load(path, overrides, RunConfig)) == 0
     return found
 
 
