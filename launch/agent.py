@@ -31,7 +31,7 @@ _LAST_LINES = 10
 _POLL_SECONDS = 0.2
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 _WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how threads of libgomp wait; the second comes before the first
-_SPIN_COUNT = "20000"  # turns of libgomp's loop: benchmarks/waiting_threads.py compares it with others
+_SPIN_COUNT = "1000"  # turns of libgomp's loop: docs/results/operations.md compares it with others
 
 
 def agent() -> int:

@@ -493,3 +493,12 @@ def _useful_time(folder: Path) -> Iterator[list[str | None]]:
             late = times[int(0.95 * (len(times) - 1))]
             between = [f"{number(value, 2)} s" for value in (median(times), late)]
         yield [None, soak["kills"], f"{steps:,}", share, None, *between, None]
+
+
+@table("operations-waiting")
+def _waiting(folder: Path) -> Iterator[list[str]]:
+    turns: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of(folder / "operations/waiting-threads.csv"):
+        turns.setdefault((row["busy processes"], row["way"]), []).append(float(row["tokens per second"]))
+    for (busy, way), rates in sorted(turns.items(), key=lambda one: (int(one[0][0]), -median(one[1]))):
+        yield [busy, way, *(f"{rate:,.0f}" for rate in (median(rates), min(rates), max(rates)))]

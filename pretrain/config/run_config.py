@@ -50,7 +50,7 @@ class RunSection(Section):
     slower by more than half, the run says so. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
-    last bit, so fix it for bit-equal runs. Threads that wait spin for a moment: `launch` sets GOMP_SPINCOUNT=20000,
+    last bit, so fix it for bit-equal runs. Threads that wait spin for a moment: `launch` sets GOMP_SPINCOUNT=1000,
     unless the environment has it or OMP_WAIT_POLICY."""
     bind_cores: bool = True
     """Bind each rank to the cores nearest to its GPU, whose memory is nearest, too. If Linux doesn't know them, or the

@@ -130,7 +130,7 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
 @each(
     "given, gpus, expected",
     [
-        ({}, 0, {"GOMP_SPINCOUNT": "20000"}),
+        ({}, 0, {"GOMP_SPINCOUNT": "1000"}),
         ({}, 8, {}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, 0, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "INFINITY"}, 0, {"GOMP_SPINCOUNT": "INFINITY"}),
