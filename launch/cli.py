@@ -15,14 +15,9 @@ from data_pipeline.foundation.command import (
     refuse_options,
     run_command,
 )
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
-with imported_at_first_use():  # pydantic, psutil and PyArrow take 1 s and 110 MB
-    from data_pipeline.foundation import config_file
-    from launch import agent, attempts, hosts, slurm, slurm_head
-    from launch.tools.doctor import doctor
-    from launch.tools.scaffold import files
-    from pretrain import config as configs
+# A command imports what it runs, since --help and a mistyped option need none of it:
+# pydantic, psutil and PyArrow take 1 s and 110 MB.
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
@@ -83,6 +78,8 @@ def init(
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
+    from launch.tools.scaffold import files
+
     with progress.activity_shown("loading"):
         wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
         lines = files.write_first_files(wanted)
@@ -105,6 +102,8 @@ def local(
 
     The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
     """
+    from launch import attempts
+
     raise typer.Exit(attempts.launch_local(attempts.Run(config, overrides or [], stop_at_step, fresh), ranks, dry_run))
 
 
@@ -122,6 +121,8 @@ def hosts_command(
 
     Signals do what they do to `launch local`.
     """
+    from launch import attempts, hosts
+
     found = hosts.read(hostfile)
     access = hosts.access(shlex.split(ssh))
     run = attempts.Run(config, overrides or [], stop_at_step, fresh, min_nodes)
@@ -164,6 +165,9 @@ def slurm_command(
 
     SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
     """
+    from data_pipeline.foundation import config_file
+    from launch import slurm, slurm_head
+
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
     head = slurm_head.HeadJob(
         path=config.absolute(),
@@ -201,6 +205,9 @@ def head(
     doctor: Annotated[bool, typer.Option("--doctor", help="Run the doctor first.")] = False,
 ) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
+    from data_pipeline.foundation import config_file
+    from launch import slurm_head
+
     job = slurm_head.HeadJob(
         path=config.absolute(),
         per_node=ranks_per_node,
@@ -222,6 +229,10 @@ def stage(
     config: RunPath, to: Annotated[Path, path_option("--to", "A local directory.")], overrides: Overrides = None
 ) -> None:
     """Copy the corpora of a run to a disk of this node; the batch script of `launch slurm` calls it."""
+    from data_pipeline.foundation import config_file
+    from launch import slurm_head
+    from pretrain import config as configs
+
     slurm_head.stage(config_file.load(config, overrides or [], configs.RunConfig), to)
 
 
@@ -253,6 +264,8 @@ def doctor_command(
 
     Exit code 0 means that nothing would stop a run.
     """
+    from launch.tools.doctor import doctor
+
     if hostfile is None:
         refuse_options(context, "for --hostfile", "ssh")
     else:
@@ -264,6 +277,8 @@ def doctor_command(
 @app.command("agent", hidden=True)
 def agent_command() -> None:
     """Start processes on one node for a head; stdin says where the head listens."""
+    from launch import agent
+
     raise typer.Exit(agent.agent())
 
 

@@ -20,11 +20,7 @@ import psutil
 import pynvml
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.processes import available_memory
-
-with imported_at_first_use():
-    import torch  # 1.5 s and 210 MB; the launcher needs this module
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
@@ -38,6 +34,8 @@ def device_type() -> str:
     requested = _requested()
     if requested == "cpu":
         return requested
+    import torch  # 1.5 s and 210 MB, and the launcher needs this module
+
     if requested == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{ACCELERATOR}: cuda, but PyTorch {torch.__version__} finds no GPU; set cpu, or leave it out")
     return "cuda" if torch.cuda.is_available() else "cpu"

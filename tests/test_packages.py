@@ -130,7 +130,7 @@ def test_only_modules_are_imported_at_first_use():
                 for name in (package + alias.name for alias in statement.names):
                     assert name in known or is_module(name), f"{module}: {name} is no module"
                     assert package or "." not in name, f"{module}: write `from package import module` for {name}"
-    assert blocks > 20
+    assert blocks > 5
 
 
 UNPICKLING = re.compile(r"\b(all_gather_object|(broadcast|scatter)_object_list|(gather|send|recv)_object\w*)\b")
@@ -143,9 +143,11 @@ def test_ranks_exchange_no_pickles():
 
 
 def test_an_import_in_a_function_says_why_it_is_not_at_the_top():
-    """It saves a start more than 0.3 s, or must come later than those at the top."""
+    """It saves a start more than 0.3 s, or must come later than those at the top. Files of commands say it once."""
     found = 0
     for module, path in modules().items():
+        if ".cli" in module:
+            continue
         lines = ["", *path.read_text().splitlines()]
         functions = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef))
         for line in {node.lineno for one in functions for node in ast.walk(one) if isinstance(node, IMPORTS)}:

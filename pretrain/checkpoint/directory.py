@@ -11,14 +11,14 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run import node_memory
 
-with imported_at_first_use():
-    from pretrain.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+if TYPE_CHECKING:
+    from pretrain.checkpoint import index as checkpoint_index
 
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
@@ -139,6 +139,8 @@ def checkpoint_in(path: Path) -> Path:
 
     Raises FailedError if the run has checkpoints but none of them is valid.
     """
+    from pretrain.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
     return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
 
 
@@ -147,11 +149,15 @@ def newest(run: Path) -> Path | None:
 
     Raises FailedError if the run has checkpoints but none of them is valid.
     """
+    from pretrain.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
     return first_valid(run, lambda one: damage(one, checkpoint_index.missing_or_short), candidates(run))
 
 
 def is_valid(directory: Path) -> bool:
     """True if every file of a checkpoint has the content that was written."""
+    from pretrain.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
     return damage(directory, checkpoint_index.verify) is None
 
 
@@ -181,6 +187,8 @@ def damage(directory: Path, check: "Callable[[Path, checkpoint_index.Index], Non
 
     Raises MissingPackage: nothing is damaged then, and no earlier checkpoint would do.
     """
+    from pretrain.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
     try:
         named, index = step_in_name(directory.name), checkpoint_index.read(directory)
         if named != index.step:

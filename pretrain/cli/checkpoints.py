@@ -14,27 +14,14 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import is_utf8, masked
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.progress import track
 from pretrain.cli.app import Checkpoint, NewDirectory, app
 
-with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, transformers 1.4 s more
-    from data_pipeline import corpus as corpora
-    from data_pipeline.foundation import config_file
-    from pretrain import huggingface, models
-    from pretrain.checkpoint import directory as directories
-    from pretrain.checkpoint import tensors
-    from pretrain.checkpoint import trained as trained_models
-    from pretrain.config import evaluation
-    from pretrain.evaluation import lm_eval as harness
-    from pretrain.generation import blanks, ctranslate2_engine
-    from pretrain.generation import settings as generation
-    from pretrain.generation import texts as answering
-    from pretrain.huggingface import card
-    from pretrain.tools import adapt, evaluate
-    from pretrain.tracking import checkpoints as registry
+# A command imports what it runs, since --help and a mistyped option need none of it:
+# PyTorch takes 2 s and 200 MB, transformers 1.4 s more.
 
 if TYPE_CHECKING:
+    from pretrain.checkpoint import trained as trained_models
     from pretrain.generation.blanks import Filling
     from pretrain.generation.texts import Answer
 
@@ -73,6 +60,13 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the masks and of sampling.")] = 0,
 ) -> None:
     """Fill masked spans, answer or continue a text, depending on the model."""
+    from data_pipeline import corpus as corpora
+    from data_pipeline.foundation import config_file
+    from pretrain import models
+    from pretrain.generation import blanks, ctranslate2_engine
+    from pretrain.generation import settings as generation
+    from pretrain.generation import texts as answering
+
     given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
     if engine not in ("pytorch", "ctranslate2"):
@@ -151,6 +145,11 @@ def evaluate_command(
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
+    from pretrain.checkpoint import directory as directories
+    from pretrain.config import evaluation
+    from pretrain.evaluation import lm_eval as harness
+    from pretrain.tools import evaluate
+
     if suite not in evaluation.SUITES:
         raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
     if lm_eval is not None and minimal_pairs is not None:
@@ -183,6 +182,8 @@ def attention(
     out: Annotated[Path, path_option("--out", "A directory for the pictures.")] = Path("attention"),
 ) -> None:
     """Draw what each layer and head attends to."""
+    from pretrain.tools import evaluate
+
     trained = _open(checkpoint).on_best_device()
     for path in evaluate.draw_attention(trained, text, target, tokens, out):
         print(path)
@@ -207,6 +208,11 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
+    from pretrain import huggingface
+    from pretrain.checkpoint import directory as directories
+    from pretrain.huggingface import card
+    from pretrain.tracking import checkpoints as registry
+
     if register is None:
         refuse_options(context, "for --register", "uri")
     directory = directories.checkpoint_in(checkpoint)
@@ -238,6 +244,9 @@ def average(
     ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
 ) -> None:
     """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
+    from pretrain.checkpoint import directory as directories
+    from pretrain.checkpoint import trained as trained_models
+
     *sources, out = checkpoints
     if not sources:
         raise UserError("average: give checkpoints, or a run, and then a new directory")
@@ -264,6 +273,9 @@ def import_(
     ] = None,
 ) -> None:
     """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
+    from pretrain import huggingface
+    from pretrain.checkpoint import tensors
+
     if model.is_file() and tokenizer is None:
         raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
     if not model.is_file() and tokenizer is not None:
@@ -294,12 +306,17 @@ def adapt_command(
     seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model lacks.")] = 0,
 ) -> None:
     """Turn a decoder-only model into an encoder-decoder that a run can start from."""
+    from pretrain.tools import adapt
+
     for line in adapt.adapt(decoder, out, style, encoder, sentinels, seed):
         print(line)
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}, where RUN.yaml extends {out}/model.yaml")
 
 
 def _open(path: Path) -> "trained_models.TrainedModel":
+    from pretrain.checkpoint import directory as directories
+    from pretrain.checkpoint import trained as trained_models
+
     return trained_models.TrainedModel.open(directories.checkpoint_in(path))
 
 

@@ -9,21 +9,10 @@ import typer
 from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import config_path, path_argument, path_option
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.cli.app import Overrides, RunPath, app
 
-with imported_at_first_use():  # PyTorch takes 2 s and 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more
-    from data_pipeline.foundation import config_file
-    from data_pipeline.loading import server
-    from pretrain import config as configs
-    from pretrain import hardware
-    from pretrain.run import heartbeat, rank_logs
-    from pretrain.tools import plan as planning
-    from pretrain.tools import reference, watch
-    from pretrain.tools.experiment import run_experiment
-    from pretrain.tracking import mlflow_store, tracker
-    from pretrain.trainer import picture
-    from pretrain.trainer import run as training
+# A command imports what it runs, since --help and a mistyped option need none of it:
+# PyTorch takes 2 s and 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
 
 GPUS_PER_NODE = 8  # of the common servers
 _MFU = 0.31  # nanoT5's on one A100
@@ -47,6 +36,12 @@ def train_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
 ) -> None:
     """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
+    from data_pipeline.foundation import config_file
+    from data_pipeline.loading import server
+    from pretrain import config as configs
+    from pretrain.run import heartbeat, rank_logs
+    from pretrain.trainer import run as training
+
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
@@ -86,6 +81,8 @@ def experiment(
 
     Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
     """
+    from pretrain.tools.experiment import run_experiment
+
     with progress.activity_shown("reading the run files"):
         code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
     raise typer.Exit(code)
@@ -131,6 +128,11 @@ def _plan(
     mfu: float | None,
     price: float | None,
 ) -> str:
+    from data_pipeline.foundation import config_file
+    from pretrain import config as configs
+    from pretrain import hardware
+    from pretrain.tools import plan as planning
+
     settings, on_cpu = config_file.load(config, overrides, configs.RunConfig), gpu == hardware.CPU
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
@@ -155,6 +157,8 @@ def reference_command(
     ] = None,
 ) -> None:
     """Show every key of corpus files and run files, with default and meaning: docs/reference/settings.md."""
+    from pretrain.tools import reference
+
     print(reference.describe_key(key) if key else reference.page(), end="")
 
 
@@ -167,6 +171,8 @@ def dashboard_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
+    from pretrain.tracking import mlflow_store
+
     mlflow_store.dashboard(run_dir, uri, port)
 
 
@@ -176,6 +182,8 @@ def watch_command(
     once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
 ) -> None:
     """Show a run's curves and samples in the terminal, until Ctrl-C."""
+    from pretrain.tools import watch
+
     watch.watch(run_dir, once)
 
 
@@ -185,6 +193,8 @@ def picture_command(
     out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
     """Draw a run's held-out loss, and what its decoder attends to in the input."""
+    from pretrain.trainer import picture
+
     picture.draw(run_dir, target := out or run_dir / "picture.png")
     print(target)
 
@@ -195,4 +205,6 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Send MLflow the metrics and files of a run that it lacks."""
+    from pretrain.tracking import tracker
+
     print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

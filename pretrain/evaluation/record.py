@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.tracking.mlflow_store import ARTIFACTS_DIRECTORY
 
-with imported_at_first_use():
-    from matplotlib import figure as figures  # 0.9 s and 46 MB, for runs with pictures alone
-
 if TYPE_CHECKING:
+    from matplotlib import figure as figures
+
     from pretrain.evaluation.hook import Findings, Row  # which imports torch: `pretrain watch` needs this module
 
 
@@ -56,6 +54,8 @@ def _write(path: Path, rows: "Sequence[Row]") -> None:
 
 def new_figure(width: float, height: float) -> "figures.Figure":
     """An empty figure, in inches."""
+    from matplotlib import figure as figures  # 0.9 s and 46 MB, for runs with pictures alone
+
     return figures.Figure(figsize=(width, height), layout="constrained")
 
 

@@ -14,7 +14,6 @@ from sacrebleu.metrics.chrf import CHRF
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.text_to_text import InOneRow, TextToText
 from data_pipeline.sources.formats import READERS
@@ -28,10 +27,6 @@ from pretrain.generation.settings import GenerationSettings
 from pretrain.generation.texts import before_eos, written
 from pretrain.models.model import Model
 from pretrain.run import watchdog
-
-with imported_at_first_use():
-    from rouge_score import rouge_scorer  # loads nltk: 2.4 s and 190 MB
-
 
 _AT_ONCE = 32  # rows that a rank answers before it asks whether the budget is spent
 _TOKENS_AT_ONCE = 16_384  # of choices, in one forward
@@ -274,6 +269,8 @@ def rouge(kind: str, answers: Answers, references: References) -> float:
 
     Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
     """
+    from rouge_score import rouge_scorer  # loads nltk: 2.4 s and 190 MB
+
     scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
     return mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.checkpoint.trained import save_weights
@@ -33,11 +32,6 @@ from pretrain.models.state_dict_adapter import (
     tied,
     to_ours,
 )
-
-with imported_at_first_use():  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
-    import transformers
-    from transformers import conversion_mapping, core_model_loading
-    from transformers.utils import logging
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
@@ -192,6 +186,8 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
 
     Several EOS tokens become the first: the tokenizer says which is ours.
     """
+    import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+
     theirs, settings, keys = None, saved, None if hf.names is None else hf.all_keys
     weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
     if not hf.code:
@@ -244,6 +240,11 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
     published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
     transformers can't build the model, or if two tensors have one name.
     """
+    import transformers
+
+    # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    from transformers import conversion_mapping, core_model_loading
+
     with _by_transformers(path), torch.device("meta"):
         model = getattr(transformers, class_name)(config)
     conversions = conversion_mapping.get_model_conversion_mapping(model)
@@ -262,6 +263,8 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
 def _by_transformers(path: Path) -> Iterator[None]:
     """Without transformers' and torch's warnings: our own checks refuse what they are about. Raises UserError, which
     names `path`, if transformers rejects its content."""
+    from transformers.utils import logging  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

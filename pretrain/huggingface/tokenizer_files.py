@@ -17,7 +17,6 @@ from tokenizers import AddedToken, processors
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import printable
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer, tokenizer_json
 from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
@@ -28,9 +27,6 @@ from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json,
 from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from pretrain.models.state_dict_adapter import HFModel, Json
-
-with imported_at_first_use():
-    import transformers  # 1.4 s and 23 MB beside PyTorch, for the files of T5's tokenizer alone
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -219,6 +215,8 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
     a model that fills in spans.
     """
+    import transformers  # 1.4 s and 23 MB beside PyTorch, for the files of T5's tokenizer alone
+
     model = tokenizer.model
     for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
         # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read these
@@ -274,6 +272,8 @@ def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
 
     `in_bytes`: characters that have no piece become bytes, as in sentencepiece.
     """
+    import transformers  # 1.4 s and 23 MB beside PyTorch, for the files of T5's tokenizer alone
+
     backend = transformers.T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
     if not in_bytes:
         return backend

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config.models import (
     OFFERED,
     AutoregressiveConfig,
@@ -23,9 +22,6 @@ from pretrain.config.models import (
     T5GemmaConfig,
     VanillaConfig,
 )
-
-with imported_at_first_use():
-    import torch  # 1.9 s and 190 MB: a run file is checked without it
 
 if TYPE_CHECKING:
     from pretrain.models.model import Model
@@ -86,5 +82,7 @@ def build(config: ModelConfig) -> "Model":
 
 def outline(config: ModelConfig) -> "Model":
     """Builds the model on the meta device: all names and whole shapes, no weights."""
+    import torch  # 1.9 s and 190 MB: a run file is checked without it
+
     with torch.device("meta"):
         return build(config)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.config.models import T5Gemma2Config
 from pretrain.functional.attention import attend
 from pretrain.functional.attention_bias import Window, masked, visible
@@ -50,10 +49,6 @@ from pretrain.models.t5gemma import (
     refuse_differences,
     stack_to_hf,
 )
-
-with imported_at_first_use():  # 7 s and 230 MB
-    import transformers
-    from transformers.models.t5gemma2 import modeling_t5gemma2
 
 
 def encoder_window(tokens: int) -> Window:
@@ -260,6 +255,9 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
 
 def _unused(saved: Json) -> Shapes:
     """Those for images."""
+    import transformers
+    from transformers.models.t5gemma2 import modeling_t5gemma2  # 7 s and 230 MB
+
     config, encoder = transformers.T5Gemma2Config.from_dict(saved), modeling_t5gemma2.T5Gemma2Encoder
     with torch.device("meta"):
         theirs = encoder(config.encoder).state_dict()

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import NonNegativeInt
 
@@ -23,11 +23,9 @@ from data_pipeline.foundation.atomic import temporary_path, write_json
 from data_pipeline.foundation.errors import OF_DISKS, FailedError, UserError
 from data_pipeline.foundation.formatting import MASK, counted, masked, without_login
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
-with imported_at_first_use():
-    import requests
-    from mlflow import exceptions, tracking  # 3.8 s and 170 MB, and many who need this module need no client
+if TYPE_CHECKING:
+    from mlflow import tracking
 
 logger = logging.getLogger(__name__)
 ARTIFACTS_DIRECTORY = "artifacts"
@@ -214,6 +212,8 @@ class MlflowRun:
 
     def set_aside(self, name: str, reason: str, version: list[int] | None = None) -> None:
         """Notes that MLflow refuses `name`. Raises DeletedError if that is because the run is deleted."""
+        from mlflow import exceptions  # 3.8 s and 170 MB, and many who need this module need no client
+
         try:
             stage = self.client.get_run(self.state.run_id).info.lifecycle_stage
         except exceptions.MlflowException as error:
@@ -248,6 +248,8 @@ def is_missing(error: BaseException) -> bool:
 
 def _of_server(error: BaseException) -> BaseException:
     """The error that MLflow's client has wrapped: it calls whatever goes wrong with a model an invalid parameter."""
+    from mlflow import exceptions  # 3.8 s and 170 MB, and many who need this module need no client
+
     while isinstance(error.__cause__, exceptions.MlflowException):
         error = error.__cause__
     return error
@@ -255,6 +257,9 @@ def _of_server(error: BaseException) -> BaseException:
 
 def _refused(error: BaseException) -> bool:
     """True if sending the same again would fail again."""
+    import requests
+    from mlflow import exceptions  # 3.8 s and 170 MB, and many who need this module need no client
+
     error = _of_server(error)
     if isinstance(error, exceptions.MlflowException):
         # MLflow's own store says nothing else of a value that its database can't hold
@@ -268,6 +273,8 @@ def _refused(error: BaseException) -> bool:
 
 def _late(error: BaseException) -> bool:
     """True if the next request would wait as long, and as much in vain."""
+    import requests  # 3.8 s and 170 MB, and many who need this module need no client
+
     error = _of_server(error)
     code = getattr(error, "error_code", None)
     return code == "TEMPORARILY_UNAVAILABLE" or isinstance(error.__cause__, requests.Timeout)
@@ -303,6 +310,8 @@ def _parents(client: "tracking.MlflowClient", experiment_id: str, tag: str) -> l
 
 def client(uri: str) -> "tracking.MlflowClient":
     """An MLflow client."""
+    from mlflow import tracking  # 3.8 s and 170 MB, and many who need this module need no client
+
     kind = tracking.MlflowClient  # imports MLflow, which sets the level of its logger
     for name, value in _CLIENT.items():
         os.environ.setdefault(name, value)

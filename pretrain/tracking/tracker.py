@@ -19,7 +19,6 @@ from typing import Literal
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked, masked_values
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.run.metrics_file import MetricLog
 from pretrain.tracking.mlflow_store import (
     HOST,
@@ -30,9 +29,6 @@ from pretrain.tracking.mlflow_store import (
     one_line,
     with_password,
 )
-
-with imported_at_first_use():
-    from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -115,6 +111,8 @@ class Tracker:
 
     def _feed(self) -> None:
         """Feeds MLflow every few seconds, less and less often while it fails."""
+        from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
+
         failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
         connection: MlflowRun | None = None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
@@ -177,6 +175,8 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
     UserError for a directory without a run, FailedError if MLflow can't be fed; what MLflow refuses is set aside.
     """
+    from pretrain.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
+
     run = TrackedRun.load(run_dir)
     if run is None:
         raise UserError(f"{run_dir}: no tracking.json here; give the directory of a run that has been started")

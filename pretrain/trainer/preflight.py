@@ -7,7 +7,6 @@ from pathlib import Path
 
 from data_pipeline.corpus.corpus import MANIFEST, how_to_build
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.checkpoint.directory import all_steps, is_valid, newest
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
@@ -15,11 +14,6 @@ from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
 from pretrain.tracking import tracker
 from pretrain.trainer.validate import ValidatedRun, validate
-
-with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
-    import torch
-
-    from pretrain.zero import deepspeed_private
 
 NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
 
@@ -113,6 +107,8 @@ def device_problems(config: RunConfig) -> list[str]:
 
 
 def _gpu_problems(config: RunConfig) -> list[str]:
+    import torch  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+
     if not torch.cuda.is_available():
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
         return [
@@ -132,9 +128,15 @@ def _compiles_for_gpus() -> bool:
 
 def _was_built(extension: str) -> bool:
     """True if DeepSpeed was installed with this extension."""
+    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    from pretrain.zero import deepspeed_private
+
     return bool(deepspeed_private.deepspeed.git_version_info.installed_ops.get(extension))
 
 
 def _reads_asynchronously() -> bool:
     """True if DeepSpeed's async_io extension is built or can be built."""
+    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    from pretrain.zero import deepspeed_private
+
     return deepspeed_private.deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

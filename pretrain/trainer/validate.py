@@ -12,7 +12,6 @@ import yaml
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.tokenizer import Tokenizer
@@ -26,10 +25,6 @@ from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
-
-with imported_at_first_use():  # PyTorch takes 2 s and 190 MB, and the launcher does without where it can
-    from pretrain.optimizers import groups
-    from pretrain.trainer import distillation
 
 _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
@@ -164,7 +159,11 @@ def validate(
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
-    wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses]) if config.wrapper else []
+    wrapper_problems: list[str] = []
+    if config.wrapper:
+        from pretrain.trainer import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+
+        wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses])
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
@@ -212,7 +211,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "wrapper": distillation.identity(config.wrapper) if config.wrapper else None,
+        "wrapper": _wrapper_identity(config),
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": {
             "train": [
@@ -222,6 +221,14 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
             **data.model_dump(mode="json", include={"objective", "curriculum", "lanes"}),
         },
     }
+
+
+def _wrapper_identity(config: RunConfig) -> checkpoint_index.Identity | None:
+    if config.wrapper is None:
+        return None
+    from pretrain.trainer import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+
+    return distillation.identity(config.wrapper)
 
 
 def _differences_from_resumed(
@@ -267,6 +274,8 @@ def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
 def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
     if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
         return []
+    from pretrain.optimizers import groups  # PyTorch takes 2 s, and the launcher does without where it can
+
     return groups.problems(models.outline(model), config.optimizer)
 
 

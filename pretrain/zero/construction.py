@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
@@ -25,10 +24,6 @@ from pretrain.models.model import Head, Model
 from pretrain.models.stacks import Decoder
 from pretrain.run import watchdog
 from pretrain.zero.memory import freed_at_once
-
-with imported_at_first_use():
-    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
-    from torch._dynamo import callback
 
 
 def stage_on(config: RunConfig, ranks: int) -> int:
@@ -88,6 +83,8 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
     rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
@@ -133,6 +130,8 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
 @contextlib.contextmanager
 def sharded(config: RunConfig) -> Iterator[None]:
     """Within the block, parameters are partitioned as they are created, if ZeRO's stage is 3."""
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
     if stage_on(config, ranks := dist.get_world_size()) < 3:
         yield
         return
@@ -154,6 +153,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
     compiled = compiles(compute)
     if compiled:
         _watch_compilations()
@@ -179,6 +180,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
 
 
 def _watch_compilations() -> None:
+    from torch._dynamo import callback  # takes a second, and few runs compile
+
     callback.on_compile_start(lambda _: watchdog.compiling(True))
     callback.on_compile_end(lambda _: watchdog.compiling(False))
 

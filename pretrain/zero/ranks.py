@@ -19,7 +19,6 @@ import torch.distributed as dist
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.foundation.json_file import adapter
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from pretrain.hardware import (
     ACCELERATOR,
     bind_to,
@@ -31,11 +30,6 @@ from pretrain.hardware import (
 )
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 from pretrain.zero.memory import keep_freed_memory
-
-with imported_at_first_use():
-    import deepspeed  # chooses its accelerator when it is imported
-
-    from pretrain.zero import deepspeed_private, versions
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
@@ -59,6 +53,10 @@ def process_group(
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
     there ends at once instead, with the code that it would have ended with.
     """
+    import deepspeed
+
+    from pretrain.zero import deepspeed_private, versions  # chooses its accelerator when it is imported
+
     _environment_of_one_process()
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
     on_gpu = kind == "cuda"

@@ -20,21 +20,11 @@ from packaging.requirements import Requirement
 from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.errors import UserError, one_line
 from data_pipeline.foundation.formatting import counted, human_size, masked
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
 from pretrain.run import slurm
-
-with imported_at_first_use():  # a check imports only what it needs
-    from mlflow import exceptions
-
-    from data_pipeline.foundation import config_file
-    from pretrain import config as configs
-    from pretrain.config import run_config
-    from pretrain.tracking import mlflow_store
-    from pretrain.trainer import preflight
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 _BUSY = 2**30  # bytes
@@ -200,6 +190,10 @@ def _locks(folder: Path, locked: str | None) -> Finding:
 
 def run_file(settings: Settings) -> list[Finding]:
     """Whether the run file is valid for these ranks, and its corpora are there."""
+    from data_pipeline.foundation import config_file  # a check imports only what it needs
+    from pretrain import config as configs
+    from pretrain.trainer import preflight
+
     path, *overrides = settings.run_file
     try:
         config = config_file.load(Path(path), overrides, configs.RunConfig)
@@ -220,12 +214,18 @@ def tracking(settings: Settings) -> list[Finding]:
     if shared and not settings.tracking:
         found = "no MLflow: tracking.mlflow.uri isn't set, and the nodes' disk may lack the locks that SQLite needs"
         return [Finding("tracking", "warning", found, "an MLflow server", f"{_SERVER}, or pretrain sync afterwards")]
+    from pretrain.config import run_config  # a check imports only what it needs
+
     shown = masked(settings.tracking or run_config.MLFLOW_FILE)
     if not shown.startswith(("http://", "https://")):
         if shown.startswith("sqlite:") and shared:
             found = f"{shown}: a file on a disk that nodes share, which may lack the locks that SQLite needs"
             return [Finding("tracking", "warning", found, "an MLflow server", _SERVER)]
         return [Finding("tracking", "ok", f"{shown}: a file, so no server needs to answer")]
+    from mlflow import exceptions  # 4 s, for a server alone
+
+    from pretrain.tracking import mlflow_store
+
     try:
         mlflow_store.client(settings.tracking).search_experiments(max_results=1)
     except exceptions.MlflowException as error:

@@ -12,16 +12,11 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import device_type, local_gpu
 from pretrain.zero.ranks import process_group
-
-with imported_at_first_use():  # DeepSpeed chooses its accelerator when it is imported: in the process group
-    from pretrain.zero import numerics as zero_numerics
-    from pretrain.zero import versions
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -73,6 +68,10 @@ def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
 
 def numerics(settings: Settings) -> list[Finding]:
     """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
+    # DeepSpeed chooses its accelerator when it is imported: in the process group
+    from pretrain.zero import numerics as zero_numerics
+    from pretrain.zero import versions
+
     path, *overrides = settings.run_file
     config = load(Path(path), overrides, RunConfig)
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
