@@ -78,9 +78,9 @@ def init(
 
     The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
     """
-    from launch.tools.scaffold import files
-
     with progress.activity_shown("loading"):
+        from launch.tools.scaffold import files
+
         wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
         lines = files.write_first_files(wanted)
     for line in lines:

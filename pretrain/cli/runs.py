@@ -40,11 +40,11 @@ def train_command(
     from data_pipeline.loading import server
     from pretrain import config as configs
     from pretrain.run import heartbeat, rank_logs
-    from pretrain.trainer import run as training
 
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
+    from pretrain.trainer import run as training
 
     code = training.train(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
@@ -81,9 +81,9 @@ def experiment(
 
     Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
     """
-    from pretrain.tools.experiment import run_experiment
-
     with progress.activity_shown("reading the run files"):
+        from pretrain.tools.experiment import run_experiment
+
         code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
     raise typer.Exit(code)
 
