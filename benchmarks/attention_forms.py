@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from harness import Options, Side, Table, compare, main, peak_memory
 from torch import Tensor
 
-from pretrain.functional.attention import attend
-from pretrain.functional.attention_bias import toeplitz
 from pretrain.models.attention import logit_bias
+from pretrain.models.functional.attention import attend
+from pretrain.models.functional.attention_bias import toeplitz
 from pretrain.models.t5 import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no

@@ -54,8 +54,8 @@ def run_config(precision: str, rows: int, stage: int, model: dict[str, Any]) -> 
 
 
 def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.construction import construct
+    from pretrain.engine.engine import Engine
 
     rows = len(batch["labels"])
     engine, number = Engine(construct(config, config.model), config), iter(range(1, 1 << 30))
@@ -96,7 +96,7 @@ def measure(options: Options) -> Iterator[Table]:
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", "29533")
-    from pretrain.zero.ranks import process_group
+    from pretrain.engine.ranks import process_group
 
     table = Table("The engine", ["stage", "rows", "dtype", "engine", "plain loop", "the engine adds"])
     with process_group(1, 600.0):

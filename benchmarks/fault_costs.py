@@ -21,13 +21,13 @@ from typing import Any
 from harness import ROOT, Options, Table, main
 from start_up import command
 
-from pretrain.checkpoint import memory
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import memory
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.callbacks.silent_errors import memory_at_rest, replay
-from pretrain.trainer.validate import validate
+from pretrain.train.callbacks.silent_errors import memory_at_rest, replay
+from pretrain.train.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
 CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks

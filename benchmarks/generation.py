@@ -28,8 +28,8 @@ from harness import PRECISIONS, Options, Table, compare, main
 from peers import in_transformers, our_model
 from torch import Tensor
 
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models import build, parse
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder

@@ -28,8 +28,8 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pretrain.functional.arithmetic import MULTIPLIES_BF16
-from pretrain.zero.memory import keep_freed_memory
+from pretrain.engine.memory import keep_freed_memory
+from pretrain.models.functional.arithmetic import MULTIPLIES_BF16
 
 ROOT = Path(__file__).parents[1]
 Json = dict[str, Any]

@@ -19,9 +19,9 @@ from peers import our_model
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from pretrain import optimizers
 from pretrain.config.optimizers import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
-from pretrain.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
+from pretrain.engine import optimizers
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 
 LIMIT = """An update of AdamW reads four numbers and writes three for each parameter and is bound by memory. Adafactor
 reads each gradient three times and each parameter twice, in rectangles that stay in the processor's cache; Muon is

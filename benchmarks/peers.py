@@ -17,12 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.huggingface import hf_model_of, to_hf
-from pretrain.huggingface.export import MODELLING_FILES
+from pretrain.engine.construction import layers
+from pretrain.export import hf_model_of, to_hf
+from pretrain.export.export import MODELLING_FILES
 from pretrain.models import build, parse
 from pretrain.models.flops import Sizes
 from pretrain.models.model import Model
-from pretrain.zero.construction import layers
 
 FORMS = ("sdpa", "eager")  # of attention in transformers
 

@@ -34,7 +34,7 @@ def train() -> None:
     import torch
     from peers import Work, our_model, tokens
 
-    from pretrain.zero.memory import keep_freed_memory
+    from pretrain.engine.memory import keep_freed_memory
 
     keep_freed_memory()  # as a rank does
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models import build, parse
 from pretrain.models.model import shift_right
 from tests.pretrain.exported import in_transformers, pairs_of_gradients, randomise

@@ -22,15 +22,15 @@ from torch import Tensor
 
 from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.prefetch import with_target_indices
-from pretrain.functional import arithmetic
-from pretrain.functional.attention import using
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
-from pretrain.kernels import attention
-from pretrain.kernels.tiles import Tiles
+from pretrain.engine import graphs
+from pretrain.engine.optimizers import flat_buffers
 from pretrain.models import layers
+from pretrain.models.functional import arithmetic
+from pretrain.models.functional.attention import using
+from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
+from pretrain.models.kernels import attention
+from pretrain.models.kernels.tiles import Tiles
 from pretrain.models.model import Head
-from pretrain.optimizers import flat_buffers
-from pretrain.zero import graphs
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import engine_of, run_config
 

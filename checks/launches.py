@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_leaves
 from checks.gpu.runner import ROOT
 from data_pipeline.loading.batch_facts import with_facts
 from pretrain import models
-from pretrain.functional.attention import using
-from pretrain.kernels import attention
+from pretrain.engine.construction import prepare_layers
+from pretrain.engine.optimizers import flat_buffers
+from pretrain.models.functional.attention import using
+from pretrain.models.kernels import attention
 from pretrain.models.layers import RMSNorm
 from pretrain.models.model import Model
-from pretrain.optimizers import flat_buffers
 from pretrain.tools.plan_memory import DeviceForms
-from pretrain.zero.construction import prepare_layers
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.kernels.tiles import TILES, tile_sizes
+from pretrain.models.kernels.tiles import TILES, tile_sizes
 from tests.pretrain.compiled_kernels import KERNELS, OF_FAMILIES, SHARED, compiled, usage
 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pretrain.trainer.callback import Callback
-from pretrain.trainer.trainer import Trainer
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pretrain", "data_pipeline", "launch")

@@ -22,7 +22,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.processes import Process, ProcessGroup, caught
 from launch import rank_wrapper
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
-from pretrain.checkpoint.directory import release_memory, remove_left_in_memory
+from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware import ACCELERATOR, count_gpus, free_port, network_interface_to, threads_per_rank
 from pretrain.run import heartbeat, node_memory, rank_logs, status, watchdog
 from pretrain.run.heartbeat import Heartbeat

@@ -10,7 +10,7 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted
 from launch.protocol import Event
-from pretrain.checkpoint.directory import all_steps
+from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.run import rank_logs
 from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.restarts import AttemptRecord

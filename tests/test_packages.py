@@ -82,7 +82,7 @@ def test_no_import_between_subpackages_leads_back_up(graph):
         subpackages.setdefault(subpackage(module), set()).update(
             subpackage(other) for other in others if subpackage(other) != subpackage(module)
         )
-    assert len(in_order(subpackages)) > 40
+    assert len(in_order(subpackages)) > 30
 
 
 def test_no_import_inside_a_subpackage_leads_back_up(graph):
@@ -137,7 +137,7 @@ UNPICKLING = re.compile(r"\b(all_gather_object|(broadcast|scatter)_object_list|(
 
 
 def test_ranks_exchange_no_pickles():
-    """PyTorch's collectives of objects unpickle what peers send: `pretrain.zero.ranks` exchanges JSON."""
+    """PyTorch's collectives of objects unpickle what peers send: `pretrain.engine.ranks` exchanges JSON."""
     found = [module for module, path in modules().items() if UNPICKLING.search(path.read_text())]
     assert found == []
 
@@ -173,9 +173,9 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
 def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():
     """ZeRO-3 puts attributes `ds_…` on parameters. `launch.deepspeed_launcher` starts DeepSpeed's own launcher."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}
-    assert named == {"pretrain.zero.deepspeed_private"}
+    assert named == {"pretrain.engine.deepspeed_private"}
     assert {subpackage(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {
-        "pretrain.zero"
+        "pretrain.engine"
     }
 
 
@@ -185,7 +185,7 @@ def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():
         name.rpartition(".")[2] for row in re.findall(r"(?m)^\| (`.*?) \|", page) for name in row.split("`")[1::2]
     }
     used = set()
-    for node in ast.walk(parsed(modules()["pretrain.zero.deepspeed_private"])):
+    for node in ast.walk(parsed(modules()["pretrain.engine.deepspeed_private"])):
         if isinstance(node, ast.Attribute):
             of_optimizer = re.search(r"\boptimizer$", ast.unparse(node.value))
             theirs = re.match(r"ds_|partition_|_|checkpoint_event", node.attr)
@@ -195,7 +195,7 @@ def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():
     assert used - {"__version__"} == listed
     own = re.compile(rf"\.({'|'.join(listed - {'optimizer'})})\b")
     users = {module for module, path in modules().items() if own.search(path.read_text())}
-    assert users == {"pretrain.zero.deepspeed_private"}
+    assert users == {"pretrain.engine.deepspeed_private"}
 
 
 def test_nothing_of_deepspeed_is_replaced():
@@ -203,7 +203,7 @@ def test_nothing_of_deepspeed_is_replaced():
     none of its modules has a stand-in. An item of a table is data: `averaged_gradients[0] = …`."""
     theirs = re.compile(r"\b(deepspeed|engine|optimizer|coordinator|offload|accelerator|backend|cdb)$")
     for module, path in modules().items():
-        if subpackage(module) != "pretrain.zero":
+        if subpackage(module) != "pretrain.engine":
             continue
         for node in ast.walk(parsed(path)):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -226,4 +226,4 @@ def importing(library: str) -> set[str]:
 
 def test_triton_is_imported_by_the_kernels_alone():
     """It takes time to import, and is there only where PyTorch has CUDA."""
-    assert {subpackage(module) for module in importing("triton")} == {"pretrain.kernels"}
+    assert {module.rpartition(".")[0] for module in importing("triton")} == {"pretrain.models.kernels"}

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.rank_processes import each, on_ranks
@@ -63,13 +63,13 @@ def _weights(engine: Any, drawn: np.random.Generator) -> tuple[int, int]:
 
 
 def _masters(engine: Any, drawn: np.random.Generator) -> tuple[int, int]:
-    from pretrain.zero.deepspeed_private import flat_buffers
+    from pretrain.engine.deepspeed_private import flat_buffers
 
     return _any_of([one.tensor.data for one in flat_buffers(engine)], drawn)
 
 
 def _moments(engine: Any, drawn: np.random.Generator) -> tuple[int, int]:
-    from pretrain.zero.deepspeed_private import wrapped
+    from pretrain.engine.deepspeed_private import wrapped
 
     return _any_of([state[key] for state in wrapped(engine).state.values() for key in ("exp_avg", "exp_avg_sq")], drawn)
 
@@ -113,8 +113,8 @@ class Trial:
             self.by = self.by or next((by for said, by in BY.items() if said in error), error)
 
     def _train(self, fail_in: int | None = None) -> str:
-        from pretrain.trainer import run
-        from pretrain.zero.engine import Engine
+        from pretrain.engine.engine import Engine
+        from pretrain.train import run
 
         right = Engine.step
 

@@ -13,24 +13,24 @@ from typing import Any
 from checks.faults import happening
 from checks.faults.happening import FAULTS, Here
 
-ENGINE = "pretrain.zero.engine"
+ENGINE = "pretrain.engine.engine"
 POINTS = {  # where each is: the module and its function
     "import": (ENGINE, ""),
-    "build": ("pretrain.zero.construction", "construct"),
-    "load": ("pretrain.checkpoint.engine_state", "restore"),
+    "build": ("pretrain.engine.construction", "construct"),
+    "load": ("pretrain.engine.checkpoint.engine_state", "restore"),
     "first step": (ENGINE, ""),
     "step": (ENGINE, ""),
     "forward": (ENGINE, "Engine.training_losses"),
     "all-reduce": (ENGINE, "dist.all_reduce"),
-    "copy of a save": ("pretrain.checkpoint.engine_state", "HostCopies.take"),
-    "write of a save": ("pretrain.checkpoint.tensors", "write_part"),
-    "rename of a save": ("pretrain.checkpoint.save", "commit"),
-    "rename of latest": ("pretrain.checkpoint.save", "set_latest"),
-    "comparison of weights": ("pretrain.trainer.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
-    "log": ("pretrain.trainer.callbacks.reporting", "Reporting.log"),
-    "evaluation": ("pretrain.evaluation.hook_runner", "HookRunner.after"),
-    "hook": ("pretrain.evaluation.hook_runner", "HookRunner._evaluate"),
-    "end": ("pretrain.trainer.run_report", "RunReport.finish"),
+    "copy of a save": ("pretrain.engine.checkpoint.engine_state", "HostCopies.take"),
+    "write of a save": ("pretrain.engine.checkpoint.tensors", "write_part"),
+    "rename of a save": ("pretrain.engine.checkpoint.save", "commit"),
+    "rename of latest": ("pretrain.engine.checkpoint.save", "set_latest"),
+    "comparison of weights": ("pretrain.train.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
+    "log": ("pretrain.train.callbacks.reporting", "Reporting.log"),
+    "evaluation": ("pretrain.evaluate.hook_runner", "HookRunner.after"),
+    "hook": ("pretrain.evaluate.hook_runner", "HookRunner._evaluate"),
+    "end": ("pretrain.train.run_report", "RunReport.finish"),
 }
 EARLY = ("import", "build", "load", "first step")  # these come before any step
 OF_RANK_0 = ("rename of a save", "rename of latest")

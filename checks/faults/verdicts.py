@@ -10,8 +10,8 @@ from typing import Any
 
 from checks.faults.cells import RANKS, STEPS, Cell
 from checks.faults.happening import CLOCKS
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import checkpoint_directory
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import checkpoint_directory
 from pretrain.run import restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows

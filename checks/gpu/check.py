@@ -11,8 +11,8 @@ def main() -> None:
     module, function, name, lines, folder, device = sys.argv[1:]
     if device == "cuda":  # as a run does; a check that is planted in a test needs no PyTorch
         from pretrain.config.run_config import ComputeSection
-        from pretrain.functional.attention import use
-        from pretrain.trainer.run import configure_arithmetic
+        from pretrain.models.functional.attention import use
+        from pretrain.train.run import configure_arithmetic
 
         configure_arithmetic(ComputeSection())
         use("triton")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pretrain.trainer.callback import Callback
-from pretrain.trainer.trainer import Trainer
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
 
 
 class Fault(Callback):

@@ -91,8 +91,8 @@ class Workload:
         The weights are drawn for the first engine; later ones begin with the same. Each step's `batches` come to the
         device as in a run.
         """
-        from pretrain.zero.construction import construct
-        from pretrain.zero.engine import Engine
+        from pretrain.engine.construction import construct
+        from pretrain.engine.engine import Engine
 
         free(self.device)
         model: Any = construct(config, config.model, drawn=not self._weights)

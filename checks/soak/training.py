@@ -36,9 +36,9 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.stream import Stream
-from pretrain.checkpoint.directory import all_steps, newest
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint.directory import all_steps, newest
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows

@@ -14,7 +14,7 @@ from experiments.ladder.ladder_file import LadderFile, Rung
 from experiments.ladder.ladder_report import Report
 from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import fit
-from pretrain.evaluation.record import png
+from pretrain.evaluate.record import png
 
 FOLDER = Path(__file__).parents[1] / "results" / "speedrun" / "ladders"
 

@@ -20,7 +20,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.formatting import counted
 from experiments import speedrun
 from pretrain.config import RunConfig
-from pretrain.evaluation.record import png
+from pretrain.evaluate.record import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

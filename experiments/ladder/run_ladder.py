@@ -9,7 +9,7 @@ from data_pipeline.foundation.formatting import counted
 from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
-from pretrain.evaluation.record import png
+from pretrain.evaluate.record import png
 from pretrain.tools.experiment.results import results
 from pretrain.tools.experiment.run_experiment import conclude, places, train_all
 

@@ -10,8 +10,8 @@ from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_folder import PlannedRun, of_length, plan_runs
-from pretrain.trainer.throughput import flops_per_step, rows_per_step
-from pretrain.trainer.validate import ValidatedRun, validate
+from pretrain.train.throughput import flops_per_step, rows_per_step
+from pretrain.train.validate import ValidatedRun, validate
 
 
 @dataclass(frozen=True)

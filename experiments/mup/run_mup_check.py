@@ -25,7 +25,7 @@ from experiments.mup.coordinates_and_transfer import (
 from experiments.mup.trial import LOGITS
 from experiments.mup.widths import Subject, check_widths, default_widths, subject
 from pretrain.config import RunConfig
-from pretrain.evaluation.record import png
+from pretrain.evaluate.record import png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

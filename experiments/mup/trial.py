@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
-from pretrain import models, optimizers
+from pretrain import models
 from pretrain.config.optimizers import OptimizerConfig
+from pretrain.engine import optimizers
+from pretrain.engine.optimizers.groups import kinds
 from pretrain.models import ModelConfig
 from pretrain.models.model import Head, Model
-from pretrain.optimizers.groups import kinds
 
 LOGITS = "logits"
 # modules by their names: what one of a model's layers adds, or its whole output

@@ -21,9 +21,9 @@ from pretrain.cli.app import Checkpoint, NewDirectory, app
 # PyTorch takes 2 s and 200 MB, transformers 1.4 s more.
 
 if TYPE_CHECKING:
-    from pretrain.checkpoint import trained as trained_models
-    from pretrain.generation.blanks import Filling
-    from pretrain.generation.texts import Answer
+    from pretrain.engine.checkpoint import trained as trained_models
+    from pretrain.evaluate.generation.blanks import Filling
+    from pretrain.evaluate.generation.texts import Answer
 
 
 @app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
@@ -63,9 +63,9 @@ def generate(
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import models
-    from pretrain.generation import blanks, ctranslate2_engine
-    from pretrain.generation import settings as generation
-    from pretrain.generation import texts as answering
+    from pretrain.evaluate.generation import blanks, ctranslate2_engine
+    from pretrain.evaluate.generation import settings as generation
+    from pretrain.evaluate.generation import texts as answering
 
     given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
@@ -145,9 +145,9 @@ def evaluate_command(
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
-    from pretrain.checkpoint import directory as directories
     from pretrain.config import evaluation
-    from pretrain.evaluation import lm_eval as harness
+    from pretrain.engine.checkpoint import directory as directories
+    from pretrain.evaluate import lm_eval as harness
     from pretrain.tools import evaluate
 
     if suite not in evaluation.SUITES:
@@ -208,10 +208,10 @@ def export(
     ] = False,
 ) -> None:
     """Write a directory that Hugging Face transformers can load, with a model card."""
-    from pretrain import huggingface
-    from pretrain.checkpoint import directory as directories
-    from pretrain.huggingface import card
-    from pretrain.tracking import checkpoints as registry
+    from pretrain import export as huggingface
+    from pretrain.engine.checkpoint import directory as directories
+    from pretrain.export import card
+    from pretrain.train.tracking import checkpoints as registry
 
     if register is None:
         refuse_options(context, "for --register", "uri")
@@ -244,8 +244,8 @@ def average(
     ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
 ) -> None:
     """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
-    from pretrain.checkpoint import directory as directories
-    from pretrain.checkpoint import trained as trained_models
+    from pretrain.engine.checkpoint import directory as directories
+    from pretrain.engine.checkpoint import trained as trained_models
 
     *sources, out = checkpoints
     if not sources:
@@ -273,8 +273,8 @@ def import_(
     ] = None,
 ) -> None:
     """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
-    from pretrain import huggingface
-    from pretrain.checkpoint import tensors
+    from pretrain import export as huggingface
+    from pretrain.engine.checkpoint import tensors
 
     if model.is_file() and tokenizer is None:
         raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
@@ -314,8 +314,8 @@ def adapt_command(
 
 
 def _open(path: Path) -> "trained_models.TrainedModel":
-    from pretrain.checkpoint import directory as directories
-    from pretrain.checkpoint import trained as trained_models
+    from pretrain.engine.checkpoint import directory as directories
+    from pretrain.engine.checkpoint import trained as trained_models
 
     return trained_models.TrainedModel.open(directories.checkpoint_in(path))
 

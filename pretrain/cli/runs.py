@@ -44,7 +44,7 @@ def train_command(
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.fork()  # now, before PyTorch has threads
-    from pretrain.trainer import run as training
+    from pretrain.train import run as training
 
     code = training.train(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
@@ -171,7 +171,7 @@ def dashboard_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.tracking import mlflow_store
+    from pretrain.train.tracking import mlflow_store
 
     mlflow_store.dashboard(run_dir, uri, port)
 
@@ -193,7 +193,7 @@ def picture_command(
     out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
     """Draw a run's held-out loss, and what its decoder attends to in the input."""
-    from pretrain.trainer import picture
+    from pretrain.train import picture
 
     picture.draw(run_dir, target := out or run_dir / "picture.png")
     print(target)
@@ -205,6 +205,6 @@ def sync(
     uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
 ) -> None:
     """Send MLflow the metrics and files of a run that it lacks."""
-    from pretrain.tracking import tracker
+    from pretrain.train.tracking import tracker
 
     print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

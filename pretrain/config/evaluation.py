@@ -35,7 +35,7 @@ class HookSettings(Section):
     `implementation`."""
 
     implementation: ClassVar[str]
-    """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluation.hook`."""
+    """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluate.hook`."""
     needs_corpus: ClassVar[bool] = True
     """True if the hook reads the held-out rows of `data.validation`."""
     in_training: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class HookSettings(Section):
 class ValidationLossSettings(HookSettings):
     """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and its unigram entropy."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.ValidationLoss"
+    implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.ValidationLoss"
 
     hook: Literal["validation_loss"] = "validation_loss"
     every_steps: PositiveInt = 1000
@@ -71,7 +71,7 @@ class ValidationLossSettings(HookSettings):
 class LossBreakdownSettings(HookSettings):
     """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.validation_loss.LossBreakdown"
+    implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.LossBreakdown"
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
@@ -82,7 +82,7 @@ class LossBreakdownSettings(HookSettings):
 class InputUseSettings(HookSettings):
     """The worth of the input: the held-out loss with the right input, with another row's, and without any."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.input_use.InputUse"
+    implementation: ClassVar[str] = "pretrain.evaluate.input_use.InputUse"
 
     hook: Literal["input_use"] = "input_use"
     every_steps: PositiveInt = 1000
@@ -100,7 +100,7 @@ class ContinuationSettings(HookSettings):
     """How well a model continues texts: the likelihood of the second half of held-out rows after the first half. Of
     models that fill masked spans, also that of the row's middle between what stands before and after it."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.continuation.Continuation"
+    implementation: ClassVar[str] = "pretrain.evaluate.continuation.Continuation"
 
     hook: Literal["continuation"] = "continuation"
     every_steps: PositiveInt = 1000
@@ -121,7 +121,7 @@ class ContinuationSettings(HookSettings):
 class AttentionSettings(HookSettings):
     """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.attention.AttentionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.attention.AttentionPictures"
 
     hook: Literal["attention"] = "attention"
     every_steps: PositiveInt = 5000
@@ -132,7 +132,7 @@ class AttentionSettings(HookSettings):
 class PositionsSettings(HookSettings):
     """Pictures of how the model represents positions: similarities of learned vectors, curves of relative biases."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.vectors.PositionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.vectors.PositionPictures"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["positions"] = "positions"
@@ -142,7 +142,7 @@ class PositionsSettings(HookSettings):
 class EmbeddingSettings(HookSettings):
     """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.vectors.EmbeddingShape"
+    implementation: ClassVar[str] = "pretrain.evaluate.vectors.EmbeddingShape"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["embedding"] = "embedding"
@@ -152,7 +152,7 @@ class EmbeddingSettings(HookSettings):
 class NormsSettings(HookSettings):
     """Norms of gradients, weights, updates and activations, layer by layer, of the step before the evaluation."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.norms.Norms"
+    implementation: ClassVar[str] = "pretrain.evaluate.norms.Norms"
     needs_corpus: ClassVar[bool] = False
     in_training: ClassVar[bool] = True
 
@@ -165,7 +165,7 @@ class SamplesSettings(HookSettings):
     """Texts that the model writes: masked words in held-out sentences that it fills, or their beginnings that it
     continues."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.continuation.Samples"
+    implementation: ClassVar[str] = "pretrain.evaluate.continuation.Samples"
 
     hook: Literal["samples"] = "samples"
     number: PositiveInt = 4
@@ -179,7 +179,7 @@ class SamplesSettings(HookSettings):
 class TextToTextSettings(HookSettings):
     """Answers to held-out inputs of text-to-text pairs, scored beside the right ones."""
 
-    implementation: ClassVar[str] = "pretrain.evaluation.text_to_text.TextToTextAnswers"
+    implementation: ClassVar[str] = "pretrain.evaluate.text_to_text.TextToTextAnswers"
 
     hook: Literal["text_to_text"] = "text_to_text"
     metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.functional.attention import apart, attend, by_kernel
-from pretrain.functional.attention_bias import (
+from pretrain.models.functional.attention import apart, attend, by_kernel
+from pretrain.models.functional.attention_bias import (
     Pattern,
     Window,
     labels,

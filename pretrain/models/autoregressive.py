@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
-from pretrain.functional.arithmetic import at_least_fp32
-from pretrain.functional.attention_bias import Pattern, visible
 from pretrain.models import outline
 from pretrain.models.attention import (
     Attention,
@@ -27,6 +25,8 @@ from pretrain.models.attention import (
     logit_bias,
     positions_from,
 )
+from pretrain.models.functional.arithmetic import at_least_fp32
+from pretrain.models.functional.attention_bias import Pattern, visible
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, one_use
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import DoubleDecoderConfig
-from pretrain.functional.arithmetic import to_device
-from pretrain.functional.attention_bias import masked, visible
 from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,
@@ -27,6 +25,8 @@ from pretrain.models.attention import (
     real_positions,
     self_attention_mask,
 )
+from pretrain.models.functional.arithmetic import to_device
+from pretrain.models.functional.attention_bias import masked, visible
 from pretrain.models.layers import Dropout, Embedding, LayerConfig, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import Rotary, rotary_embedding

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.config.models import Heads, ModelConfig, Norm
-from pretrain.functional.arithmetic import at_least_fp32, drop, linear, rms_norm
+from pretrain.models.functional.arithmetic import at_least_fp32, drop, linear, rms_norm
 
 
 def one_use(x: Tensor) -> Tensor:

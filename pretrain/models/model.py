@@ -9,8 +9,13 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
-from pretrain.functional.arithmetic import linear, soft_capped
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, indices_of_targets, token_losses
+from pretrain.models.functional.arithmetic import linear, soft_capped
+from pretrain.models.functional.cross_entropy import (
+    CrossEntropy,
+    chunked_cross_entropy,
+    indices_of_targets,
+    token_losses,
+)
 from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves

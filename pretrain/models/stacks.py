@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.models import ModelConfig
-from pretrain.functional.attention_bias import Window
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,
@@ -21,6 +20,7 @@ from pretrain.models.attention import (
     positions_from,
     self_attention_mask,
 )
+from pretrain.models.functional.attention_bias import Window
 from pretrain.models.layers import (
     Dropout,
     Embedding,

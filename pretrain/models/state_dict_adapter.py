@@ -1,7 +1,7 @@
 """State-dict adapters: how a family's settings and tensors are called in Hugging Face transformers.
 
 Each family has an `HFModel`: tables of names, and functions for what isn't only renamed. What is the same for all
-families, such as files and tokenizers, is in `pretrain.huggingface`.
+families, such as files and tokenizers, is in `pretrain.export`.
 """
 
 import re

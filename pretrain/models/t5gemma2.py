@@ -13,8 +13,6 @@ from torch import Tensor
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import T5Gemma2Config
-from pretrain.functional.attention import attend
-from pretrain.functional.attention_bias import Window, masked, visible
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,
@@ -23,6 +21,8 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
+from pretrain.models.functional.attention import attend
+from pretrain.models.functional.attention_bias import Window, masked, visible
 from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding

@@ -1,1 +1,3 @@
 """A run's directory and state: status, lock, attempts, logs, metrics, heartbeats, watchdog, what it ran on."""
+
+ARTIFACTS_DIRECTORY = "artifacts"  # of a run directory: files that MLflow shows

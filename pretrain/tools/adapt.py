@@ -15,11 +15,12 @@ from torch import Tensor
 from data_pipeline.foundation.config_file import check
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
-from pretrain import huggingface, models
-from pretrain.checkpoint.directory import checkpoint_in
-from pretrain.checkpoint.trained import TrainedModel, save_weights
+from pretrain import export as huggingface
+from pretrain import models
 from pretrain.config.models import Heads, StackConfig
-from pretrain.huggingface.load import CONFIG
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
+from pretrain.export.load import CONFIG
 from pretrain.models import DecoderOnlyConfig, ModelConfig, ModernConfig, T5Gemma2Config, T5GemmaConfig
 from pretrain.models.state_dict_adapter import lacks
 

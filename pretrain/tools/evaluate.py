@@ -22,22 +22,22 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain import models
-from pretrain.checkpoint import CONFIG
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
-from pretrain.evaluation import attention, minimal_pairs, record
-from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut
-from pretrain.evaluation.hook_runner import HookRunner
-from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
-from pretrain.evaluation.prompt_format import FORMS, PromptFormat, PromptScores
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import input_ids
+from pretrain.engine.checkpoint import CONFIG
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.engine.ranks import process_group
+from pretrain.evaluate import attention, minimal_pairs, record
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import input_ids
+from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut
+from pretrain.evaluate.hook_runner import HookRunner
+from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
+from pretrain.evaluate.prompt_format import FORMS, PromptFormat, PromptScores
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
-from pretrain.zero.ranks import process_group
 
 _HANG_SECONDS = 1800.0
 

@@ -20,13 +20,13 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
+from pretrain.engine.construction import adds_locally
+from pretrain.engine.memory import SAFE
 from pretrain.hardware import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
-from pretrain.trainer.throughput import rows_per_step
-from pretrain.trainer.validate import with_tokenizer_ids
-from pretrain.zero.construction import adds_locally
-from pretrain.zero.memory import SAFE
+from pretrain.train.throughput import rows_per_step
+from pretrain.train.validate import with_tokenizer_ids
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers

@@ -26,11 +26,11 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
 from pretrain.config.optimizers import AdafactorConfig
-from pretrain.functional.attention import Backend, using
+from pretrain.engine.construction import layers, recomputed
+from pretrain.engine.optimizers.groups import parameter_groups
 from pretrain.models import ModelConfig
+from pretrain.models.functional.attention import Backend, using
 from pretrain.models.model import Model
-from pretrain.optimizers.groups import parameter_groups
-from pretrain.zero.construction import layers, recomputed
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 FP32 = 4  # bytes

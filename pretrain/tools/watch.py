@@ -21,7 +21,7 @@ from rich.text import Text
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
-from pretrain.evaluation import record
+from pretrain.evaluate import record
 from pretrain.run import deaths, restarts
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from
 

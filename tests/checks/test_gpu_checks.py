@@ -221,7 +221,7 @@ def test_the_kernels_that_are_looked_for_are_those_of_this_project(tmp_path):
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     from checks.gpu.checks.attention import TIMES, tell
     from checks.gpu.trace import OURS, Kernel, Trace
-    from pretrain.kernels import flash
+    from pretrain.models.kernels import flash
 
     assert {name for name, one in vars(flash).items() if getattr(one, "__module__", "") == flash.__name__} == {*OURS}
     kernels = [Kernel(name, 10 * number, 10 * number + 10) for number, name in enumerate(TIMES * OURS)]

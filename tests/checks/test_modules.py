@@ -9,8 +9,8 @@ import torch
 
 import checks
 from checks.gpu.checks.generation import CAN_GENERATE, random_model
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
 from tests.tables import each
 
 TOP = Path(checks.__file__).parents[1]

@@ -96,4 +96,5 @@ def _end_time_of_watchdog(path: Path) -> None:
         time.sleep(0.1)
 
 
-CHANGES = {"pretrain.zero.engine": _plan_steps, "pretrain.checkpoint.memory": store_each}  # what is done to modules
+# What is done to modules.
+CHANGES = {"pretrain.engine.engine": _plan_steps, "pretrain.engine.checkpoint.memory": store_each}

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models
-from pretrain.functional.attention import apart, attend, eager, flash, using
-from pretrain.functional.attention_bias import MASKED, Pattern, Window, labels
+from pretrain.models.functional.attention import apart, attend, eager, flash, using
+from pretrain.models.functional.attention_bias import MASKED, Pattern, Window, labels
 from tests.pretrain.small_models import VOCABULARY, examples_of, gradients, packed
 
 BATCH, HEADS = 2, 2

@@ -52,8 +52,8 @@ def compiled(kernel: str, architecture: int, dtype: torch.dtype, d_kv: int, form
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from pretrain.kernels import flash
-    from pretrain.kernels.tiles import tile_sizes
+    from pretrain.models.kernels import flash
+    from pretrain.models.kernels.tiles import tile_sizes
 
     function = getattr(flash, kernel)
     tiles = tile_sizes(kernel, dtype, d_kv, SHARED[architecture])

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
-from pretrain import models, optimizers
+from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.optimizers.groups import set_rates
+from pretrain.engine import optimizers
+from pretrain.engine.optimizers.groups import set_rates
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import own_layout, own_rows, run_config
 
@@ -120,7 +121,7 @@ def difference(case: Case, steps: int) -> float:
 
     The ranks that have joined call this together.
     """
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.engine import Engine
 
     zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
     settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)

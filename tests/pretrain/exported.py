@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.foundation.atomic import write_json
-from pretrain.huggingface import hf_model_of, to_hf
+from pretrain.export import hf_model_of, to_hf
 from pretrain.models.model import Model
 
 

@@ -23,11 +23,11 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
-    "pretrain.trainer.run",
-    "pretrain.trainer.callbacks",
-    "pretrain.trainer.trainer",
+    "pretrain.train.run",
+    "pretrain.train.callbacks",
+    "pretrain.train.trainer",
     "pretrain.models.t5",
-    "pretrain.optimizers.adamw_scale",
+    "pretrain.engine.optimizers.adamw_scale",
     "pyarrow.dataset",
     "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
     "deepspeed.module_inject.auto_ep_layer",
@@ -135,7 +135,7 @@ def _on_rank(
 ) -> None:
     os.environ |= environment
     gc.freeze()  # of what the server has imported there is no garbage to collect, which DeepSpeed does a few times
-    from pretrain.zero.ranks import process_group
+    from pretrain.engine.ranks import process_group
 
     try:
         with process_group(cpu_threads=1, seconds=seconds) if join else contextlib.nullcontext():

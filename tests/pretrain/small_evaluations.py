@@ -11,8 +11,8 @@ import torch
 from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.tokenizer import Tokenizer
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation.hook import Collectives, Evaluation, HeldOut
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.hook import Collectives, Evaluation, HeldOut
 from pretrain.models import build, parse
 from pretrain.tools import evaluate as command
 

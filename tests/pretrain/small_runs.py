@@ -46,8 +46,8 @@ def run_config(
 
 def engine_of(config: RunConfig) -> Any:
     """The engine of a model of random weights, as a run constructs it on a rank that has joined."""
-    from pretrain.zero.construction import construct  # DeepSpeed asks the rank's environment for its device
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.construction import construct  # DeepSpeed asks the rank's environment for its device
+    from pretrain.engine.engine import Engine
 
     return Engine(construct(config, config.model), config)
 

@@ -8,9 +8,9 @@ import torch
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from pretrain import huggingface
-from pretrain.checkpoint.trained import TrainedModel, save_weights
+from pretrain import export as huggingface
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.models import DecoderOnlyConfig, build, stacks
 from pretrain.models.attention import LayerMasks, before_only
 from pretrain.tools.adapt import adapted, target

@@ -15,14 +15,14 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
-from pretrain.functional import attention, kernel_check
-from pretrain.functional.attention import attend, using
-from pretrain.functional.attention_bias import Pattern
-from pretrain.functional.kernel_check import Form
 from pretrain.models.attention import logit_bias
-from pretrain.trainer import attention_check
-from pretrain.trainer.attention_check import choose_attention, forms
-from pretrain.trainer.validate import validate
+from pretrain.models.functional import attention, kernel_check
+from pretrain.models.functional.attention import attend, using
+from pretrain.models.functional.attention_bias import Pattern
+from pretrain.models.functional.kernel_check import Form
+from pretrain.train import attention_check
+from pretrain.train.attention_check import choose_attention, forms
+from pretrain.train.validate import validate
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS
 from tests.pretrain.attention_cases import by_definition as defined

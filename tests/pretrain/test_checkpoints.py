@@ -25,17 +25,17 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.stream import Stream, flat
 from launch.attempts import Run, launch_local
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint import save
-from pretrain.checkpoint.directory import checkpoint_directory, is_valid, newest
-from pretrain.checkpoint.index import Origin
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
-from pretrain.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint import save
+from pretrain.engine.checkpoint.directory import checkpoint_directory, is_valid, newest
+from pretrain.engine.checkpoint.index import Origin
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
+from pretrain.engine.checkpoint.trained import TrainedModel, average, save_weights
+from pretrain.engine.optimizers import AVERAGE
 from pretrain.models import build
-from pretrain.optimizers import AVERAGE
 from pretrain.run import watchdog
-from pretrain.trainer.validate import validate
+from pretrain.train.validate import validate
 from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
@@ -336,7 +336,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     """Rank 1's disk confirms what is written long after rank 0's."""
     from data_pipeline.foundation import atomic
-    from pretrain.trainer.run import train_in_group
+    from pretrain.train.run import train_in_group
 
     confirm = atomic.flush
 

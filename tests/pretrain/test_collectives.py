@@ -27,7 +27,7 @@ def exchanged(stage: int, precision: str, accumulation: int) -> tuple[Counter[st
     """The collectives of a step by name, the bytes of the large ones, and the elements of each flat buffer."""
     from deepspeed.comm import comm
 
-    from pretrain.zero.deepspeed_private import flat_buffers
+    from pretrain.engine.deepspeed_private import flat_buffers
 
     engine = engine_of(run_config(stage, precision=precision, batch={"global_batch_size": 16}))
     layout = layout_of(accumulation)
@@ -90,7 +90,7 @@ def trained(compiled: bool, precision: str, accumulation: int) -> tuple[list[flo
     """Losses and gradient norms of five steps of 16 rows, and the fp32 weights after them."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    from pretrain.zero import construction
+    from pretrain.engine import construction
 
     construction.BACKEND = "aot_eager"  # in a process of this test's own: making kernels would take minutes
     settings = {"name": "adamw", "learning_rate": 1e-3, "gradient_clipping": 0.5}

@@ -13,8 +13,8 @@ from data_pipeline.loading.batches import validation_batches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import ContinuationSettings, InputUseSettings
-from pretrain.evaluation.continuation import Continuation
-from pretrain.evaluation.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
+from pretrain.evaluate.continuation import Continuation
+from pretrain.evaluate.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.runs import run_file, train_ranks
 from tests.pretrain.small_evaluations import CAUSAL, T5, evaluated_alone, evaluation_of, log_p, log_p_after

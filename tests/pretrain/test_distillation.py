@@ -16,15 +16,15 @@ from data_pipeline.packing.examples import balanced
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import models
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.tensors import StoredTensors
-from pretrain.checkpoint.trained import save_weights
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.tensors import StoredTensors
+from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.distillation import Distillation
-from pretrain.trainer.validate import validate
+from pretrain.train.distillation import Distillation
+from pretrain.train.validate import validate
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import MODEL, losses, run_file, train_each
@@ -95,7 +95,7 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
 
 def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
     """(loss of a step, metrics, means over its targets, the mean without a teacher) of a T5 in two micro-batches."""
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.engine import Engine
 
     config = step_config()
     student = models.build(config.model)

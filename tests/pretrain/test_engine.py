@@ -20,10 +20,10 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
+from pretrain.engine import fragments, versions
+from pretrain.engine.numerics import ExactModel, sgd
 from pretrain.run.train_state import Health
-from pretrain.trainer.run import configure_arithmetic
-from pretrain.zero import fragments, versions
-from pretrain.zero.numerics import ExactModel, sgd
+from pretrain.train.run import configure_arithmetic
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config, trained
@@ -145,7 +145,7 @@ def test_the_defaults_in_the_reference_are_deepspeeds():
 
 
 def buffer_after_initialize(stage: int) -> list[float]:
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.engine import Engine
 
     model = ExactModel()
     model.inputs.fill_(dist.get_rank() + 1 / 3)

@@ -12,11 +12,11 @@ from ctranslate2.converters import TransformersConverter
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.generation.ctranslate2_engine import ctranslate2_engine
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import answer_texts
-from pretrain.huggingface import export, load_state
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.ctranslate2_engine import ctranslate2_engine
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import answer_texts
+from pretrain.export import export, load_state
 from pretrain.models import build
 from tests.conftest import TOP, run
 from tests.pretrain.exported import randomise

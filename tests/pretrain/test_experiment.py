@@ -28,7 +28,7 @@ from pretrain.tools.experiment import experiment_folder, report, results, run_ex
 from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_runs, shortened
 from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
 from pretrain.tools.experiment.run_experiment import experiment
-from pretrain.trainer.validate import validate
+from pretrain.train.validate import validate
 from tests.conftest import TOP
 from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file

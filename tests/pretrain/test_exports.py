@@ -23,10 +23,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.config.models import StackConfig
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import padded
-from pretrain.huggingface import export, hf_model_of, load_state, read, to_hf
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import padded
+from pretrain.export import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain import small_models as small

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.generation.decoding import Decoder
-from pretrain.huggingface import import_
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.decoding import Decoder
+from pretrain.export import import_
 from pretrain.models import FAMILIES as EVERY_FAMILY
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly

@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from pretrain.config.run_config import ComputeSection
-from pretrain.functional.arithmetic import drop
-from pretrain.functional.attention import attend, sdpa
-from pretrain.functional.attention_bias import toeplitz
-from pretrain.functional.cross_entropy import token_losses
+from pretrain.engine.construction import prepare_layers
 from pretrain.models import build, layers
+from pretrain.models.functional.arithmetic import drop
+from pretrain.models.functional.attention import attend, sdpa
+from pretrain.models.functional.attention_bias import toeplitz
+from pretrain.models.functional.cross_entropy import token_losses
 from pretrain.models.layers import RMSNorm
-from pretrain.zero.construction import prepare_layers
 from tests.pretrain import small_models
 from tests.pretrain.attention_cases import Case, by_pytorch, errors
 from tests.pretrain.rank_processes import on_ranks
@@ -127,7 +127,7 @@ def test_one_look_up_of_inputs_and_targets_has_the_gradient_of_two():
 
 FAULTS = """
 import resource, sys
-from pretrain.zero.memory import freed_at_once, keep_freed_memory
+from pretrain.engine.memory import freed_at_once, keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 with freed_at_once():

@@ -18,14 +18,14 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
-from pretrain.checkpoint.trained import TrainedModel
 from pretrain.cli.checkpoints import show
 from pretrain.config.models import ModelConfig
-from pretrain.functional.attention import attend, recording_weights
-from pretrain.generation.blanks import blank_out, likeliest_fillings
-from pretrain.generation.decoding import generate, repeating, sample, uniform_draws, warped
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import Answer, answer_texts, padded, split_spans
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.blanks import blank_out, likeliest_fillings
+from pretrain.evaluate.generation.decoding import generate, repeating, sample, uniform_draws, warped
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import Answer, answer_texts, padded, split_spans
+from pretrain.models.functional.attention import attend, recording_weights
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
 from tests.pretrain.exported import in_transformers, randomise

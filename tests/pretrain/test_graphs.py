@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.prefetch import with_target_indices
 from data_pipeline.loading.shapes import in_few_widths
-from pretrain.functional.attention import Backend, using
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
+from pretrain.engine.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
 from pretrain.models import build, outline, parse
+from pretrain.models.functional.attention import Backend, using
+from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.models.model import Head
-from pretrain.zero.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
@@ -34,9 +34,9 @@ SMALL = {**T5, **DROPOUT}
 def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The outcomes and gradient norms of the steps, the activations of the one that is measured, the weights and states
     at the end, what was told, and how many graphs there are. `widths`: how many the rows come in."""
-    from pretrain.zero.construction import construct
-    from pretrain.zero.deepspeed_private import flat_buffers, wrapped
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.construction import construct
+    from pretrain.engine.deepspeed_private import flat_buffers, wrapped
+    from pretrain.engine.engine import Engine
 
     config = run_config(stage, model, compute={"cuda_graphs": graphs}, **changes)
     engine = Engine(construct(config, config.model), config)

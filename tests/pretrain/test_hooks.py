@@ -23,21 +23,21 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import checkpoint_in
-from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.config.run_config import CallbackSection
-from pretrain.evaluation import hook as hooks
-from pretrain.evaluation import record
-from pretrain.evaluation.attention import attention_patterns
-from pretrain.evaluation.hook import Collectives, Evaluation, Findings, HeldOut, Outcome, StepHook
-from pretrain.evaluation.hook_runner import HookRunner
-from pretrain.evaluation.validation_loss import power_of_two, span_lengths
-from pretrain.evaluation.vectors import embedding
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate import hook as hooks
+from pretrain.evaluate import record
+from pretrain.evaluate.attention import attention_patterns
+from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut, Outcome, StepHook
+from pretrain.evaluate.hook_runner import HookRunner
+from pretrain.evaluate.validation_loss import power_of_two, span_lengths
+from pretrain.evaluate.vectors import embedding
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer import callback, callbacks
+from pretrain.train import callback, callbacks
 from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.in_process import done_here
@@ -230,13 +230,13 @@ def hang():
 
 class Trouble:
     def __init__(self, settings):
-        from pretrain.evaluation import hook as hooks, hook_runner
+        from pretrain.evaluate import hook as hooks, hook_runner
         self.settings = settings
         hooks.time = hook_runner.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped)
 
     def evaluate(self, evaluation):
         import torch
-        from pretrain.evaluation.hook import Findings
+        from pretrain.evaluate.hook import Findings
         batches = 0
         for corpus in evaluation.held_out.corpora.values():
             for batch in evaluation.batches(corpus):
@@ -495,7 +495,7 @@ def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeyp
 
 
 def losses_without(name, path):
-    from pretrain.trainer.run import train
+    from pretrain.train.run import train
 
     losses = []
 
@@ -538,9 +538,9 @@ def profiled(path, stop, back_after):
 
     The optimizer has one group of parameters, which each step updates once.
     """
-    from pretrain.checkpoint.directory import newest
-    from pretrain.trainer.run import train
-    from pretrain.trainer.validate import state_of
+    from pretrain.engine.checkpoint.directory import newest
+    from pretrain.train.run import train
+    from pretrain.train.validate import state_of
 
     class GoesBack(callback.Callback):
         def after_step(self, trainer):
@@ -586,7 +586,7 @@ class WithAnOldName(callback.Callback):
             f"{__name__}:WithAnOldName: the method before_going_back is named before_rewind now",
         ),
         ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
-        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.trainer.callback.Callback"),
+        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.train.callback.Callback"),
     ],
 )
 def test_what_is_no_callback_is_refused_in_a_line(name, options, said):

@@ -16,14 +16,14 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from pretrain.checkpoint.trained import TrainedModel
 from pretrain.config import RunConfig
-from pretrain.huggingface import export, import_, load_state, tokenizer_files
-from pretrain.huggingface.card import LICENCES
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.export import export, import_, load_state, tokenizer_files
+from pretrain.export.card import LICENCES
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.validate import validate
+from pretrain.train.validate import validate
 from tests.in_process import done_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked

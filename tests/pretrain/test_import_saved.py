@@ -17,8 +17,8 @@ from data_pipeline.tokenizer import load, save
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.wordpiece import WordPiece
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import export, hf_model_of, import_, load_state, to_hf, tokenizer_files
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.export import export, hf_model_of, import_, load_state, to_hf, tokenizer_files
 from pretrain.models import FAMILIES, build
 from pretrain.models.model import shift_right
 from pretrain.models.rotary_hf import GLOBAL, LOCAL

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import import_yan, yan
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.export import import_yan, yan
 from pretrain.models import AutoregressiveConfig, build
 from tests.in_process import done_here, refused_here
 from tests.slow import slow

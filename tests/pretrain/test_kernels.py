@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.functional.attention_bias import Window, labels, with_margin
+from pretrain.models.functional.attention_bias import Window, labels, with_margin
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW
@@ -26,9 +26,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pretrain.kernels.attention import flash_attention
-from pretrain.kernels.flash import backward_keys, backward_queries, forward
-from pretrain.kernels.tiles import shared_memory, tile_sizes
+from pretrain.models.kernels.attention import flash_attention
+from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
+from pretrain.models.kernels.tiles import shared_memory, tile_sizes
 
 # Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
 # Most lengths end within a tile. One case a branch of the kernels, and other shapes of the same branches.

@@ -25,7 +25,7 @@ def trained(
     the last's."""
     from torch._dynamo.utils import counters
 
-    from pretrain.zero import construction as layerwise
+    from pretrain.engine import construction as layerwise
 
     torch._dynamo.reset()
     counters.clear()

@@ -12,14 +12,14 @@ import yaml
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.errors import UserError
-from pretrain.checkpoint.directory import checkpoint_in
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation import minimal_pairs
-from pretrain.evaluation.lm_eval import LmEvalRequests, LmEvalSettings
-from pretrain.evaluation.minimal_pairs import Pair, SentencePrompts
-from pretrain.evaluation.prompt_format import PromptFormat, PromptScores
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate import minimal_pairs
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings
+from pretrain.evaluate.minimal_pairs import Pair, SentencePrompts
+from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
 from pretrain.tools.evaluate import evaluate_on_tasks
 from tests.conftest import TOP
 from tests.pretrain.forked import run_forked

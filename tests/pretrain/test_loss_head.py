@@ -15,11 +15,11 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
-from pretrain.functional import cross_entropy
-from pretrain.functional.arithmetic import soft_capped
-from pretrain.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
+from pretrain.models.functional import cross_entropy
+from pretrain.models.functional.arithmetic import soft_capped
+from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
 from pretrain.models.model import Head, shift_right
-from pretrain.trainer import distillation
+from pretrain.train import distillation
 from tests.tables import each
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]

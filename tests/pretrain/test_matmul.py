@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from pretrain.config.models import Heads
-from pretrain.functional import arithmetic
-from pretrain.functional.attention import eager
+from pretrain.engine.optimizers.muon import orthogonal
 from pretrain.models.attention import Attention
+from pretrain.models.functional import arithmetic
+from pretrain.models.functional.attention import eager
 from pretrain.models.layers import LayerConfig
-from pretrain.optimizers.muon import orthogonal
 from tests.tables import each
 
 HALF_A_STEP = 2.0**-8  # of a bf16 number, relative to it

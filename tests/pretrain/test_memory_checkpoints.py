@@ -20,10 +20,10 @@ import torch.distributed as dist
 import xxhash
 
 from data_pipeline.foundation.config_file import load
-from pretrain.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
-from pretrain.checkpoint.engine_state import host_memory
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
+from pretrain.engine.checkpoint.engine_state import host_memory
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
 from tests.launch.steps import store_each
@@ -37,8 +37,8 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
 
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
     """
-    from pretrain.checkpoint import memory
-    from pretrain.trainer.run import train_in_group
+    from pretrain.engine.checkpoint import memory
+    from pretrain.train.run import train_in_group
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
@@ -168,8 +168,8 @@ def test_the_next_node_keeps_what_a_lost_one_had_and_fewer_ranks_go_on(small_cor
 def cramped(path: Path, nodes: int) -> tuple[int, list[str]]:
     """The exit code, and the warnings, of a run whose rank 1 has memory for one checkpoint alone; on two nodes, for the
     other rank's."""
-    from pretrain.checkpoint import memory
-    from pretrain.trainer.run_report import RunReport
+    from pretrain.engine.checkpoint import memory
+    from pretrain.train.run_report import RunReport
 
     allocate = memory.host_memory
     warned: list[str] = []

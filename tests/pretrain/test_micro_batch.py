@@ -15,11 +15,11 @@ from data_pipeline.foundation.processes import left_by_control_groups
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
+from pretrain.engine import construction
 from pretrain.run import watchdog
-from pretrain.trainer import micro_batch
-from pretrain.trainer.micro_batch import fastest
-from pretrain.trainer.validate import validate
-from pretrain.zero import construction
+from pretrain.train import micro_batch
+from pretrain.train.micro_batch import fastest
+from pretrain.train.validate import validate
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -56,7 +56,7 @@ def test_losses_are_those_of_a_run_that_measured_nothing(small_corpus, tmp_path)
 
 def trained_with_memory(starts: list[tuple[Path, int | None]]) -> list[int]:
     """The exit codes of runs on a machine with 64 GiB of free memory."""
-    from pretrain.zero import memory
+    from pretrain.engine import memory
     from tests.pretrain.runs import _train_each
 
     with pytest.MonkeyPatch.context() as patch:
@@ -70,9 +70,9 @@ def chosen_with(
     """The choice, and the (rows, inputs, targets) of the tensors that were tried, where a row of a tensor takes 100
     bytes, all else 500, and `free` are free besides 44 for each parameter of the rank. On the second rank the memory
     of more than `fitting` rows isn't there."""
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
-    from pretrain.zero.fragments import fragments
+    from pretrain.engine.construction import construct
+    from pretrain.engine.engine import Engine
+    from pretrain.engine.fragments import fragments
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.pack={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())

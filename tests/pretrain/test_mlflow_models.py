@@ -15,16 +15,16 @@ from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 from data_pipeline.foundation.errors import UserError
-from pretrain import huggingface
-from pretrain.checkpoint.directory import newest
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.evaluation import record
-from pretrain.evaluation.hook import Findings
+from pretrain import export as huggingface
+from pretrain.engine.checkpoint.directory import newest
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate import record
+from pretrain.evaluate.hook import Findings
 from pretrain.run import metrics_file
 from pretrain.run.metrics_file import MetricLog, SystemMonitor, read_metrics
-from pretrain.tracking.checkpoints import Registration, metric_dataset
-from pretrain.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
-from pretrain.tracking.tracker import Tracker, sync
+from pretrain.train.tracking.checkpoints import Registration, metric_dataset
+from pretrain.train.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
+from pretrain.train.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
 

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from data_pipeline.foundation.errors import UserError
-from pretrain import models, optimizers
-from pretrain.huggingface import hf_model_of
-from pretrain.huggingface.export import without_mup
+from pretrain import models
+from pretrain.engine import optimizers
+from pretrain.engine.optimizers.groups import kinds, parameter_groups
+from pretrain.export import hf_model_of
+from pretrain.export.export import without_mup
 from pretrain.models.layers import Embedding, Linear
-from pretrain.optimizers.groups import kinds, parameter_groups
 from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import ids, logits_of
 from tests.pretrain.small_runs import run_config

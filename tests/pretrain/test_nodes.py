@@ -44,7 +44,7 @@ def _host_names():
 
 def on_its_node(work: Callable[[int], Any]) -> Any:
     """What `work` returns on this rank, which sees a GPU of its own alone: LOCAL_RANK is 0."""
-    from pretrain.zero.ranks import process_group, ranks_by_node
+    from pretrain.engine.ranks import process_group, ranks_by_node
 
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "unshare")
@@ -59,8 +59,8 @@ def on_its_node(work: Callable[[int], Any]) -> Any:
 def chosen(folders: dict[str, Path], rank: int) -> list[tuple[float, str | None, str | None]]:
     """On a GPU, for each node whose check fails: when this rank has chosen what computes attention, what it says and
     what it takes."""
-    from pretrain.functional import attention
-    from pretrain.trainer import attention_check
+    from pretrain.models.functional import attention
+    from pretrain.train import attention_check
 
     found: list[tuple[float, str | None, str | None]] = []
     for failing, folder in folders.items():
@@ -91,8 +91,8 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
 
 def compiled(path: Path, rank: int) -> list[int]:
     """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
-    from pretrain.trainer.run import train_in_group
-    from pretrain.zero import construction
+    from pretrain.engine import construction
+    from pretrain.train.run import train_in_group
 
     node = socket.gethostname()
     folder, other = path.parent / node, path.parent / f"the other of {node}"
@@ -128,7 +128,7 @@ def test_one_rank_of_each_node_compiles_and_the_others_wait_for_it(small_corpus,
 
 def written(path: Path, rank: int) -> list[str]:
     """Trains three steps; which files of no rank this one writes into its node's memory."""
-    from pretrain.checkpoint import memory
+    from pretrain.engine.checkpoint import memory
 
     found: list[str] = []
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.zero.numerics import ExactModel
+from pretrain.engine.numerics import ExactModel
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config
 
@@ -20,7 +20,7 @@ PARAMETERS_TOO = {**ON_CPU, "offload_param": {"device": "cpu"}}
 
 
 def wrong(stage: int, precision: str, accumulation: int, zero: dict[str, Any]) -> str:
-    from pretrain.zero.numerics import compare
+    from pretrain.engine.numerics import compare
 
     return compare(run_config(stage, None, zero, precision=precision), accumulation).wrong
 
@@ -51,7 +51,7 @@ def test_one_rank_is_compared_too():
 @contextlib.contextmanager
 def losing(lost: str) -> Iterator[None]:
     """Within the block, the engine loses part of the gradient, as some versions of DeepSpeed do."""
-    from pretrain.zero import numerics
+    from pretrain.engine import numerics
 
     class Broken(numerics.Engine):
         def __init__(self, model: ExactModel, *given: Any, **named: Any):
@@ -80,7 +80,7 @@ def wrong_with(lost: str, stage: int, precision: str) -> str:
 
 
 def wrong_on_rank_1() -> str:
-    from pretrain.zero import numerics
+    from pretrain.engine import numerics
 
     right = numerics._wrong
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +90,7 @@ def wrong_on_rank_1() -> str:
 
 def wrong_without_reduction() -> str:
     """At stage 1, where the engine itself reduces the ranks' gradients."""
-    from pretrain.zero.gradients import LocalGradients
+    from pretrain.engine.gradients import LocalGradients
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalGradients, "reduce", lambda self: None)

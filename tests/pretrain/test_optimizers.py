@@ -11,15 +11,16 @@ from torch import nn
 
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
-from pretrain import models, optimizers
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.optimizers import flat_buffers
-from pretrain.optimizers.adafactor import tiles
-from pretrain.optimizers.flat_buffers import FlatBuffer
-from pretrain.optimizers.groups import kinds, parameter_groups, problems, set_rates
-from pretrain.optimizers.muon import balanced
-from pretrain.zero.deepspeed_private import Fragment
+from pretrain.engine import optimizers
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.engine.deepspeed_private import Fragment
+from pretrain.engine.optimizers import flat_buffers
+from pretrain.engine.optimizers.adafactor import tiles
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer
+from pretrain.engine.optimizers.groups import kinds, parameter_groups, problems, set_rates
+from pretrain.engine.optimizers.muon import balanced
 from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_models import as_at_the_start

@@ -97,9 +97,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from pretrain.checkpoint.directory import checkpoint_in
-from pretrain.checkpoint.trained import TrainedModel
-from pretrain.huggingface import export, import_
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.export import export, import_
 from pretrain.models import build, parse
 
 run, out = map(Path, sys.argv[1:])

@@ -21,10 +21,11 @@ from data_pipeline.loading.batch_facts import FACTS, fact, with_facts
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import with_target_indices
-from pretrain import models, optimizers
+from pretrain import models
+from pretrain.engine import optimizers
+from pretrain.engine.construction import adds_locally, deepspeed_config, keys_against_adding
+from pretrain.engine.optimizers import flat_buffers
 from pretrain.models import model as model_module
-from pretrain.optimizers import flat_buffers
-from pretrain.zero.construction import adds_locally, deepspeed_config, keys_against_adding
 from tests import tables
 from tests.conftest import TOP
 from tests.pretrain.forked import run_forked
@@ -218,7 +219,7 @@ def test_a_key_that_leaves_gradients_to_deepspeed_is_named(small_corpus, tmp_pat
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
     from deepspeed.accelerator import get_accelerator
 
-    from pretrain.zero.ranks import _environment_of_one_process
+    from pretrain.engine.ranks import _environment_of_one_process
 
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that they are as before after this test
@@ -236,8 +237,8 @@ def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
 
 def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     """The copy is finished once an update waits for it, or after the update if that doesn't."""
-    from pretrain.checkpoint.engine_state import HostCopies
-    from pretrain.zero.deepspeed_private import wrapped
+    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.deepspeed_private import wrapped
 
     layout, engine = own_layout(), engine_of(run_config(2))
     engine.step(0, 0, micro_batches(layout, 0))
@@ -375,7 +376,7 @@ class Reads(TorchDispatchMode):
 def test_counts_of_a_step_are_those_that_the_loader_has_made(one_rank):
     """20 launches a micro-batch for labels and tokens would be made on a GPU: `_agreed` makes some for a step, and
     what speed is computed from none."""
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.engine import Engine
 
     engine: Any = SimpleNamespace(device=torch.device("cpu"))
     found = []

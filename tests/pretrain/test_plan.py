@@ -20,11 +20,11 @@ from pretrain import hardware, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.functional.attention import using
+from pretrain.engine.construction import adds_locally, layers, prepare_layers
 from pretrain.hardware import GPUS, Gpu, threads_per_rank
+from pretrain.models.functional.attention import using
 from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
-from pretrain.zero.construction import adds_locally, layers, prepare_layers
 from tests import tables
 from tests.pretrain.forked import Forked
 from tests.pretrain.rank_processes import each, on_ranks
@@ -148,8 +148,8 @@ def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, o
 
 def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, and the most that existed during a step."""
-    from pretrain.optimizers import flat_buffers
-    from pretrain.zero.fragments import fragments
+    from pretrain.engine.fragments import fragments
+    from pretrain.engine.optimizers import flat_buffers
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from data_pipeline.corpus import open_corpus
 from pretrain import cli
-from pretrain.checkpoint.trained import TrainedModel
+from pretrain.engine.checkpoint.trained import TrainedModel
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.reading import c4_pages
 from tests.in_process import done_here

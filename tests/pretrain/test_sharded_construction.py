@@ -7,7 +7,7 @@ import torch
 
 from data_pipeline.corpus import open_corpus
 from pretrain import models
-from pretrain.checkpoint.trained import save_weights
+from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import LiveMemory
@@ -34,7 +34,7 @@ def whole(model: Model) -> dict[str, torch.Tensor]:
 
 
 def constructed(precision: str, changes: dict) -> tuple:
-    from pretrain.zero.construction import construct
+    from pretrain.engine.construction import construct
 
     config = run_config(3, changes, precision=precision)
     model = construct(config, config.model)
@@ -67,8 +67,8 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
 
 def loaded(checkpoint: Path, precision: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The weights that a model computes with, and this rank's fragments of the fp32 ones, by name."""
-    from pretrain.checkpoint.engine_state import restore
-    from pretrain.zero.fragments import fragments
+    from pretrain.engine.checkpoint.engine_state import restore
+    from pretrain.engine.fragments import fragments
 
     engine = engine_of(run_config(3, precision=precision))
     restore(engine, checkpoint, weights_only=True)
@@ -135,7 +135,7 @@ def test_secondary_shards_change_no_bit():
 
 def tensors_of_building(stage: int) -> tuple[float, float]:
     """The peak bytes of this rank's tensors while a model is built, per parameter; the share of its largest one."""
-    from pretrain.zero.construction import construct
+    from pretrain.engine.construction import construct
 
     config = run_config(stage, {"vocab_size": 1024, "d_model": 64, "d_ff": 1024}, precision="bf16")
     sizes = [parameter.numel() for parameter in models.outline(config.model).parameters()]

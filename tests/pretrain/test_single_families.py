@@ -16,13 +16,13 @@ from data_pipeline.objectives.language_modelling import PrefixLM
 from data_pipeline.objectives.text_to_text import InOneRow
 from data_pipeline.packing.examples import balanced
 from pretrain.config.run_config import DataSection
-from pretrain.functional.attention_bias import toeplitz
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
-from pretrain.generation.texts import padded
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import padded
 from pretrain.models import build, parse
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
+from pretrain.models.functional.attention_bias import toeplitz
 from pretrain.models.modern import ends_of_inputs
 from pretrain.models.positions import linear_bias, linear_bias_slopes, sinusoids
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket

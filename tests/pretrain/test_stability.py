@@ -12,8 +12,8 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.stream import Stream
 from data_pipeline.objectives.span_corruption import SpanCorruption
-from pretrain.checkpoint import index as checkpoint_index
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
@@ -37,8 +37,8 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
-    from pretrain.trainer.run import train_in_group
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.engine import Engine
+    from pretrain.train.run import train_in_group
 
     take_step, taken = Engine.step, []
 
@@ -63,7 +63,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
 def make_huge(engine: Any) -> None:
     """Sets the first weight of each parameter, where the model computes with it and in the optimizer's fp32 weights."""
-    from pretrain.zero.fragments import in_memory
+    from pretrain.engine.fragments import in_memory
 
     for parameter in engine.module.parameters():
         parameter.data.view(-1)[0] = HUGE

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
-from pretrain.evaluation import record
+from pretrain.engine import step_measures
+from pretrain.engine.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes, compared, named, waiting
+from pretrain.evaluate import record
 from pretrain.run.environment import place, this_machine
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
-from pretrain.trainer.callbacks.stragglers import WINDOW, Straggling
-from pretrain.zero import step_measures
-from pretrain.zero.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes, compared, named, waiting
+from pretrain.train.callbacks.stragglers import WINDOW, Straggling
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
@@ -129,10 +129,10 @@ def train_slowed(path, cause, first, share):
     By this rank's clock each of the two passes of a step takes half a second, and nothing else takes any time.
     """
     from data_pipeline.loading.batches import TrainingBatches
+    from pretrain.engine import step_measures
+    from pretrain.engine.engine import Engine
     from pretrain.models.layers import RMSNorm
-    from pretrain.trainer.run import train
-    from pretrain.zero import step_measures
-    from pretrain.zero.engine import Engine
+    from pretrain.train.run import train
 
     take_step, forward, load_batches = Engine.step, RMSNorm.forward, TrainingBatches.loader
     now, steps, norms = [0.0], [0], 2 * 12  # those of the model, in two micro-batches
@@ -227,7 +227,7 @@ def test_no_rank_computes_while_it_waits_in_a_collective():
 
 def named_while_busy_for(folder, steps):
     """The steps at which something is named, if rank 0 does something else too for so many steps."""
-    from pretrain.zero.step_measures import StepTimes
+    from pretrain.engine.step_measures import StepTimes
 
     now, times, found = [0], StepTimes(), []
     rank = int(os.environ["RANK"])

@@ -85,9 +85,9 @@ NEEDED = {
 def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[str], set[str]]]:
     """Of each case, the races, and the waits in the last step without one of which there is one. Each step has two
     micro-batches, and a checkpoint is copied after it. `smaller`: a bucket has no room for the largest parameter."""
-    from pretrain.checkpoint.engine_state import HostCopies
-    from pretrain.zero import engine as engines
-    from pretrain.zero.ranks import process_group
+    from pretrain.engine import engine as engines
+    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.ranks import process_group
     from tests.pretrain import recorded_streams  # makes classes of DeepSpeed's, which asks a rank for its device
 
     recorded_streams.use()

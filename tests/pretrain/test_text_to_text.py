@@ -12,16 +12,16 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
-from pretrain.checkpoint.directory import checkpoint_in
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
-from pretrain.evaluation.hook import Collectives, Evaluation
-from pretrain.evaluation.record import table
-from pretrain.evaluation.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.hook import Collectives, Evaluation
+from pretrain.evaluate.record import table
+from pretrain.evaluate.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
 from pretrain.run.metrics_file import read_metrics
-from pretrain.trainer.validate import validate
+from pretrain.train.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import on_ranks
@@ -191,7 +191,7 @@ def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatc
     held_out = SimpleNamespace(layout=BatchLayout(0, 1, 8, 1))
     for seconds, late in ((59, False), (61, True)):
         clock = SimpleNamespace(monotonic=iter([0, *[seconds] * 100]).__next__)
-        monkeypatch.setattr("pretrain.evaluation.hook.time", clock)
+        monkeypatch.setattr("pretrain.evaluate.hook.time", clock)
         collectives = Collectives(60.0, torch.device("cpu"), alone=True)
         evaluation = Evaluation(SimpleNamespace(), held_out, 0, collectives)
         assert evaluation.shared([1, 2, 3], list, int) == [1, 2, 3]

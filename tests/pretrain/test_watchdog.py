@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config.run_config import ComputeSection
+from pretrain.engine.construction import prepare_layers
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
-from pretrain.zero.construction import prepare_layers
 from tests.ports import free_port
 from tests.pretrain.rank_processes import PROCESSES, on_ranks
 from tests.tables import each
@@ -131,7 +131,7 @@ def test_while_another_rank_compiles_waiting_for_it_is_no_hang():
 
 
 def survives_a_compilation() -> int:
-    from pretrain.zero import construction as layerwise
+    from pretrain.engine import construction as layerwise
 
     clock: dict = {}
     exec(SKIP, clock)
@@ -186,7 +186,7 @@ def test_the_exit_code_is_that_of_the_error_and_no_process_is_left(tmp_path, err
 
 def end_with(error: BaseException | None, output: Path, child: Path) -> None:
     """A rank without an error leaves its group."""
-    from pretrain.zero import ranks
+    from pretrain.engine import ranks
 
     opened = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(opened, 1)
@@ -215,7 +215,7 @@ def test_a_rank_that_fails_while_its_thread_communicates_ends_with_its_exit_code
 
 
 def fail_beside_a_thread(rank: int, port: int) -> None:
-    from pretrain.zero import ranks
+    from pretrain.engine import ranks
 
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_SIZE": 2}
     os.environ |= {name: str(value) for name, value in {**own, "MASTER_PORT": port}.items()}

@@ -9,8 +9,8 @@ from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
 from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
-from pretrain.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run.train_state import TrainState
 from tests.pretrain.checkpoint_runs import OPTIMIZERS
 from tests.pretrain.rank_processes import on_ranks
@@ -67,11 +67,11 @@ def _saved_again(runs: list[RunConfig], sources: list[Path] | None) -> list[Path
 
 
 def _saved(config: RunConfig, source: Path | None) -> Path:
-    from pretrain.checkpoint.engine_state import restore
-    from pretrain.checkpoint.save import Saver
-    from pretrain.trainer.validate import validate
-    from pretrain.zero.construction import construct
-    from pretrain.zero.engine import Engine
+    from pretrain.engine.checkpoint.engine_state import restore
+    from pretrain.engine.checkpoint.save import Saver
+    from pretrain.engine.construction import construct
+    from pretrain.engine.engine import Engine
+    from pretrain.train.validate import validate
 
     setup = validate(config, 0, 1)
     _begin(config)

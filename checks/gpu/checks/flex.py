@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from checks.gpu.report import Report
-from pretrain.functional.attention import eager, flash
-from pretrain.functional.attention_bias import Pattern
+from pretrain.models.functional.attention import eager, flash
+from pretrain.models.functional.attention_bias import Pattern
 
 
 class Form(NamedTuple):

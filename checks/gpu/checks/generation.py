@@ -4,8 +4,8 @@ import torch
 
 from checks.gpu.report import Report
 from pretrain import models
-from pretrain.generation.decoding import generate
-from pretrain.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models.model import Model
 from tests.pretrain.small_families import FAMILIES
 

@@ -43,7 +43,7 @@ def _version(package: str) -> str | None:
 
 
 def _deepspeed_computes_on(device: str) -> bool:
-    from pretrain.zero.versions import check_version, deepspeed
+    from pretrain.engine.versions import check_version, deepspeed
 
     check_version()
     return deepspeed.accelerator.get_accelerator().device_name() == device

@@ -19,8 +19,8 @@ from checks.gpu.workload import (
     seconds_of,
 )
 from data_pipeline.loading.prefetch import on_device
+from pretrain.engine.ranks import process_group
 from pretrain.models.t5 import RelativePositionBias
-from pretrain.zero.ranks import process_group
 
 NOISE = 0.05  # of a time
 TOP = 30  # kernels of the profile
@@ -85,7 +85,7 @@ def _tell(report: Report, form: str, ms: float, trace: Trace) -> None:
 
 def steps(report: Report) -> None:
     """Each form with 128 and with 64 rows a micro-batch, the same bits with a graph and without it, and large."""
-    from pretrain.zero.construction import forget_compiled  # with DeepSpeed, which chooses its accelerator then
+    from pretrain.engine.construction import forget_compiled  # with DeepSpeed, which chooses its accelerator then
 
     work, large = Workload(report), Workload(report, LARGE)
     measured = measured_peak(report)

@@ -16,4 +16,4 @@ def _record(engine) -> None:
 if "RANK" in os.environ and "RECORDED_ROWS" in os.environ:
     from tests.planting import Planting
 
-    Planting(["pretrain.zero.engine"], _record).start()
+    Planting(["pretrain.engine.engine"], _record).start()

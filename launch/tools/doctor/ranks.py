@@ -15,8 +15,8 @@ from data_pipeline.foundation.config_file import load
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
+from pretrain.engine.ranks import process_group
 from pretrain.hardware import device_type, local_gpu
-from pretrain.zero.ranks import process_group
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -69,8 +69,8 @@ def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
 def numerics(settings: Settings) -> list[Finding]:
     """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
     # DeepSpeed chooses its accelerator when it is imported: in the process group
-    from pretrain.zero import numerics as zero_numerics
-    from pretrain.zero import versions
+    from pretrain.engine import numerics as zero_numerics
+    from pretrain.engine import versions
 
     path, *overrides = settings.run_file
     config = load(Path(path), overrides, RunConfig)

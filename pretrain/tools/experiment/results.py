@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
-from pretrain.checkpoint import index as checkpoint_index
-from pretrain.checkpoint.directory import newest
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import newest
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment.experiment_folder import PlannedRun

@@ -13,14 +13,14 @@ from data_pipeline.foundation.formatting import counted, duration, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from data_pipeline.foundation.progress import set_activity
 from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
-from pretrain.evaluation.record import png
+from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.run import metrics_file
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.tracking.mlflow_store import client, one_line, parent_run
-from pretrain.tracking.tracker import sync
+from pretrain.train.tracking.mlflow_store import client, one_line, parent_run
+from pretrain.train.tracking.tracker import sync
 
 _SECONDS_TO_PROGRESS = 30.0
 

@@ -1,0 +1,201 @@
+"""The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
+
+Only names of this form count. Any other name, in the directory or in `latest`, is never followed. A run's directory in
+a node's memory has checkpoints under the same names. The latest valid checkpoint of a run is found here, too. Imports
+no PyTorch, since launchers use it.
+"""
+
+import logging
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
+from pretrain.run import node_memory
+
+if TYPE_CHECKING:
+    from pretrain.engine.checkpoint import index as checkpoint_index
+
+_LONGEST = 4096  # bytes of `latest`
+_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
+
+
+def checkpoint_directory(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def step_in_name(name: str) -> int | None:
+    """The step in the name of a checkpoint's directory; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def all_steps(run: Path) -> list[int]:
+    """The steps of the checkpoints of `run`, ascending, valid or not."""
+    found = [step_in_name(path.name) for path in (run / "checkpoints").glob("step-*") if path.is_dir()]
+    return sorted(step for step in found if step is not None)
+
+
+def candidates(run: Path) -> tuple[list[Path], str | None]:
+    """The checkpoints that `run` could resume from, in the order to try them, and what is wrong with `latest`.
+
+    They are the one that `latest` names and those before it, newest first. If `latest` is missing or names no
+    checkpoint, they are all checkpoints, and the second value describes the problem.
+    """
+    newest_first = all_steps(run)[::-1]
+    named, problem = _latest(run)
+    if named is None:
+        return [checkpoint_directory(run, step) for step in newest_first], problem if newest_first else None
+    return [checkpoint_directory(run, step) for step in (named, *(step for step in newest_first if step < named))], None
+
+
+def set_aside(directory: Path) -> Path:
+    """Renames a checkpoint from which nothing sound was computed, so that no run resumes from it; its new path."""
+    aside = directory.with_name(f"unsound-{directory.name}")
+    if aside.exists():
+        shutil.rmtree(aside)  # of the same step, from an attempt before
+    directory.rename(aside)
+    return aside
+
+
+def set_aside_after(run: Path, step: int) -> str:
+    """Sets the checkpoints of `run` after `step` aside: they may be wrong. The oldest of all stays in any case, since
+    the run would begin anew. Returns what is to be said of that after an error, "" if nothing is."""
+    steps = all_steps(run)
+    kept = [one for one in steps if one <= step] or steps[:1]
+    if len(kept) < len(steps):
+        set_latest(run, kept[-1])
+    aside = [set_aside(checkpoint_directory(run, one)).name for one in steps if one not in kept]
+    said = f"; {', '.join(aside)}: set aside" if aside else ""
+    if kept and kept[-1] > step:
+        oldest = checkpoint_directory(run, kept[-1]).name
+        said += f"; {oldest} may be wrong too, but none is older: the run resumes from it; --fresh begins a new one"
+    return said
+
+
+def set_latest(run: Path, step: int) -> None:
+    write_bytes(run / "checkpoints" / "latest", (checkpoint_directory(run, step).name + "\n").encode())
+
+
+def _latest(run: Path) -> tuple[int | None, str]:
+    """The step that `latest` names, or None and the reason."""
+    path = run / "checkpoints" / "latest"
+    try:
+        found = path.lstat()
+        # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
+            return None, f"{path}: names no checkpoint: it is no small regular file"
+        name = path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return None, f"{path}: missing"
+    except OSError as error:
+        return None, f"{path}: can't be read: {error.strerror}"
+    step = step_in_name(name)
+    return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"
+
+
+def release_memory(run: Path) -> str | None:
+    """Removes what `run` has in this node's memory, unless the disk has no checkpoint as new; then returns a message.
+
+    The same command resumes from there, as long as the machine isn't started again. If it has begun already, as after
+    a requeue, nothing is removed.
+    """
+    node = node_memory.path(run)
+    if node is None or _removed(node, run):
+        return None
+    step, on_disk = max(all_steps(node), default=0), max(all_steps(run), default=0)
+    if step <= on_disk:
+        return None
+    than = f"step {on_disk:,}" if on_disk else "no checkpoint"
+    return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; a start of this run resumes from memory"
+
+
+def remove_left_in_memory() -> None:
+    """Removes what runs of this user have left that were killed, unless it is newer than their checkpoints on disk."""
+    for node, run in node_memory.runs():
+        _removed(node, run)
+
+
+def _removed(node: Path, run: Path | None) -> bool:
+    """Removes a run's directory in memory if no supervisor uses it and it has nothing newer than the disk."""
+    with node_memory.locked(node) as is_there:
+        if not is_there or node_memory.is_used(node):
+            return False
+        newer = run is not None and run.is_dir() and max(all_steps(node), default=0) > max(all_steps(run), default=0)
+        if not newer:
+            shutil.rmtree(node, ignore_errors=True)
+        return not newer
+
+
+logger = logging.getLogger(__name__)
+
+
+def checkpoint_in(path: Path) -> Path:
+    """`path` if it is a checkpoint, else the newest valid checkpoint of the run directory `path`.
+
+    Raises FailedError if the run has checkpoints but none of them is valid.
+    """
+    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
+    return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
+
+
+def newest(run: Path) -> Path | None:
+    """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
+
+    Raises FailedError if the run has checkpoints but none of them is valid.
+    """
+    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
+    return first_valid(run, lambda one: damage(one, checkpoint_index.missing_or_short), candidates(run))
+
+
+def is_valid(directory: Path) -> bool:
+    """True if every file of a checkpoint has the content that was written."""
+    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
+    return damage(directory, checkpoint_index.verify) is None
+
+
+def first_valid(
+    run: Path, damage: Callable[[Path], str | None], candidates_and_problem: tuple[list[Path], str | None]
+) -> Path | None:
+    """The first of the `candidates` of `run` without `damage`; what is wrong with those before it is logged.
+
+    None if there are none. Raises FailedError if all of them are damaged.
+    """
+    directories, problem = candidates_and_problem
+    found = [problem] if problem else []
+    for directory in directories:
+        reason = damage(directory)
+        if reason is None:
+            for line in found:
+                logger.warning("%s; resuming from %s", line, directory)
+            return directory
+        found.append(reason)
+    if directories:
+        raise FailedError("\n".join([*found, f"{run}: no checkpoint is valid; --fresh starts a new run in its place"]))
+    return None
+
+
+def damage(directory: Path, check: "Callable[[Path, checkpoint_index.Index], None]") -> str | None:
+    """What is wrong with a checkpoint: its index, or what `check` finds.
+
+    Raises MissingPackage: nothing is damaged then, and no earlier checkpoint would do.
+    """
+    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
+
+    try:
+        named, index = step_in_name(directory.name), checkpoint_index.read(directory)
+        if named != index.step:
+            return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
+        check(directory, index)
+    except MissingPackage:
+        raise
+    except (UserError, OSError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,212 @@
+"""The state of an engine: copied to host memory, from which checkpoints are written while training continues, and
+restored from a checkpoint.
+
+Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,
+and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
+"""
+
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.engine.checkpoint.index import Piece
+from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
+from pretrain.engine.deepspeed_private import flat_buffers, loaded, swapped, update_parameters, wrapped
+from pretrain.engine.engine import Engine
+from pretrain.engine.fragments import fragments, in_memory
+from pretrain.engine.optimizers.flat_buffers import Sharded
+from pretrain.run import watchdog
+
+
+class _Pages(mmap.mmap):
+    """Pages that are unlocked, if a GPU may read and write them by itself, before they are given back."""
+
+    unlock: Callable[[], object] = staticmethod(lambda: None)
+
+    def __del__(self) -> None:
+        self.unlock()
+
+
+def host_memory(size: int, page_locked: bool = False, path: Path | None = None, runtime: Any = None) -> Tensor:
+    """`size` bytes (size,) on the host: of this process alone, or the content of a new file in a memory file system.
+
+    PyTorch's own page-locked memory rounds up to a power of two: 1.5 GB take 2.1 GB. `runtime`: CUDA's, by default
+    PyTorch's. Raises OSError if the file system is full, MemoryError where the system locks no more pages; those of a
+    file then stay as they are.
+    """
+    if path is None:
+        pages = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        with path.open("x+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
+            pages = _Pages(file.fileno(), size)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    if not page_locked:
+        return whole
+    if path is None:
+        pages.madvise(mmap.MADV_DONTFORK)  # else a write after a fork would move a page away from under the GPU
+    runtime, address = runtime or torch.cuda.cudart(), whole.data_ptr()
+    code = int(runtime.cudaHostRegister(address, size, 0))
+    if code == 0:
+        pages.unlock = partial(runtime.cudaHostUnregister, address)
+    elif path is None:
+        raise MemoryError(f"cudaHostRegister: error {code} for {size:,} bytes (ulimit -l, memory of the node)")
+    return whole
+
+
+@dataclass
+class Copy:
+    """This rank's state: tensors by "STATE/NAME", complete after `finish`, and the fragments that they hold.
+
+    `image`: the bytes of a safetensors file of the tensors. `seconds`: how long training has waited for the copy.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    image: Tensor = field(default_factory=lambda: torch.empty(0))
+    seconds: float = 0.0
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
+    _done: threading.Event = field(default_factory=threading.Event)
+    _event: Any = None  # where the device copies by itself
+    _device: Any = None
+
+    def begin(self, accelerator: Any) -> None:
+        """Starts to copy if the device does so by itself. `accelerator`: DeepSpeed's."""
+        if accelerator.is_synchronized_device():
+            return
+        self._device, stream = accelerator, accelerator.Stream()
+        stream.wait_stream(accelerator.current_stream())
+        with accelerator.stream(stream):
+            for to, source in self.pending:
+                to.copy_(source, non_blocking=True)
+            self._event = stream.record_event()
+        self._done.set()
+
+    def finish(self) -> None:
+        """Completes the copy. Called from a thread of its own."""
+        try:
+            if self._event is not None:
+                self._event.synchronize()
+            for to, source in self.pending if self._event is None else ():
+                to.copy_(source)
+        finally:
+            self.pending.clear()
+            self._done.set()
+
+    def wait(self) -> None:
+        """Returns when the state may change."""
+        started = time.perf_counter()
+        self._done.wait()
+        if self._event is not None:
+            self._device.current_stream().wait_event(self._event)
+        self.seconds += time.perf_counter() - started
+
+
+def copy_bytes(engine: Engine) -> int:
+    """About the bytes of a copy of this rank's state: its parameters, two moments and, if it is kept, the average."""
+    tensors = 3 if engine.config.optimizer.ema_decay is None else 4
+    return 4 * tensors * sum(fragment.size for fragment in fragments(engine.deepspeed))
+
+
+class HostCopies:
+    """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy.
+
+    The memory has the content of a safetensors file. `allocate` makes it: so many bytes, page-locked if a GPU copies.
+    """
+
+    def __init__(self, engine: Engine, allocate: Callable[[int, bool], Tensor] = host_memory):
+        self._engine, self._current, self._allocate = engine, Copy(), allocate
+        self._image, self._shapes = torch.empty(0), dict[str, list[int]]()
+        self._tensors: dict[str, Tensor] = {}
+        self._current.finish()
+        wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
+
+    def take(self) -> Copy:
+        """Begins a copy. The one before must not be used any more. Raises OSError if there is too little memory."""
+        copy, deepspeed = Copy(), self._engine.deepspeed
+        optimizer = wrapped(deepspeed)
+        state: dict[Tensor, dict[str, Tensor]] = optimizer.state
+        factored = optimizer.factored_state() if isinstance(optimizer, Sharded) else {}
+        buffers = [(buffer.tensor, [one for one in buffer.fragments if one.size]) for buffer in flat_buffers(deepspeed)]
+        shapes: dict[str, list[int]] = {}
+        whole: dict[str, Tensor] = {}
+        scalars = _scalars([state.get(buffer, {}) for buffer, _ in buffers])
+        for (buffer, owned), single in zip(buffers, scalars, strict=True):
+            names = [name for name, value in state.get(buffer, {}).items() if value.dim()]
+            for one in owned:
+                others = factored.get(one.name, {}) if one.start == 0 else {}
+                shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names)}
+                whole |= {f"{name}/{one.name}": value for name, value in others.items()}
+                copy.pieces[one.name] = Piece(one.start, one.size, list(one.shape), single, names, list(others))
+        self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
+        copy.image, copy.tensors = self._image, dict(self._tensors)
+        for number, (buffer, owned) in enumerate(buffers):
+            watchdog.alive()
+            with loaded(deepspeed, number):
+                for one in owned:
+                    for name in (PARAMETER, *copy.pieces[one.name].states):
+                        values = buffer.data if name == PARAMETER else state[buffer][name].detach()
+                        to, source = copy.tensors[f"{name}/{one.name}"], one.view(values)
+                        if swapped(deepspeed, number):  # it is in memory only now
+                            to.copy_(source)
+                        else:
+                            copy.pending.append((to, source))
+        copy.pending += [(copy.tensors[name], value) for name, value in whole.items()]
+        copy.begin(self._engine.accelerator)
+        self._current = copy
+        return copy
+
+    def _lay_out(self, shapes: dict[str, list[int]], page_locked: bool) -> None:
+        """Has memory for tensors of these shapes, which an optimizer may change in its first step."""
+        if shapes == self._shapes:
+            return
+        beginning, sizes = bytearray(header(shapes)), [math.prod(shape) for shape in shapes.values()]
+        self._image = self._allocate(len(beginning) + 4 * sum(sizes), page_locked)
+        self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
+        values = self._image[len(beginning) :].view(torch.float32).split(sizes)
+        self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}
+        self._shapes = shapes
+
+
+def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """The scalars among the optimizer's states of each flat buffer, which are read from the device together."""
+    single = [{name: value for name, value in one.items() if not value.dim()} for one in slots]
+    values = [value.float() for one in single for value in one.values()]
+    read = iter(torch.stack(values).tolist() if values else [])
+    return [{name: next(read) for name in one} for one in single]
+
+
+def restore(engine: Engine, directory: Path, weights_only: bool = False) -> None:
+    """Loads a checkpoint's parameters and optimizer state, or its weights alone, into an engine. All ranks call it
+    together.
+
+    Each rank reads what it owns. The files must have been verified before.
+    """
+    stored, optimizer = StoredTensors(directory), wrapped(engine.deepspeed)
+    for fragment in in_memory(engine.deepspeed):
+        watchdog.alive()
+        elements = (fragment.name, fragment.start, fragment.size)
+        fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))
+        if weights_only:
+            continue
+        slots = optimizer.state.setdefault(fragment.buffer, {})
+        for name, value in stored.scalars(fragment.name).items():
+            slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
+        for name in stored.states(fragment.name):
+            if name not in slots:
+                slots[name] = torch.zeros_like(fragment.buffer.data)
+            fragment.view(slots[name]).copy_(stored.read(name, *elements))
+    if isinstance(optimizer, Sharded) and not weights_only:
+        optimizer.set_factored_state(stored.factored_state())
+    update_parameters(engine.deepspeed)
+    load_buffers(engine.deepspeed.module, directory)

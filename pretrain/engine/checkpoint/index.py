@@ -1,0 +1,295 @@
+"""The description of a checkpoint: index.json, which is written last, and rank-00000.json, which has the fragments in
+the safetensors file beside it. Reads no tensors."""
+
+import json
+import mmap
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import xxhash
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+
+from data_pipeline.foundation import packages
+from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
+from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
+from data_pipeline.foundation.json_file import PathBelow, parse_json
+from data_pipeline.loading.stream import Mixture, Skipped, changed, differences
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.config.run_config import CheckpointSection
+from pretrain.engine.checkpoint import rank_file
+from pretrain.models import FAMILIES, ModelConfig, parse
+from pretrain.run.train_state import Health, TrainState
+
+FORMAT_VERSION = 2
+Size = Annotated[int, Field(ge=0, lt=2**62)]
+Identity = dict[str, Any]
+"""The identity of a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class File:
+    """Size and checksum of a file of the checkpoint."""
+
+    bytes: NonNegativeInt
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @classmethod
+    def of(cls, path: Path, progress: Callable[[], None] = lambda: None) -> "File":
+        """That of the file `path`. Calls `progress` as it is read."""
+        return cls(path.stat().st_size, sha256(path, progress))
+
+    def matches(self, path: Path, progress: Callable[[], None]) -> bool:
+        """True if `path` has this content. Calls `progress` as it is read."""
+        return File.of(path, progress) == self
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """Size and checksum of a file of tensors in a node's memory, where a sha256 would take ten times as long."""
+
+    bytes: NonNegativeInt
+    xxh3: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+    def matches(self, path: Path, progress: Callable[[], None]) -> bool:
+        """True if `path` has this content."""
+        progress()
+        if path.stat().st_size != self.bytes:
+            return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return xxhash.xxh3_128_hexdigest(mapped) == self.xxh3
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
+
+    `mixture` gives the number of rows of each corpus before a position. `resumed`: the step that it has resumed from.
+    """
+
+    run: Path
+    rank: int
+    ranks: int
+    zero_stage: int
+    identity: Identity
+    config_fingerprint: str
+    tokenizer: Tokenizer
+    mixture: Mixture
+    settings: CheckpointSection
+    resumed: int | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """The content of index.json.
+
+    `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
+    each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
+    resolved run file. `files` has a path below the checkpoint as key. `weights` is the fingerprint of the fp32 weights
+    when they were used, before they were copied. `unlogged` and `callbacks` are those of `TrainState`. `family_from` is
+    the package that offered the model's family; "" if it ships.
+    """
+
+    step: NonNegativeInt
+    position: Annotated[int, Field(ge=0, lt=2**62)]
+    consumed: list[NonNegativeInt]
+    skipped: list[Skipped]
+    config_fingerprint: str
+    identity: Identity
+    world_size: PositiveInt
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    files: dict[PathBelow, File | MappedFile]
+    health: Health = field(default_factory=Health)
+    weights: str | None = None
+    unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    family_from: str = ""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def train_state(self) -> TrainState:
+        """The progress of the run when it saved the checkpoint."""
+        return TrainState(**{one.name: getattr(self, one.name) for one in fields(TrainState)})
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model that the weights belong to."""
+        return _model(self.identity)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that contradict each other."""
+        if sum(self.consumed) != self.position:
+            raise ValueError(f"position: {self.position}, but the rows consumed add up to {sum(self.consumed)}")
+        for rank in range(self.world_size):
+            for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
+                if name not in self.files:
+                    raise ValueError(f"files: {name} is missing, and world_size is {self.world_size}")
+        _model(self.identity, self.family_from)
+
+    def differences(self, identity: Identity) -> list[str]:
+        """How the checkpoint's run differs from `identity`, one line for each key."""
+        lines, found = [], changed(self.identity, json.loads(json.dumps(identity)))
+        kinds = {key.rpartition(".")[0] for key, _, _ in found if _KIND.search(key)}
+        for key, old, new in found:
+            if _CONTENT.fullmatch(key) and old and new:
+                lines.append(f"{_NAMED.get(key, key)} is another one than there")
+            elif _KIND.search(key) or not any(key.startswith(f"{section}.") for section in kinds):
+                lines += differences({_NAMED.get(key, key): old}, {_NAMED.get(key, key): new})
+        of_another = f"the checkpoint of step {self.step} is of another run"
+        return [f"{of_another}: {line}; set it back, or {ANOTHER_RUN}" for line in lines]
+
+    def write(self, directory: Path) -> None:
+        """Writes index.json, which must be the last file of a checkpoint."""
+        values = asdict(self)
+        write_json(directory / INDEX, {**values, _CHECKSUM: _checksum(values)})
+
+
+ANOTHER_RUN = "begin another run with --fresh or another run.directory"
+# a section's kind, by which its other keys differ too; contents of what keys of a run file name, and those keys
+_KIND = re.compile(r"\.(name|family)$")
+_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")
+_NAMED = {"tokenizer_sha256": "data.train.0.corpus's tokenizer", "wrapper.teacher_sha256": "wrapper.teacher"}
+_CHECKSUM = "checksum"  # of the index's other keys
+
+
+def _checksum(values: Mapping[str, object]) -> str:
+    return fingerprint({key: value for key, value in values.items() if key != _CHECKSUM})
+
+
+def read(directory: Path) -> Index:
+    """The index of a checkpoint. Raises UserError if there is none, FailedError if it is damaged, MissingPackage if the
+    package with the model's family isn't installed."""
+    path = directory / INDEX
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None
+    except OSError as error:
+        raise FailedError(f"{path}: can't be read: {error.strerror}") from None
+    values = parse_json(content, dict[str, object], path)
+    version = values.get("format_version")
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
+    if values.get(_CHECKSUM) != _checksum(values):
+        raise FailedError(f"{path}: damaged: its checksum doesn't match its content")
+    try:
+        return parse_json(content, Index, path)
+    except MissingPackage as error:
+        raise MissingPackage(f"{path}: {error}") from None
+
+
+def _model(identity: Identity, family_from: str = "") -> ModelConfig:
+    """The model of `identity`. Raises ValueError if it is missing or invalid, MissingPackage if its family's package
+    isn't installed, or another version in which the family has other settings."""
+    model = identity.get("model")
+    family = model.get("family") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(family, str):
+        raise ValueError(f"identity.model.family: expected a name, got {family!r}")
+    if family not in FAMILIES:
+        lacking = packages.missing("families", family)
+        raise MissingPackage(f"identity.model.family: {lacking}; {packages.installed_then(family_from)}")
+    try:
+        config = parse(model)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"identity.model.{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if (installed := packages.offering("families", family)) != family_from:
+            raise MissingPackage(f"{problem} in {installed}; {packages.installed_then(family_from)}") from None
+        raise ValueError(problem) from None
+    if config.vocab_size is None:
+        raise ValueError("identity.model.vocab_size: missing")
+    return config
+
+
+def verify(
+    directory: Path, index: Index, share: slice = slice(None), progress: Callable[[], None] = lambda: None
+) -> None:
+    """Raises FailedError naming the first file that doesn't match the index.
+
+    `share` selects among the files, sorted by name. `progress` is called as the files are read.
+    """
+    missing_or_short(directory, index)
+    for name in sorted(index.files)[share]:
+        if not index.files[name].matches(directory / name, progress):
+            raise FailedError(f"{directory / name}: damaged: its checksum differs from {INDEX}'s")
+
+
+def missing_or_short(directory: Path, index: Index) -> None:
+    """Raises FailedError naming the first file that is missing or hasn't the size that the index says."""
+    for name, expected in sorted(index.files.items()):
+        path = directory / name
+        if not path.is_file():
+            raise FailedError(f"{path}: missing from the checkpoint")
+        if path.stat().st_size != expected.bytes:
+            raise FailedError(f"{path}: damaged: {path.stat().st_size} bytes, {INDEX} says {expected.bytes}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start` … `start` + `size` − 1 of a flattened parameter of `shape`.
+
+    `scalars` are the optimizer's scalars for the parameter. `states` names the optimizer states with the parameter's
+    layout; `whole` names those of other shapes, which this rank writes for the whole parameter.
+    """
+
+    start: Size
+    size: Size
+    shape: list[NonNegativeInt]
+    scalars: dict[str, FiniteFloat] = field(default_factory=dict)
+    states: list[str] = field(default_factory=list)
+    whole: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of a rank's .json file: the fragments in the safetensors file beside it, by parameter name."""
+
+    fragments: dict[str, Piece]
+
+
+Files = Mapping[str, File | MappedFile]
+"""Descriptions of files, by their path below the checkpoint."""
+
+
+def write_table(directory: Path, rank: int, pieces: dict[str, Piece]) -> Files:
+    """Writes the table of the fragments of `rank`; returns its description."""
+    path = directory / f"{rank_file(rank)}.json"
+    write_json(path, Table(pieces))
+    return {path.name: File.of(path)}
+
+
+def write_run_index(
+    directory: Path, described: Files, origin: Origin, train_state: TrainState, weights: str | None = None
+) -> Index:
+    """`write_index` for a run that stands at `train_state`. `weights`: their fingerprint."""
+    return write_index(
+        directory,
+        described,
+        **vars(train_state),
+        consumed=origin.mixture.consumed(train_state.position),
+        config_fingerprint=origin.config_fingerprint,
+        identity=origin.identity,
+        world_size=origin.ranks,
+        zero_stage=origin.zero_stage,
+        weights=weights,
+    )
+
+
+def write_index(directory: Path, described: Files, **values: Any) -> Index:
+    """Writes the index, the last file of a checkpoint, with the other `values` of `Index`.
+
+    Files that are `described` are not read again; the others are brought to the disk.
+    """
+    files = dict(described)
+    for path in directory.rglob("*"):
+        name = str(path.relative_to(directory))
+        if path.is_file() and name not in {*described, INDEX} and not name.endswith(TEMPORARY_SUFFIX):
+            flush(path)
+            files[name] = File.of(path)
+    family_from = packages.offering("families", values["identity"]["model"]["family"])
+    index = Index(files=dict(sorted(files.items())), family_from=family_from, **values)
+    index.write(directory)
+    return index

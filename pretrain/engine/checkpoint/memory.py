@@ -1,0 +1,243 @@
+"""Checkpoints in the memory of each node, taken every few steps: after a failure, a run resumes from the newest.
+
+They are those that `save.py` writes, below the node's directory in a memory file system. A rank's file of tensors stays
+mapped, so that the state is copied right into it. Each rank has two such files and fills one after the other: at any
+moment a whole checkpoint is there. Ranks take the same steps, since they agree beside the sums that they exchange in
+each step anyway. When the state of all of them is copied, the first rank of each node gives the checkpoint its name.
+
+A node that is lost takes its memory with it. So on several nodes, each rank also sends its files to a rank of the next
+node, which keeps them beside its own (Wang et al. 2023, Gemini).
+"""
+
+import contextlib
+import shutil
+import threading
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.json_file import read_valid_json
+from pretrain.engine.checkpoint import rank_file
+from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
+from pretrain.engine.checkpoint.engine_state import Copy, HostCopies, copy_bytes, host_memory
+from pretrain.engine.checkpoint.index import Files, MappedFile, Origin, write_run_index, write_table
+from pretrain.engine.checkpoint.save import write_common, write_together
+from pretrain.engine.checkpoint.tensors import model_buffers
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import group_of_threads, on_each_rank, on_rank_0
+from pretrain.run.train_state import TrainState
+
+_RUN_NAME = "memory.json"
+_SLOTS = 2
+_SHARE = 0.002  # of a step's time that a checkpoint may take on average
+_MOST_BYTES = 1 << 30  # of a message
+
+
+def interval(seconds: float, step: float) -> int:
+    """Steps from one checkpoint that takes `seconds` to the next, 1000 at most, where a step takes `step` seconds."""
+    return max(1, min(1000, round(seconds / (_SHARE * step) + 0.5)))
+
+
+def run_name(directory: Path) -> str | None:
+    """The token that tells a run from others that were in its directory, as RUN/checkpoints or a node's memory has it.
+
+    None if there were never checkpoints in memory.
+    """
+    found = read_valid_json(directory / _RUN_NAME, dict[str, str])
+    return found.get("run") if found else None
+
+
+def memory_bytes(engine: Engine, nodes: int) -> int:
+    """About the bytes that checkpoints in memory take for this rank of a run on so many nodes: a copy of its state in
+    each slot."""
+    copies = 2 if nodes > 1 else 1  # those of another node's rank too
+    return copies * _SLOTS * copy_bytes(engine)
+
+
+class MemoryCheckpoints:
+    """Takes checkpoints in memory while a run trains. All ranks create one and call it together.
+
+    `node` is the run's directory in this node's memory, and `nodes` has the ranks of each. `every`: steps from one to
+    the next; "auto": as few as cost less than one percent of the time. Raises FailedError if a node has no room.
+    """
+
+    def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
+        self._engine, self._origin, self._node = engine, origin, node
+        self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
+        self._first_of_node = origin.rank in [ranks[0] for ranks in nodes]
+        self._slots = [_Slot(engine, node, origin.rank, number) for number in range(_SLOTS)]
+        self._number = self._step = 0
+        self._storing: threading.Thread | None = None
+        self._began, self._seconds = time.monotonic(), 0.0
+        self.problem: str | None = None
+        """Why there are no more of them, once this rank or another can't take one."""
+        name = on_rank_0(self._name_run, str)
+        on_each_rank(lambda: self._prepare(name))  # before the first slot is filled
+        self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
+        self._group = group_of_threads()
+
+    def _name_run(self) -> str:
+        checkpoints = self._origin.run / "checkpoints"
+        if (name := run_name(checkpoints)) is None:
+            checkpoints.mkdir(exist_ok=True)
+            write_json(checkpoints / _RUN_NAME, {"run": (name := uuid.uuid4().hex)})
+        return name
+
+    def _prepare(self, name: str) -> None:
+        """On the first rank of a node, removes checkpoints but the one that this run has resumed from, and puts into
+        each slot the files that no rank owns."""
+        if not self._first_of_node:
+            return
+        origin = self._origin
+        for left in (self._node / "checkpoints").glob("*"):
+            if origin.resumed is None or left != checkpoint_directory(self._node, origin.resumed):
+                shutil.rmtree(left, ignore_errors=True)
+        for slot in self._slots:
+            slot.directory.mkdir(parents=True)
+            write_common(origin, model_buffers(self._engine.deepspeed.module), slot.directory)
+        write_json(self._node / _RUN_NAME, {"run": name})
+
+    def due(self, step: int) -> bool:
+        """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
+        stored = self._storing is None or not self._storing.is_alive()
+        return self.problem is None and stored and step - self._step >= self._every
+
+    def take(self, train_state: TrainState) -> None:
+        """Begins to copy the state of this rank. The ranks must have agreed that all are due, and the step must be in
+        the log of metrics: a run may resume after it."""
+        started = time.perf_counter()
+        if self._storing is not None:
+            self.close()
+            self._adjust(self._seconds)
+        slot = self._slots[self._number % _SLOTS]
+        self._number, self._step = self._number + 1, train_state.step
+        copy: Copy | OSError
+        try:
+            slot.withdraw()
+            copy = slot.copies.take()
+        except OSError as error:
+            copy = error
+        self._seconds = time.perf_counter() - started
+        arguments = (slot, copy, train_state)
+        self._storing = threading.Thread(target=self._store, args=arguments, name="memory checkpoint", daemon=True)
+        self._storing.start()
+
+    def _store(self, slot: "_Slot", copy: "Copy | OSError", train_state: TrainState) -> None:
+        """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
+        try:
+            files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
+            if self._neighbours:
+                self._exchange(slot, files)
+            on_each_rank(lambda: self._name(slot, files, state), self._group)
+        except Exception as error:  # no room, or a rank is gone
+            self.problem = f"{self._node}: {' '.join(str(error).split())}: no further checkpoints in memory"
+        self._seconds += time.thread_time() + (copy.seconds if isinstance(copy, Copy) else 0.0)
+
+    def _name(self, slot: "_Slot", files: Files, state: TrainState) -> None:
+        """Gives the checkpoint its name, on the first rank of each node."""
+        slot.place = checkpoint_directory(self._node, state.step)
+        if not self._first_of_node:
+            return
+        write_run_index(slot.directory, files, self._origin, state)
+        slot.directory.rename(slot.place)
+        for step in all_steps(self._node)[:-_SLOTS]:  # the one that was resumed from
+            shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
+
+    def _exchange(self, slot: "_Slot", files: Files) -> None:
+        """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
+        assert self._neighbours
+        to, sources = self._neighbours
+        incoming = on_each_rank(lambda: {source: slot.room(source, files) for source in sources}, self._group)
+        table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
+        sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
+        pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
+        for source, parts in incoming.items():
+            pending += [dist.irecv(part, source, self._group, tag=number) for number, part in enumerate(parts)]
+        for one in pending:
+            one.wait()
+        tables = {source: table for source, (table, *_) in incoming.items()}
+        on_each_rank(partial(slot.keep, tables), self._group)
+
+    def _adjust(self, seconds: float) -> None:
+        """Sets the number of steps between checkpoints from the cost of the last one."""
+        now = time.monotonic()
+        if self._auto and self._number > 1:  # the first one includes the start
+            self._every = interval(seconds, (now - self._began) / self._every)
+        self._began = now
+
+    def forget(self) -> None:
+        """Drops the checkpoints in memory: the run has gone back to a step before it."""
+        self.close()
+        dist.barrier()  # all ranks' files, and what other nodes keep of them, are stored
+        for slot in self._slots:
+            slot.withdraw()
+        if self._first_of_node:
+            for step in all_steps(self._node):  # the one that was resumed from
+                shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
+        dist.barrier()
+        self._step = 0
+
+    def close(self) -> None:
+        if self._storing is not None:
+            self._storing.join()
+
+
+class _Slot:
+    """One of the files that this rank fills by turns, beside those that it keeps for ranks of another node.
+
+    They are in `directory`, and then in the checkpoint that they are a part of: `place` says where.
+    """
+
+    def __init__(self, engine: Engine, node: Path, rank: int, number: int):
+        self.directory = self.place = node / "checkpoints" / f".slot-{number}"
+        self.files: dict[int, Tensor] = {}  # the bytes of tensors' files by rank, mapped
+        self.copies = HostCopies(engine, lambda size, page_locked: self.file(rank, size, page_locked))
+
+    def file(self, rank: int, size: int, page_locked: bool = False) -> Tensor:
+        """The file of the tensors of `rank`. Raises OSError if there is too little memory."""
+        if rank not in self.files or self.files[rank].numel() != size:
+            path = self.directory / f"{rank_file(rank)}.safetensors"
+            path.unlink(missing_ok=True)
+            self.files[rank] = host_memory(size, page_locked, path)
+        return self.files[rank]
+
+    def room(self, rank: int, files: Files) -> list[Tensor]:
+        """Where the files of a rank of another node arrive: the table of its fragments, and parts of its tensors."""
+        table = torch.empty(files[f"{rank_file(rank)}.json"].bytes, dtype=torch.uint8)
+        return [table, *self.file(rank, files[f"{rank_file(rank)}.safetensors"].bytes).split(_MOST_BYTES)]
+
+    def keep(self, tables: dict[int, Tensor]) -> None:
+        """Writes the tables of the fragments of ranks of another node, whose tensors are in their files by now."""
+        for rank, table in tables.items():
+            (self.directory / f"{rank_file(rank)}.json").write_bytes(table.numpy().tobytes())
+
+    def withdraw(self) -> None:
+        """Takes the checkpoint's name from the files, if they are one. The first of the node's ranks does it for all:
+        none fills its file before."""
+        with contextlib.suppress(FileNotFoundError):
+            self.place.rename(self.directory)
+        self.place = self.directory
+
+    def describe(self, rank: int, copy: Copy | OSError) -> Files:
+        """Completes the copy and writes the table of this rank's fragments; returns the descriptions of its files."""
+        if isinstance(copy, OSError):
+            raise copy
+        copy.finish()
+        tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
+        return {f"{rank_file(rank)}.safetensors": tensors, **write_table(self.directory, rank, copy.pieces)}
+
+
+def _neighbours(own: int, nodes: list[list[int]]) -> tuple[int, list[int]]:
+    """The rank of the next node that keeps the files of the rank `own`, and the ranks whose files that one keeps."""
+    to: dict[int, int] = {}
+    for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        to |= {rank: following[index % len(following)] for index, rank in enumerate(node)}
+    return to[own], [rank for rank, keeper in to.items() if keeper == own]

@@ -1,0 +1,118 @@
+"""Finds the checkpoint that a run resumes from: the latest valid one on disk, or a newer one in the nodes' memory.
+
+All ranks call these functions together.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_path
+from data_pipeline.foundation.errors import UserError
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint import memory
+from pretrain.engine.checkpoint.directory import (
+    all_steps,
+    candidates,
+    checkpoint_directory,
+    damage,
+    first_valid,
+    set_latest,
+)
+from pretrain.engine.checkpoint.index import INDEX, File, Files, MappedFile
+from pretrain.engine.checkpoint.tensors import StoredTensors, verify_share
+from pretrain.engine.ranks import first_value, from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
+from pretrain.run import node_memory, watchdog
+
+logger = logging.getLogger(__name__)
+_Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
+
+
+def newest_verified(run: Path) -> Path | None:
+    """The latest checkpoint on disk whose content is verified."""
+    # a network file system may show other hosts older ones
+    found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
+    return first_valid(run, _damage_on_any_rank, found)
+
+
+def _damage_on_any_rank(directory: Path) -> str | None:
+    """The damage of a checkpoint that the first rank with any has found. Each rank verifies its share."""
+    return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
+
+
+def newer(run: Path, resume: Path | None, last: int) -> Path | None:
+    """A checkpoint newer than `resume` from the nodes' memory, else `resume`.
+
+    On one node, the checkpoint stays in memory, unless the run ends or stops with step `last`, which must be on disk.
+    With several, it goes to the run directory, which they all see.
+    """
+    name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
+    node = node_memory.given()
+    if node and (name is None or memory.run_name(node) != name):  # of a run that was in this directory before
+        shutil.rmtree(node / "checkpoints", ignore_errors=True)
+        node = None
+    on_disk = checkpoint_index.read(resume).step if resume else -1
+    nodes = ranks_by_node()
+    own = _held(node, on_disk, next(ranks for ranks in nodes if dist.get_rank() in ranks)) if node else {}
+    held = [dict(one) for one in of_all_ranks([*own.items()], list[tuple[_Key, dict[str, bool]]])]
+    for key in sorted({key for one in held for key in one}, reverse=True):
+        told = [(name, rank, there) for rank, one in enumerate(held) for name, there in one.get(key, {}).items()]
+        where = {name: rank for name, rank, there in told if there}
+        on_all = all(key in one for one in held)  # else a node is new, or a rank has no directory in memory
+        if any(name not in where for name, *_ in told) or not (on_all or len(nodes) > 1):
+            continue
+        stays = len(nodes) == 1 and key[0] < last
+        found = checkpoint_directory(node, key[0]) if stays and node else _on_disk(run, node, key[0], where)
+        problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
+        if problem is None:
+            return found
+        logger.warning("%s", problem)
+    return resume
+
+
+def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool]]:
+    """The checkpoints after that step in `node`, each with its files and whether they are there; those of other nodes'
+    ranks may not be.
+
+    Each of the `ranks` of a node tells of its share of them.
+    """
+    share = slice(ranks.index(dist.get_rank()), None, len(ranks))
+    held: dict[_Key, dict[str, bool]] = {}
+    for step in (step for step in all_steps(node) if step > after):
+        directory = checkpoint_directory(node, step)
+        try:
+            names = sorted(checkpoint_index.read(directory).files)[share]
+            held[step, sha256(directory / INDEX)] = {name: (directory / name).is_file() for name in names}
+        except UserError as error:
+            logger.warning("%s", error)
+    return held
+
+
+def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path | None:
+    """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path, None if one is damaged."""
+    final, rank = checkpoint_directory(run, step), dist.get_rank()
+    source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final), Path)
+    mine = [name for name, holder in where.items() if holder == rank]
+    index = checkpoint_index.read(source) if mine else None
+    copied: dict[str, File | MappedFile] = {}
+    for name in mine:
+        assert index
+        if index.files[name].matches(source / name, watchdog.alive):
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, temporary / name)
+            flush(temporary / name)
+            copied[name] = File.of(temporary / name, watchdog.alive)
+    copied = dict(sorted((name, file) for one in of_all_ranks(copied, Files) for name, file in one.items()))
+    if copied.keys() != where.keys():
+        return None
+    if index and rank == min(where.values()):
+        replace(index, files=copied).write(temporary)
+        shutil.rmtree(final, ignore_errors=True)  # of the same step, from an attempt before; it wasn't valid
+        commit(temporary, final)
+        set_latest(run, step)
+    dist.barrier()
+    return final

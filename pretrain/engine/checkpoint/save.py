@@ -1,0 +1,234 @@
+"""Saves a run as named fragments of fp32 parameters and optimizer state, in safetensors and JSON files.
+
+Each rank writes what it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor "STATE/NAME" for each
+fragment, where STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg". `rank-00000.json` lists
+the fragments. Optimizer state in another shape than its parameter, such as row means, is written whole by the rank that
+owns the parameter's first element. Nothing is pickled. A checkpoint appears under its name when the files of all ranks
+are on disk.
+
+Training continues while its state is copied (`engine_state.py`). A thread on each rank writes the copy and tells the
+others; that of rank 0 then completes the checkpoint. `latest` names a checkpoint, and older ones are removed, only when
+a finite loss has been computed from its state.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline import tokenizer
+from data_pipeline.foundation.atomic import commit, temporary_path
+from data_pipeline.foundation.errors import FailedError
+from pretrain.engine.checkpoint import CONFIG
+from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory, set_latest
+from pretrain.engine.checkpoint.engine_state import Copy, HostCopies
+from pretrain.engine.checkpoint.index import Files, Origin, write_run_index
+from pretrain.engine.checkpoint.tensors import model_buffers, write_buffers, write_part
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import first_value, from_rank_0, group_of_threads, of_all_ranks, on_each_rank, words
+from pretrain.run import heartbeat, watchdog
+from pretrain.run.train_state import TrainState
+
+_ROUND_SECONDS = 1.0
+
+
+@dataclass
+class Saved:
+    """The outcome of a save after `step`.
+
+    Training paused for `pause_seconds`, the wait for the save before included. The write then took `write_seconds`, and
+    `write_cpu_seconds` of rank 0. `gigabytes` is the size over all ranks. `error` is the reason if the save
+    failed; the previous checkpoint is then untouched. `warnings` are problems around a save that succeeded.
+    """
+
+    directory: Path
+    step: int
+    pause_seconds: float = 0.0
+    write_seconds: float = 0.0
+    write_cpu_seconds: float = 0.0
+    gigabytes: float = 0.0
+    error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Writing:
+    """A save in progress on this rank. It sets `advanced` whenever it makes progress.
+
+    `parts_ended` counts its parts: this rank's files, and the rest, which rank 0 does when all ranks' are there. The
+    first of `proofs` says whether a finite loss was computed from the state.
+    """
+
+    saved: Saved
+    copy: Copy
+    error: str | None = None
+    parts_ended: int = 0
+    advanced: threading.Event = field(default_factory=threading.Event)
+    proofs: SimpleQueue[bool] = field(default_factory=SimpleQueue)
+
+
+class Saver:
+    """Saves a run while it trains, one checkpoint at a time. All ranks create one and call it together."""
+
+    def __init__(self, engine: Engine, origin: Origin):
+        self._engine, self._origin, self._group = engine, origin, group_of_threads()
+        self._copies: HostCopies | None = None
+        self._writing: _Writing | None = None
+        self._thread = threading.Thread()
+
+    @property
+    def writes(self) -> bool:
+        """True if the current save hasn't ended on this rank. When it has on all, `wait` returns at once."""
+        return self._thread.is_alive()
+
+    def start(self, train_state: TrainState, weights: str | None = None) -> Saved | None:
+        """Copies the state of the run and begins to write it. Returns the outcome of the previous save.
+
+        `weights`: their fingerprint.
+        """
+        started = time.perf_counter()
+        before = self.wait()
+        self._copies = self._copies or HostCopies(self._engine)
+        copy = self._copies.take()
+        buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
+        final = checkpoint_directory(self._origin.run, train_state.step)
+        temporary = from_rank_0(temporary_path(final), Path)
+        self._writing = _Writing(Saved(final, train_state.step), copy)
+        arguments = (self._writing, train_state, temporary, buffers, weights)
+        # a daemon, so that a process that ends with an error doesn't wait for it
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        copy.seconds += time.perf_counter() - started
+        self._thread.start()
+        return before
+
+    def prove(self) -> None:
+        """Notes that a finite loss was computed from the state that was last saved: `latest` may name it."""
+        if self._writing is not None:
+            self._writing.proofs.put(True)
+
+    def wait(self) -> Saved | None:
+        """Waits for the current save to succeed or fail and returns its outcome, on every rank; None if there is none.
+
+        The ranks wait in rounds. In each they agree on whether any still writes and any makes progress, so a save may
+        take longer than `faults.hang_seconds`. The rank whose write hangs stays behind the others' marks.
+        """
+        if (writing := self._writing) is None:
+            return None
+        writing.proofs.put(False)  # unless it is proven already
+        unfinished, marked = 1, 0
+        with watchdog.slow_phase():
+            while unfinished:
+                self._thread.join(_ROUND_SECONDS)
+                busy, ended = self._thread.is_alive(), writing.parts_ended  # in this order: both have ended then
+                for _ in range(marked, ended):
+                    heartbeat.mark()
+                marked, advanced = ended, writing.advanced.is_set()
+                writing.advanced.clear()
+                ranks = torch.tensor([busy, advanced], dtype=torch.int32, device=self._engine.device)
+                dist.all_reduce(ranks)  # on how many each holds
+                unfinished, advanced_anywhere = ranks.tolist()
+                if advanced_anywhere:
+                    watchdog.alive()
+        saved, error, self._writing = writing.saved, first_value(writing.error), None
+        saved.pause_seconds = writing.copy.seconds
+        if error:
+            saved.error = f"{saved.directory}: can't be saved: {error}; the previous checkpoint is untouched"
+        return saved
+
+    def _write(
+        self,
+        writing: _Writing,
+        train_state: TrainState,
+        temporary: Path,
+        buffers: Mapping[str, torch.Tensor],  # training never changes them
+        weights: str | None,
+    ) -> None:
+        """Writes this rank's files; on rank 0, also completes the checkpoint. Called in a thread."""
+        started, rank, copy, saved = time.perf_counter(), self._origin.rank, writing.copy, writing.saved
+
+        def write_own() -> Files:
+            copy.finish()
+            files = write_part(temporary, rank, copy.image, copy.pieces, writing.advanced.set)
+            writing.parts_ended = 1
+            return files
+
+        try:
+            files, train_state = write_together(write_own, train_state, self._group)
+            if rank == 0:
+                write_common(self._origin, buffers, temporary)
+                index = write_run_index(temporary, files, self._origin, train_state, weights)
+                saved.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
+                _put_in_place(temporary, saved.directory)
+                writing.advanced.set()
+                if writing.proofs.get():
+                    self._clean_up(saved)
+                else:
+                    saved.warnings.append(f"{saved.directory}: no finite loss was computed from it yet; `latest` stays")
+        except Exception as error:
+            writing.error = str(error) if isinstance(error, FailedError) else f"rank {rank}: {words(error)}"
+            if rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+        finally:
+            saved.write_seconds, saved.write_cpu_seconds = time.perf_counter() - started, time.thread_time()
+            writing.parts_ended = 2
+
+    def _clean_up(self, saved: Saved) -> None:
+        """Updates `latest` and removes old checkpoints. An error here doesn't undo the save.
+
+        Checkpoints after this step, from an attempt before the run was resumed further back, stay: they will be
+        overwritten. So does the one that this attempt has resumed from: it is known to be sound.
+        """
+        run, settings = self._origin.run, self._origin.settings
+        try:
+            set_latest(run, saved.step)
+        except OSError as error:
+            saved.warnings.append(f"{run / 'checkpoints' / 'latest'}: can't be written: {error.strerror}")
+            return  # `latest` may name an old checkpoint, so none may be removed
+        done = [step for step in all_steps(run) if step <= saved.step]
+        every = settings.keep_every_steps
+        for old in done[: -settings.keep_last]:
+            if old == self._origin.resumed or (every and old % every == 0):
+                continue
+            try:
+                directory = checkpoint_directory(run, old)
+                # renamed first, so that the next start removes whatever can't be removed now
+                shutil.rmtree(directory.rename(temporary_path(directory)), ignore_errors=True)
+            except OSError as error:
+                saved.warnings.append(f"{checkpoint_directory(run, old)}: can't be removed: {error.strerror}")
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Gives a whole checkpoint its name, instead of one from an attempt that got this far before the run was resumed
+    from an earlier one."""
+    replaced = final.rename(temporary_path(final)) if final.exists() else None
+    commit(temporary, final)
+    if replaced:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_together(
+    write: Callable[[], Files], train_state: TrainState, group: dist.ProcessGroup
+) -> tuple[Files, TrainState]:
+    """Writes this rank's files; returns those of all ranks, and the state with the damaged blocks that any has met.
+
+    Called in a thread of each rank. Raises FailedError on all of them if one can't write its files.
+    """
+    files = on_each_rank(write, group)
+    told = of_all_ranks((files, train_state), tuple[Files, TrainState], group)
+    # each rank meets only the damage in its own share of the rows
+    skipped = {(one.corpus, one.shard, one.offset): one for _, state in told for one in state.skipped}
+    everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}
+    return everything, replace(told[0][1], skipped=[skipped[key] for key in sorted(skipped)])
+
+
+def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Writes the files that no rank owns: tokenizer, run file and the model's buffers."""
+    tokenizer.save(origin.tokenizer, directory)
+    shutil.copyfile(origin.run / CONFIG, directory / CONFIG)
+    write_buffers(buffers, directory)

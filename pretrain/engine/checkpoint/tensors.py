@@ -1,0 +1,277 @@
+"""Writes the tensors of a checkpoint, with a model's buffers, and reads them by name and range, whoever wrote them."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from data_pipeline.foundation.atomic import atomic_file
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.safetensors_file import os_errors
+from pretrain import models
+from pretrain.engine.checkpoint import BUFFERS, index, rank_file
+from pretrain.engine.checkpoint.index import File, Files, Piece, Table, write_table
+from pretrain.engine.ranks import first_value
+from pretrain.models.model import Model
+from pretrain.run import watchdog
+
+PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
+_BLOCK = 1 << 22  # bytes
+_BLOCKS_BETWEEN_FLUSHES = 1 << 8
+
+
+def header(shapes: Mapping[str, list[int]]) -> bytes:
+    """The beginning of a safetensors file of fp32 tensors, whose elements follow in the same order."""
+    about, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        about[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def write_part(
+    directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
+) -> Files:
+    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and the table of its fragments; returns
+    their descriptions.
+
+    Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
+    disk soon: a write that gets on can be told from one that hangs.
+    """
+    name, content, digest = f"{rank_file(rank)}.safetensors", image.numpy().data, hashlib.sha256()
+    with atomic_file(directory / name) as opened:
+        for number, begin in enumerate(range(0, len(content), _BLOCK), 1):
+            block = content[begin : begin + _BLOCK]
+            digest.update(block)
+            opened.write(block)
+            if number % _BLOCKS_BETWEEN_FLUSHES == 0:
+                os.fsync(opened.fileno())
+            progress()
+    return {name: File(len(content), digest.hexdigest()), **write_table(directory, rank, pieces)}
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError if the disk refuses."""
+    with os_errors():
+        save_file(tensors, path)
+
+
+def verify_share(stored: "StoredTensors") -> None:
+    """Verifies this rank's share of the files. Raises as `StoredTensors.verify`."""
+    stored.verify(slice(dist.get_rank(), None, dist.get_world_size()), watchdog.alive)
+
+
+def verify_together(directory: Path, config: models.ModelConfig) -> None:
+    """Raises FailedError on all ranks, of which each verifies its share, if a checkpoint is damaged or not of this
+    model."""
+    problem = None
+    try:
+        stored = StoredTensors(directory)
+        stored.check_shapes(config, "this model")
+        verify_share(stored)
+    except (UserError, OSError) as error:
+        problem = str(error)
+    if problem := first_value(problem):
+        raise FailedError(problem)
+
+
+def load_weights(model: Model, directory: Path) -> None:
+    """Loads a verified checkpoint's fp32 parameters into `model`, one at a time, and its buffers."""
+    stored = StoredTensors(directory)
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            parameter.copy_(stored.whole(PARAMETER, name))
+    load_buffers(model, directory)
+
+
+def _shortened(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+class StoredTensors:
+    """The tensors of a checkpoint by name and range, whichever ranks wrote them.
+
+    Raises FailedError if files are missing or the ranks' tables are damaged. `verify` checks the content.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.index = index.read(directory)
+        index.missing_or_short(directory, self.index)
+        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # with the file of each
+        self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
+        for rank in range(self.index.world_size):
+            for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
+                self._pieces.setdefault(name, []).append((piece, f"{rank_file(rank)}.safetensors"))
+        for name, pieces in self._pieces.items():
+            if problem := _incomplete([piece for piece, _ in pieces]):
+                raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
+
+    def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
+        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
+
+        Parameters must also be finite. `share` selects among the files, sorted by name. `progress` is called as they
+        are read.
+        """
+        index.verify(self.directory, self.index, share, progress)
+        self.check_shapes(self.index.model, "the model it names")
+        files = set(sorted(self.index.files)[share])
+        for name, pieces in self._pieces.items():
+            for piece, file in pieces:
+                if file in files:
+                    progress()
+                    self._verify_tensors(name, piece, file)
+
+    def check_shapes(self, config: models.ModelConfig, model: str) -> None:
+        """Raises FailedError for parameters that are missing, extra or misshapen, one line for each kind.
+
+        `model`: what messages call the model of `config`.
+        """
+        expected = {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
+        found = self.shapes
+        both = [name for name in expected if name in found]
+        kinds = {
+            "missing": [name for name in expected if name not in found],
+            "extra": [name for name in found if name not in expected],
+            "misshapen": [f"{one} {found[one]} for {expected[one]}" for one in both if found[one] != expected[one]],
+        }
+        problems = [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
+        if problems:
+            raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
+
+    def _verify_tensors(self, name: str, piece: Piece, file: str) -> None:
+        with self._open(file) as tensors:
+            for state in (PARAMETER, *piece.states, *piece.whole):
+                elements = None if state in piece.whole else piece.size
+                if problem := _damage(tensors.get_tensor(f"{state}/{name}"), elements, state == PARAMETER):
+                    raise FailedError(f"{self.directory / file}: damaged: {state}/{name} {problem}")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each whole parameter, by name."""
+        return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
+
+    def states(self, name: str) -> list[str]:
+        """The names of the optimizer's element-wise states of a parameter; none before the first step."""
+        return self._pieces[name][0][0].states
+
+    def scalars(self, name: str) -> dict[str, float]:
+        return self._pieces[name][0][0].scalars
+
+    def factored_state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer states in another shape than their parameter's, by parameter and state name."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, pieces in self._pieces.items():
+            for piece, file in pieces:
+                with self._open(file) as tensors:
+                    whole = {state: tensors.get_tensor(f"{state}/{name}") for state in piece.whole}
+                found |= {name: whole} if whole else {}
+        return found
+
+    def whole(self, state: str, name: str) -> Tensor:
+        shape = self._pieces[name][0][0].shape
+        return self.read(state, name, 0, torch.Size(shape).numel()).reshape(shape)
+
+    def read(self, state: str, name: str, start: int, size: int) -> Tensor:
+        """Elements from `start` on of the flattened parameter `name`, or of one of its states: (size,) fp32."""
+        out = torch.empty(size)
+        filled = 0
+        for piece, file in self._pieces.get(name, []):
+            first, last = max(start, piece.start), min(start + size, piece.start + piece.size)
+            if first < last:
+                with self._open(file) as tensors:
+                    elements = slice(first - piece.start, last - piece.start)
+                    out[first - start : last - start] = tensors.get_slice(f"{state}/{name}")[elements]
+                filled += last - first
+        if filled != size:
+            raise FailedError(f"{self.directory}: holds {filled} of {size} elements of {state}/{name}")
+        return out
+
+    @contextlib.contextmanager
+    def _open(self, file: str) -> Iterator[Any]:
+        """An open safetensors file. Raises FailedError if it can't be read, within the block too."""
+        with _read(self.directory / file):
+            if file not in self._opened:
+                self._opened[file] = safe_open(self.directory / file, "pt")
+            yield self._opened[file]
+
+
+@contextlib.contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """Within the block, a safetensors file that can't be read raises FailedError."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise FailedError(f"{path}: damaged: {error}") from None
+
+
+def _incomplete(pieces: list[Piece]) -> str | None:
+    """Why the pieces don't make up one parameter; None if they do."""
+    first = pieces[0]
+    for piece in pieces:
+        if (piece.shape, piece.states, piece.scalars) != (first.shape, first.states, first.scalars):
+            return "shapes or states differ"
+    covered = 0
+    for piece in sorted((piece for piece in pieces if piece.size), key=lambda piece: piece.start):
+        if piece.start != covered:
+            return f"element {min(covered, piece.start)} is {'missing' if piece.start > covered else 'there twice'}"
+        covered += piece.size
+    size = math.prod(first.shape)
+    return None if covered == size else f"{covered} elements for the shape {first.shape}"
+
+
+def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
+    """The damage of a stored tensor, if there is any. `elements` is None for a state with a shape of its own.
+
+    A parameter must be `finite`. A second moment may overflow; its element then no longer changes.
+    """
+    if tensor.dtype != torch.float32:
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, expected float32"
+    if elements is not None and tuple(tensor.shape) != (elements,):
+        return f"has the shape {list(tensor.shape)}, expected {[elements]}"
+    if tensor.isnan().any() or (finite and tensor.isinf().any()):
+        return "holds what is not a number"
+    return None
+
+
+def model_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of `model.state_dict()`, by name."""
+    return {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+
+
+def write_buffers(buffers: Mapping[str, Tensor], directory: Path) -> None:
+    """Writes the buffers that aren't all zeros, in fp32."""
+    if found := {name: buffer.float().cpu().contiguous() for name, buffer in buffers.items() if buffer.any()}:
+        write_tensors(found, directory / BUFFERS)
+
+
+def read_buffers(directory: Path) -> dict[str, Tensor]:
+    """The buffers in a checkpoint. Raises FailedError if their file is damaged."""
+    path = directory / BUFFERS
+    with _read(path):
+        return load_file(path) if path.exists() else {}
+
+
+def load_buffers(model: nn.Module, directory: Path) -> None:
+    """Loads a checkpoint's buffers into `model`. Raises FailedError if the model has others."""
+    own = model_buffers(model)
+    for name, values in read_buffers(directory).items():
+        if name not in own or own[name].shape != values.shape:
+            raise FailedError(f"{directory / BUFFERS}: not of this model: {name} {tuple(values.shape)}")
+        with torch.no_grad():
+            own[name].copy_(values)

@@ -1,0 +1,172 @@
+"""Trained models: loaded from a checkpoint into a single process, saved as a checkpoint of weights alone, and averaged.
+
+A run can start from a checkpoint of weights, and `evaluate`, `export` and `generate` can read it.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from data_pipeline import tokenizer as tokenizers
+from data_pipeline.foundation.atomic import new_directory
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.stream import differences
+from data_pipeline.tokenizer import Tokenizer
+from pretrain import models
+from pretrain.engine.checkpoint import BUFFERS, CONFIG, rank_file
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import candidates
+from pretrain.engine.checkpoint.index import Index, Piece, write_index, write_table
+from pretrain.engine.checkpoint.tensors import (
+    PARAMETER,
+    StoredTensors,
+    load_weights,
+    model_buffers,
+    read_buffers,
+    verify_together,
+    write_buffers,
+    write_tensors,
+)
+from pretrain.engine.optimizers import AVERAGE
+from pretrain.hardware import device_type
+from pretrain.models import ModelConfig
+from pretrain.models.layers import not_drawn
+from pretrain.models.model import Model
+
+MODEL = "model.yaml"
+_NEW: dict[str, Any] = {"step": 0, "position": 0, "consumed": [], "skipped": [], "config_fingerprint": ""}
+AVERAGE_OF = "average_of"  # in the identity of the checkpoint: what it is the mean of
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model, in fp32 and evaluation mode, and its tokenizer."""
+
+    model: Model
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, directory: Path, together: bool = False) -> "TrainedModel":
+        """Loads a checkpoint. Raises UserError if `directory` isn't one, FailedError if it is damaged.
+
+        `together`: all ranks of a process group open it at the same time, and each verifies its share.
+        """
+        config = checkpoint_index.read(directory).model
+        if together:
+            verify_together(directory, config)
+        else:
+            StoredTensors(directory).verify()
+        with not_drawn():
+            model = models.build(config)
+        load_weights(model, directory)
+        return cls(model.eval(), tokenizers.load(directory))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def on_best_device(self) -> "TrainedModel":
+        """The same model, moved to a GPU if there is one."""
+        return TrainedModel(self.model.to(device_type()), self.tokenizer)
+
+
+def save_weights(
+    config: ModelConfig,
+    state: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    out: Path,
+    origin: Index | None = None,
+    run_file: Path | None = None,
+) -> None:
+    """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
+
+    `state` is the model's `state_dict()`; the checkpoint keeps its parameters and buffers. The file MODEL in it is the
+    `model:` section of a run file, which may extend it. `origin` and `run_file`: the index of the checkpoint whose step
+    and data it takes over, and the run file there; by default it is of step 0.
+    """
+    model = models.outline(config)
+    names = [name for name, _ in model.named_parameters()]
+    with new_directory(out) as partial:
+        tokenizers.save(tokenizer, partial)
+        settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
+        (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
+        tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
+        write_tensors(tensors, partial / f"{rank_file(0)}.safetensors")
+        pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
+        write_table(partial, 0, pieces)
+        write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
+        if run_file is not None:
+            shutil.copyfile(run_file, partial / CONFIG)
+        write_index(
+            partial,
+            {},
+            **({name: getattr(origin, name) for name in _NEW} if origin else _NEW),
+            identity={
+                **(origin.identity if origin else {}),
+                "model": config.model_dump(),
+                "tokenizer_sha256": tokenizer.sha256,
+            },
+            world_size=1,
+            zero_stage=0,
+        )
+
+
+def last_checkpoints(run: Path, number: int) -> list[Path]:
+    """The newest `number` checkpoints of a run, oldest first. Raises UserError if it has fewer."""
+    found = candidates(run)[0][:number]
+    if len(found) < number:
+        raise UserError(
+            f"{run}: --last {number}, but the run has {len(found)} checkpoints; checkpoint.keep_last keeps more of them"
+        )
+    return found[::-1]
+
+
+def _identity(stored: StoredTensors) -> dict[str, object]:
+    """The facts that weights of one model have in common."""
+    model = stored.index.model
+    return {
+        **{f"model.{name}": value for name, value in model.architecture().items()},
+        "tokenizer": stored.index.identity.get("tokenizer_sha256"),
+    }
+
+
+def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
+    """Writes the checkpoint `out` with the mean of the weights of `checkpoints`; returns the number of parameters.
+
+    It has weights only; its step and data are those of the last of `checkpoints`. `ema`: takes the moving averages
+    of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32.
+
+    Izmailov et al. 2018; T5Gemma 2's authors average their last five checkpoints. Raises UserError if the
+    checkpoints are of different models, FailedError if one is damaged.
+    """
+    stored = [StoredTensors(directory) for directory in checkpoints]
+    first, last = stored[0], stored[-1]
+    for one in stored[1:]:
+        if found := differences(_identity(first), _identity(one)):
+            raise UserError(f"{one.directory}: not of the same model as {first.directory}: {'; '.join(found)}")
+    state = AVERAGE if ema else PARAMETER
+    buffers = read_buffers(last.directory)
+    for one in stored:
+        other = read_buffers(one.directory)
+        if other.keys() != buffers.keys() or any(not torch.equal(other[name], buffers[name]) for name in buffers):
+            raise UserError(f"{one.directory}: its {BUFFERS} differs from that of {last.directory}")
+        if ema and not all(AVERAGE in one.states(name) for name in one.shapes):
+            raise UserError(f"{one.directory}: has no moving average; optimizer.ema_decay keeps one")
+        one.verify()
+    means = {
+        name: torch.stack([one.whole(state, name).double() for one in stored]).mean(dim=0).float()
+        for name in first.shapes
+    }
+    steps = [one.index.step for one in stored]
+    average_of = f"the {'moving averages' if ema else 'weights'} after steps {', '.join(map(str, steps))}"
+    origin = replace(last.index, identity={**last.index.identity, AVERAGE_OF: average_of})
+    run_file = last.directory / CONFIG
+    tokenizer = tokenizers.load(last.directory)
+    save_weights(origin.model, means | buffers, tokenizer, out, origin, run_file if run_file.exists() else None)
+    return sum(mean.numel() for mean in means.values())

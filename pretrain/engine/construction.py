@@ -1,0 +1,238 @@
+"""The model that a run trains, with activation checkpointing and compilation of its layers; and DeepSpeed's config: the
+run file's `deepspeed` section and what the rest decides.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
+from pretrain.config.deepspeed_keys import zero_defaults
+from pretrain.config.run_config import ComputeSection
+from pretrain.engine.memory import freed_at_once
+from pretrain.models import ModelConfig
+from pretrain.models.layers import fuse_linears, not_drawn
+from pretrain.models.model import Head, Model
+from pretrain.models.stacks import Decoder
+from pretrain.run import watchdog
+
+
+def stage_on(config: RunConfig, ranks: int) -> int:
+    """The stage that DeepSpeed is given on `ranks` ranks: 3, or 2 for all others.
+
+    The engine itself decides what becomes of gradients at stage 1. One rank has nothing to shard: unless it offloads,
+    stage 3 is stage 2 there.
+    """
+    return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
+
+
+def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> bool:
+    """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
+
+    Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
+    `stage`: instead of that of `config`.
+    """
+    return _may_add_locally(config, ranks, stage or config.zero_stage) and not _keys_of_reduction(config)
+
+
+def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
+    """The keys of the run file because of which DeepSpeed adds up and reduces gradients, where each rank could."""
+    return _keys_of_reduction(config) if _may_add_locally(config, ranks, config.zero_stage) else []
+
+
+def _may_add_locally(config: RunConfig, ranks: int, stage: int) -> bool:
+    whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
+    return whole and not _offloads(config)
+
+
+def _keys_of_reduction(config: RunConfig) -> list[str]:
+    """The keys of the run file that say how DeepSpeed adds up and reduces gradients."""
+    zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
+    return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
+        f"deepspeed.{key}" for key in _OF_BACKWARD if key in top
+    ]
+
+
+_OF_REDUCTION = (
+    "overlap_comm",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "contiguous_gradients",
+    "use_multi_rank_bucket_allreduce",
+)
+_OF_BACKWARD = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
+
+
+def _offloads(config: RunConfig) -> bool:
+    zero = config.deepspeed.zero_optimization
+    return bool(zero.offloaded_to("cpu") or zero.offloaded_to("nvme"))
+
+
+def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[str, Any]:
+    """The config for `deepspeed.initialize` on `ranks` ranks. `largest`: the elements of the model's largest parameter.
+
+    It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
+    varies during a batch-size ramp-up.
+    """
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
+    rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
+    decided: dict[str, Any] = {
+        "train_batch_size": ranks * rows,
+        "train_micro_batch_size_per_gpu": rows,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0 if local else config.optimizer.gradient_clipping,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # optimizers here step on the CPU too
+        "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
+        "steps_per_print": 2**62,
+    }
+    if config.precision == "bf16":
+        # without the check, a step whose gradient isn't finite would be applied; `LocalGradients` makes it itself
+        decided["bf16"] = {"enabled": True, "check_grad_overflow": not local}
+        decided["data_types"] = {
+            "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
+            "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
+        }
+    given = config.deepspeed.model_dump()
+    given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
+    stage = stage_on(config, ranks)
+    defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
+    measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
+    zero = given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
+    if stage < 3 and zero.get("overlap_comm") and not _offloads(config):
+        # DeepSpeed frees the gradient of a larger parameter while it reduces it in another stream
+        zero["reduce_bucket_size"] = max(zero["reduce_bucket_size"], largest)
+    return {**given, **decided}
+
+
+def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) -> Model:
+    """Builds the model with new weights, or with some that a checkpoint will replace, unless they are `drawn`.
+
+    At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
+    """
+    torch.manual_seed(config.run.seed)
+    with sharded(config), contextlib.nullcontext() if drawn else not_drawn():
+        model = models.build(model_config)
+    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
+    return model
+
+
+@contextlib.contextmanager
+def sharded(config: RunConfig) -> Iterator[None]:
+    """Within the block, parameters are partitioned as they are created, if ZeRO's stage is 3."""
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
+    if stage_on(config, ranks := dist.get_world_size()) < 3:
+        yield
+        return
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
+        yield
+
+
+Forward = Callable[..., Tensor]
+
+BACKEND = "inductor"
+# Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
+# not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
+_GRAPHS = 32
+
+
+def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
+    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
+
+    Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
+    with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
+    """
+    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
+
+    compiled = compiles(compute)
+    if compiled:
+        _watch_compilations()
+        torch._dynamo.config.recompile_limit = _GRAPHS
+        for module in model.modules():
+            if isinstance(module, Head):
+                module.compiled = True
+    for module in model.modules():
+        if isinstance(module, Decoder):  # recomputed layers would keep their keys and values
+            module.joins_memories = stage < 3 and not compute.activation_checkpointing
+    for layer in layers(model).values():
+        forward: Forward = layer.forward
+        if compiled or stage < 3:
+            fuse_linears(layer)
+        if compiled:
+            forward = torch.compile(forward, backend=BACKEND)
+            if stage == 3:
+                deepspeed.utils.set_z3_leaf_module(layer, True)
+        if compute.activation_checkpointing:
+            forward = recomputed(forward)
+        if compiled or compute.activation_checkpointing:
+            layer.forward = _in_training(layer, forward, layer.forward)
+
+
+def _watch_compilations() -> None:
+    from torch._dynamo import callback  # takes a second, and few runs compile
+
+    callback.on_compile_start(lambda _: watchdog.compiling(True))
+    callback.on_compile_end(lambda _: watchdog.compiling(False))
+
+
+def forget_compiled() -> None:
+    """Has layers compiled again, for the shapes that come. Once PyTorch has seen two numbers of rows, as a search for a
+    micro-batch has, it compiles for any number, which is slower."""
+    torch.compiler.reset()
+    _watch_compilations()  # forgotten, too
+
+
+def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Module]:
+    """Modules of which ZeRO-3 gathers the weights before they run and releases them afterwards."""
+    if compiles(compute):
+        return list(layers(model).values())
+    owning = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
+    return [module for module in owning if not any(part is not module and part in owning for part in module.modules())]
+
+
+def whole_copy(model: Model) -> Model:
+    """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered, and has
+    none of the hooks with which DeepSpeed would gather and release them."""
+    copy = models.outline(model.config)
+    for module, (_, source) in zip(copy.modules(), model.named_modules(), strict=True):
+        for name, parameter in source.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.data, requires_grad=False))
+        for name, buffer in source.named_buffers(recurse=False):
+            setattr(module, name, buffer)
+    return copy.eval()
+
+
+def compiles(compute: ComputeSection) -> bool:
+    """True if layers are compiled: as configured, else on GPUs."""
+    on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    return on_gpu if compute.compile is None else compute.compile
+
+
+def recomputed(forward: Forward) -> Forward:
+    """`forward` that keeps only its inputs for the backward pass and runs again in it."""
+    return partial(checkpoint, forward, use_reentrant=False)
+
+
+def layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated layers of a model, the members of its module lists, by name and in order: "encoder.layers.0"."""
+    return {
+        f"{name}.{number}": layer
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for number, layer in enumerate(module)
+    }
+
+
+def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward:
+    return lambda *inputs, **options: (prepared if layer.training else plain)(*inputs, **options)

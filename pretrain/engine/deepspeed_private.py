@@ -1,0 +1,148 @@
+"""What is read of DeepSpeed beyond its documentation: docs/reference/deepspeed.md has each name with the reason.
+
+Stages 1 and 2 cut a flat tensor evenly over the ranks: a parameter may straddle ranks or be absent from one. Stage 3
+cuts each parameter by itself. A rank holds at most one contiguous fragment of a parameter. `fragments.check`
+verifies this when a run starts.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor
+from torch.optim import Optimizer
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment
+from pretrain.engine.versions import REPORT
+
+
+def load_no_extensions() -> None:
+    """Keeps DeepSpeed from loading a collective for CPU inference that takes 69 MB per rank in /dev/shm."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its table of what this machine can build
+
+
+def flat_buffers(engine: DeepSpeedEngine) -> list[FlatBuffer]:
+    """The flat buffers that the engine's optimizer updates on this rank, in this order."""
+    return list((_of_stage_3 if engine.zero_optimization_partition_weights() else _of_stages_1_and_2)(engine))
+
+
+def any_is_sharded(parameters: list[Any]) -> bool:
+    """Stage 3: True if some of the parameters aren't whole at the moment."""
+    return any(parameter.ds_status.name != "AVAILABLE" for parameter in parameters)
+
+
+@contextlib.contextmanager
+def loaded(engine: DeepSpeedEngine, number: int) -> Iterator[None]:
+    """Within the block, the flat buffer with this number is in memory, with its state, if it is on NVMe otherwise."""
+    if not swapped(engine, number):
+        yield
+        return
+    engine.optimizer._optimizer_states_and_gradient_swap_in(number)
+    yield
+    engine.optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
+def swapped(engine: DeepSpeedEngine, number: int) -> bool:
+    """True if the flat buffer with this number is on NVMe between steps."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
+
+
+def wrapped(engine: DeepSpeedEngine) -> Optimizer:
+    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given. Its state is by flat tensor."""
+    return engine.optimizer.optimizer
+
+
+def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]:
+    """Stages 1 and 2: the flat weights of each parameter group, and the parameters in them by name, each with the
+    place of its first element there. Frozen parameters are in none."""
+    groups: list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]
+    groups = [(flat, {}) for flat in engine.optimizer.bit16_groups_flat]
+    by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
+    for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if (storage := parameter.untyped_storage().data_ptr()) not in by_storage:
+            raise FailedError(f"DeepSpeed {deepspeed.__version__} doesn't keep {name} where it is expected: {REPORT}")
+        flat, parameters = by_storage[storage]
+        parameters[name] = parameter, parameter.storage_offset() - flat.storage_offset()
+    return groups
+
+
+def _of_stages_1_and_2(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
+    partitions = engine.optimizer.single_partition_of_fp32_groups
+    for (_, parameters), partition in zip(weights_by_group(engine), partitions, strict=True):
+        begins = dist.get_rank() * partition.numel()
+        of_each = [(name, tuple(one.shape), place - begins) for name, (one, place) in parameters.items()]
+        yield FlatBuffer(partition, [Fragment.inside(*one, partition) for one in of_each])
+
+
+def _of_stage_3(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    optimizer = engine.optimizer
+    for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        found, offset = [], 0
+        for parameter in parameters:
+            name, share = names[id(parameter)], _share_of(parameter)
+            found.append(Fragment(name, tuple(parameter.ds_shape), *share, tensor, offset))
+            offset += parameter.partition_numel()
+        yield FlatBuffer(tensor, found)
+
+
+def _share_of(parameter: Any) -> tuple[int, int]:
+    """The first of the elements of a parameter that ZeRO-3 gives this rank, and their number. Padding isn't counted."""
+    share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
+    start = min(dist.get_rank() * share, parameter.ds_numel)
+    return start, min(share, parameter.ds_numel - start)
+
+
+def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]] | None:
+    """This rank's part of each parameter of the model, in the order of their names; None if some are on NVMe.
+
+    Yields the elements (n,), the position of their first in the flattened parameter, and whether they are all of it.
+    """
+    parameters: list[Any] = list(engine.module.parameters())
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if any(parameter.ds_tensor.status.name != "AVAILABLE" for parameter in sharded):
+        return None
+    return (_local(parameter) for parameter in parameters)
+
+
+def _local(parameter: Any) -> tuple[Tensor, int, bool]:
+    if not hasattr(parameter, "ds_id"):
+        return parameter.data.view(-1), 0, True
+    start, size = _share_of(parameter)
+    return parameter.ds_tensor.data[:size], start, False
+
+
+def update_parameters(engine: DeepSpeedEngine) -> None:
+    """Updates the parameters that the model computes with from the fp32 ones. All ranks call this together."""
+    optimizer = engine.optimizer
+    if not engine.zero_optimization_partition_weights():
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
+    for group, _ in enumerate(flat_buffers(engine)):
+        with loaded(engine, group):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+    optimizer.checkpoint_event_epilogue()
+
+
+def give_gradients(engine: DeepSpeedEngine, partitions: list[Tensor]) -> None:
+    """Stages 1 and 2: has `engine.step` take this rank's part of each parameter group's gradient, fp32, from here."""
+    for number, partition in enumerate(partitions):
+        engine.optimizer.averaged_gradients[number] = [partition]
+
+
+def forget_gradients(engine: DeepSpeedEngine) -> None:
+    """Zeroes the last step's gradients at stage 3 and, where they are with the fp32 parameters, of offloaded ones.
+    ZeRO overwrites only those of parameters that a step uses: others would learn from an old gradient."""
+    if engine.zero_optimization_partition_weights():
+        engine.optimizer.grad_partitions_flat_buffer.zero_()
+    for buffer in flat_buffers(engine):
+        if buffer.tensor.grad is not None:
+            buffer.tensor.grad.zero_()

@@ -1,0 +1,337 @@
+"""The DeepSpeed engine: one optimizer step over a global batch.
+
+The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split: a
+micro-batch contributes its sum of losses ÷ all valid tokens, and gradients are summed over micro-batches and ranks.
+"""
+
+import contextlib
+import hashlib
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeVar, cast
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from data_pipeline.loading.batch_facts import fact, without_facts
+from data_pipeline.loading.batch_layout import LABELS
+from data_pipeline.loading.batches import Batch
+from pretrain.config import RunConfig
+from pretrain.engine import deepspeed_private, fragments, optimizers
+from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
+from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
+from pretrain.engine.graphs import graphed
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
+from pretrain.engine.optimizers.groups import set_rates
+from pretrain.engine.ranks import ranks_by_node
+from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
+from pretrain.engine.totals import Totals
+from pretrain.models.functional.arithmetic import to_device
+from pretrain.models.model import Losses, Model
+from pretrain.run import heartbeat
+
+Count = TypeVar("Count", float, Tensor)
+_METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
+
+
+class Outcome(NamedTuple):
+    """The outcome of a step, the same on all ranks.
+
+    - `loss`: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
+    - `applied`: False if the gradient was not finite and the step was skipped.
+    - `votes`: by the name of each vote, whether any rank gave it.
+    """
+
+    loss: float
+    applied: bool
+    votes: dict[str, bool]
+
+
+class Engine:
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
+
+    `optimizer`: instead of that of `config`.
+    """
+
+    def __init__(self, model: nn.Module, config: RunConfig, optimizer: Optimizer | None = None):
+        self.config = config
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer or optimizers.build(model, config.optimizer),
+                config=deepspeed_config(config, self._ranks, max(one.numel() for one in model.parameters())),
+            )
+        self.device: torch.device = self.deepspeed.device
+        self.accelerator = deepspeed.accelerator.get_accelerator()
+        self.module = cast(Model, self.deepspeed.module)
+        for buffer in self.module.buffers():  # DeepSpeed broadcasts only parameters
+            dist.broadcast(buffer, src=0)
+        if isinstance(sharded := self.optimizer, Sharded):
+            layout = deepspeed_private.flat_buffers(self.deepspeed)
+            sharded.attach(layout, dist.group.WORLD, self.device)
+        fragments.check(self.deepspeed)
+        self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
+        self._sharded = self.deepspeed.zero_optimization_partition_weights()
+        if self._sharded:
+            self.times.measure_inside(gathered_at_once(self.module, config.compute))
+        self._local = adds_locally(config, self._ranks)
+        self._gradients: Gradients = (
+            LocalGradients(self.deepspeed, config.optimizer.gradient_clipping)
+            if self._local
+            else ReducedByDeepSpeed(self.deepspeed)
+        )
+        self.warnings: list[str] = []
+        """Lines about what doesn't run as configured. Who has told one takes it away."""
+        self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
+        self._trained: set[str] = set()  # names of the losses that have a gradient
+        self._rate = 0.0  # of the last step
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in each step when its gradients are there, and before the weights change."""
+        self.applied = False
+        """True if the last step changed the weights: a step without a finite gradient is skipped."""
+        self.unlogged: dict[str, tuple[float, int]] = {}
+        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
+
+    def step(self, step: int, position: int, batches: list[Batch], votes: Mapping[str, bool] | None = None) -> Outcome:
+        """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
+
+        Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
+        its micro-batches on other ranks.
+        """
+        heartbeat.mark(step + 1)
+        agreed = self._agreed(batches, votes or {})
+        counted = agreed["labels"]
+        self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
+        self.module.begin_step(self.config.run.seed, step)
+        sums: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
+            losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
+            heartbeat.mark()
+            for name, total in losses.items():
+                sums[name] = sums.get(name, 0) + total
+        self._gradients.reduce()
+        totals = Totals(losses=sums)
+        self.before_update()
+        self.applied = self._gradients.update()
+        heartbeat.mark()
+        return self._outcome(totals.read()["losses"], **agreed.read())
+
+    def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
+        """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
+        return self._agreed(batches, {})["labels"]
+
+    def replay(
+        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, Tensor]
+    ) -> None:
+        """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
+
+        Only hooks on parameters see it: it is neither added to that of the step nor reduced. Weights, random numbers
+        and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
+        in `step` and from `counted`.
+        """
+        heartbeat.mark()
+        self._release_graphs()
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
+            self.module.begin_step(self.config.run.seed, step)
+            losses = _summed(self.module(**self._inputs(batch)))
+            parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
+            torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
+
+    def measure(self, batch: Batch) -> None:
+        """Computes the gradient of a micro-batch, with the time and the memory that it takes in a step, and discards
+        it. All ranks call this together, between steps."""
+        self._discard(batch, self.counted([batch]))
+
+    def compile(self, batch: Batch) -> None:
+        """Has one rank of each node compile the layers for micro-batches like `batch`. The others wait, and then find
+        what it has compiled in the node's cache. All ranks call this together, before the first step.
+
+        Nothing happens where layers aren't compiled or DeepSpeed reduces gradients: passes of ranks then meet.
+        """
+        if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self._ranks:
+            return
+        counted = self.counted([batch])
+        if any(node[0] == self._rank for node in nodes):
+            self._discard(batch, counted)
+        dist.barrier()
+
+    def _discard(self, batch: Batch, counted: dict[str, Tensor]) -> None:
+        self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
+
+    def training_losses(self, batch: Batch) -> Losses:
+        """The model's losses of a micro-batch in training, with dropout and its wrapper."""
+        with contextlib.nullcontext() if self._local or self._sharded else self.times.computing():
+            return self._gradients.model(**self._inputs(batch))
+
+    @property
+    def in_few_shapes(self) -> bool:
+        """True if micro-batches should come in few shapes: each takes a CUDA graph of its own."""
+        return self._graphs is not None
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
+        self._release_graphs()
+        with in_evaluation(self.module):
+            return self.module(**self._inputs(batch))
+
+    def has_finite_loss(self, batch: Batch) -> bool:
+        """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
+        wrong = torch.stack([~torch.isfinite(values).all() for values in self.losses(batch).values()]).any().int()
+        dist.all_reduce(wrong)
+        return not int(wrong)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Model]:
+        """Within the block, the model in evaluation mode with all its weights on each rank: the model itself or, at
+        stage 3, a copy that shares its gathered weights and has none of DeepSpeed's hooks.
+
+        All ranks enter together. Within the block each rank may run the model by itself, and must not change it.
+        """
+        self._release_graphs()
+        with in_evaluation(self.module):
+            if not self._sharded:
+                yield self.module
+                return
+            parameters = list(self.module.parameters())
+            with deepspeed.zero.GatheredParameters(parameters, enabled=deepspeed_private.any_is_sharded(parameters)):
+                yield whole_copy(self.module)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call.
+
+        train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
+        train/NAME: other losses by their names, a family's "embedding_loss" and "next_sentence_loss" as the gradient
+        includes them.
+        train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
+        """
+        sums, self.unlogged = self.unlogged or {"labels": (0.0, 0)}, {}
+        means = {name: total / number if number else math.nan for name, (total, number) in sorted(sums.items())}
+        return {
+            **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
+            "train/learning_rate": self._rate,
+            "train/gradient_norm": self.gradient_norm,
+        }
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
+        return self._gradients.norm
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that DeepSpeed's wraps. Its state is by flat buffer."""
+        return deepspeed_private.wrapped(self.deepspeed)
+
+    def flat_buffers(self) -> list[FlatBuffer] | None:
+        """The flat fp32 buffers that the optimizer updates on this rank; None if some are on NVMe."""
+        buffers = deepspeed_private.flat_buffers(self.deepspeed)
+        on_nvme = any(deepspeed_private.swapped(self.deepspeed, number) for number in range(len(buffers)))
+        return None if on_nvme else buffers
+
+    def fragments(self) -> Iterator[Fragment]:
+        """This rank's fragments of the fp32 weights. A flat buffer on NVMe is loaded while its own are yielded."""
+        return fragments.in_memory(self.deepspeed)
+
+    def local_weights(self) -> Iterator[tuple[Tensor, int, bool]] | None:
+        """This rank's part of each parameter that the model computes with, in the order of their names: the elements
+        (n,), the position of the first of them in the flattened parameter, and whether they are all of it. None if
+        some are on NVMe."""
+        return deepspeed_private.local_weights(self.deepspeed)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[StepNorms]:
+        """Within the block, measures the norms of the step that is taken there."""
+        norms = StepNorms(self.deepspeed)
+        with norms.measuring(self.deepspeed):
+            yield norms
+
+    def close(self) -> None:
+        """Stops DeepSpeed's threads and removes its hooks, once all ranks have finished."""
+        dist.barrier()
+        self.deepspeed.destroy()
+
+    def _micro_batch(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses."""
+        with self.times.computing() if self._local else contextlib.nullcontext():
+            return (self._graphs or self._computed)(self._inputs(batch), counted, first, last)
+
+    def _computed(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """The same, one operation after the other; captured, if there are graphs."""
+        losses = _summed(self.training_losses(batch))
+        self._trained |= {name for name, total in losses.items() if total.requires_grad}
+        self._gradients.add(self._loss(losses, counted), first, last)
+        return {name: total.detach().double() for name, total in losses.items()}
+
+    def _release_graphs(self) -> None:
+        """Gives the memory of CUDA graphs to what computes without them."""
+        if self._graphs:
+            self._graphs.release()
+
+    def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
+        """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
+        number of ranks that give each vote."""
+        counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
+        given = to_device(list(votes.values()), self.device, counts.dtype)
+        labels = dict(zip(LABELS, counts.unbind(), strict=True))
+        return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
+
+    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
+        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
+        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
+        return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
+
+    def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
+        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
+        gradient."""
+        shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
+        share = torch.stack(shares).sum()
+        # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
+        return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
+
+    def _outcome(self, losses: dict[str, float], labels: dict[str, float], votes: dict[str, float]) -> Outcome:
+        """The outcome of a step: by its sums of losses, and what the ranks agreed on."""
+        if self.applied:
+            for name, added in losses.items():
+                before, counted_before = self.unlogged.get(name, (0.0, 0))
+                self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
+        loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in votes.items()})
+
+    def _inputs(self, batch: Batch) -> Batch:
+        """What the model reads of a batch, on the device."""
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in without_facts(batch).items()}
+
+
+@contextlib.contextmanager
+def in_evaluation(module: nn.Module) -> Iterator[None]:
+    """Within the block, the module in evaluation mode; then each of its parts is in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        module.eval()
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _summed(losses: Losses) -> dict[str, Tensor]:
+    return {name: values.sum() for name, values in losses.items()}
+
+
+def _count(counted: dict[str, Count], name: str) -> Count:
+    """The number of labels that a loss is averaged over: those of its name, or else the targets."""
+    return counted.get(name, counted["labels"])
+
+
+def _dropout_seed(seed: int, step: int, first: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{first}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,143 @@
+"""From the losses of a step's micro-batches to its update, in one of two ways.
+
+`LocalGradients`: each rank adds up the gradients of its micro-batches itself, in fp32, and the ranks reduce them once a
+step. It takes 4 bytes for each parameter on each rank. `ReducedByDeepSpeed`: DeepSpeed's hooks on parameters add up and
+reduce each gradient as the backward pass computes it, with DeepSpeed's documented interface alone.
+"""
+
+import math
+from typing import Protocol
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+
+from pretrain.engine.deepspeed_private import forget_gradients, give_gradients, weights_by_group
+from pretrain.engine.optimizers.flat_buffers import sum_of_squares
+from pretrain.run import heartbeat
+
+
+class Gradients(Protocol):
+    """The gradient of a step. All ranks call `reduce` and `update` together.
+
+    - `model`: what computes the losses of a micro-batch.
+    - `scale`: the factor of a loss of which `add` gets the gradient.
+    - `norm`: the L2 norm of the last step's gradient before clipping; infinite if the step was skipped.
+    """
+
+    model: nn.Module
+    scale: float
+    norm: float
+
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        """Adds the gradient of a micro-batch's part of the loss of the step; `first`, `last`: of this rank's
+        micro-batches."""
+
+    def reduce(self) -> None:
+        """Sums the gradient over the ranks, if that hasn't happened yet."""
+
+    def update(self) -> bool:
+        """Clips the gradient and updates the weights; returns False, on all ranks, if it isn't finite: the step is then
+        skipped."""
+
+    def discard(self, loss: Tensor) -> None:
+        """Computes the gradient of a micro-batch's loss as in a step, and updates nothing."""
+
+
+class LocalGradients:
+    """Stages 1 and 2: gradients in a flat fp32 buffer for each parameter group, laid out as DeepSpeed's weights are.
+
+    No hook of DeepSpeed's runs: `torch.autograd.grad` adds nothing to `.grad`. DeepSpeed's `step` gets this rank's
+    partition of each buffer, updates its fp32 weights and gathers the weights.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, clip_norm: float):
+        self.model, self.scale, self.norm = engine.module, 1.0, math.inf
+        self._engine, self._clip_norm = engine, clip_norm or math.inf
+        self._ranks, rank = dist.get_world_size(), dist.get_rank()
+        self._parameters: list[Tensor] = []
+        self._views: list[Tensor] = []  # of each parameter's gradient
+        self._buffers: list[Tensor] = []
+        for weights, parameters in weights_by_group(engine):
+            buffer = torch.zeros(weights.numel(), dtype=torch.float32, device=weights.device)
+            for parameter, place in parameters.values():
+                self._parameters.append(parameter)
+                self._views.append(buffer.narrow(0, place, parameter.numel()).view_as(parameter))
+            self._buffers.append(buffer)
+        sizes = [buffer.numel() // self._ranks for buffer in self._buffers]
+        self._partitions = [
+            buffer.narrow(0, rank * size, size) for buffer, size in zip(self._buffers, sizes, strict=True)
+        ]
+
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        used = [(view, gradient) for view, gradient in zip(self._views, found, strict=True) if gradient is not None]
+        views, gradients = [view for view, _ in used], [gradient for _, gradient in used]
+        with torch.no_grad():
+            if first and len(used) < len(found):
+                torch._foreach_zero_(self._buffers)
+            (torch._foreach_copy_ if first else torch._foreach_add_)(views, gradients)
+
+    def reduce(self) -> None:
+        if self._ranks == 1:
+            return
+        for buffer, partition in zip(self._buffers, self._partitions, strict=True):
+            if buffer.is_cuda:
+                deepspeed.comm.reduce_scatter_tensor(partition, buffer)
+            else:  # gloo's takes twice as long
+                deepspeed.comm.all_reduce(buffer)
+
+    @torch.no_grad()
+    def update(self) -> bool:
+        norm = self._norm()
+        self.norm = float(norm)
+        if not math.isfinite(self.norm):
+            self.norm = math.inf
+            return False
+        excess = (norm + 1e-6) / self._clip_norm
+        if excess > 1:
+            for partition in self._partitions:
+                partition.mul_(1 / excess)
+        give_gradients(self._engine, self._partitions)
+        self._engine.step()
+        return True
+
+    def discard(self, loss: Tensor) -> None:
+        self.add(loss, first=True, last=True)
+
+    def _norm(self) -> Tensor:
+        """() fp32, over the partitions of all ranks. It is on the host, which waits for the device here alone."""
+        squares = torch.stack([sum_of_squares(partition) for partition in self._partitions]).sum()
+        if self._ranks > 1:
+            deepspeed.comm.all_reduce(squares)
+        return squares.sqrt().float().cpu()
+
+
+class ReducedByDeepSpeed:
+    """Stage 3, offloading, and stage 2 in bf16 on several ranks: a step as DeepSpeed documents it."""
+
+    def __init__(self, engine: DeepSpeedEngine):
+        self.model, self.norm = engine, math.inf
+        self.scale = float(dist.get_world_size())  # DeepSpeed averages over the ranks
+        self._engine = engine
+
+    def add(self, loss: Tensor, first: bool, last: bool) -> None:
+        heartbeat.mark()  # ranks have met in the forward pass, too
+        if first:
+            forget_gradients(self._engine)
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def reduce(self) -> None: ...
+
+    def update(self) -> bool:
+        self._engine.step()
+        applied = self._engine.was_step_applied()
+        self.norm = float(self._engine.get_global_grad_norm()) if applied else math.inf
+        return applied
+
+    def discard(self, loss: Tensor) -> None:
+        self.add(loss * math.nan, first=False, last=True)  # a gradient that isn't finite is skipped
+        self._engine.step()

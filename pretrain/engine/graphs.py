@@ -1,0 +1,191 @@
+"""A micro-batch's forward pass, losses and gradients as one CUDA graph, which the host launches at once.
+
+As with `torch.cuda.make_graphed_callables` and Megatron-LM's full-iteration graphs, a graph is for micro-batches of one
+form: its inputs are copied to tensors that stay where they are, and its kernels, their order and all addresses are
+those of its capture. On a CPU the same tensors are filled, and the body runs on them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from data_pipeline.foundation.errors import one_line
+from data_pipeline.loading.batches import Batch
+from pretrain.config import RunConfig
+from pretrain.engine.construction import adds_locally
+from pretrain.models.model import Model
+
+MOST = 8  # graphs
+WARM_UPS = 2  # of each form: they compile, choose kernels and allocate what a capture can't
+KEY = "compute.cuda_graphs"
+
+Sums = dict[str, Tensor]
+Body = Callable[[Batch, dict[str, Tensor], bool, bool], Sums]
+"""(batch, counts of labels, whether it is the first of its step, and the last) → its sums of losses, detached."""
+
+
+class Recorder(Protocol):
+    """What captures work on a device."""
+
+    def warm_up(self, work: Callable[[], Sums]) -> Sums:
+        """Runs `work` where it will be captured."""
+
+    def record(self, work: Callable[[], Sums]) -> Callable[[], Sums]:
+        """Captures `work`; returns what replays it, into the same results each time."""
+
+    def finish(self) -> None:
+        """Waits until no replay runs any more. What was captured is then let go, all of it."""
+
+
+class StaticTensors:
+    """On a CPU nothing is captured: what replays work is the work itself."""
+
+    def warm_up(self, work: Callable[[], Sums]) -> Sums:
+        return work()
+
+    def record(self, work: Callable[[], Sums]) -> Callable[[], Sums]:
+        return work
+
+    def finish(self) -> None: ...
+
+
+class CUDAGraphs:
+    """Graphs of one device, captured on a stream of their own. Their memory is one pool, since none run together.
+
+    Work is warmed up on that stream, too: autograd keeps the stream on which a leaf was first used, and would wait for
+    another one within a capture (PyTorch issue 180090).
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, work: Callable[[], Sums]) -> Sums:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            found = work()
+        current.wait_stream(self._stream)
+        return found
+
+    def record(self, work: Callable[[], Sums]) -> Callable[[], Sums]:
+        graph = torch.cuda.CUDAGraph()
+        # threads of the loader and of checkpoints use CUDA meanwhile; a capture that fails leaves its stream current
+        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(self._stream), capture:
+            found = work()
+
+        def replay() -> Sums:
+            graph.replay()
+            return found
+
+        return replay
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._pool = torch.cuda.graph_pool_handle()  # one that all graphs have left can't be used again
+
+
+class GraphedMicroBatches:
+    """`body`, captured for each of the first `MOST` forms in which micro-batches come, and replayed.
+
+    A form: names, shapes and dtypes of the inputs, and whether the micro-batch is the first of its step, whose gradient
+    replaces that of the step before. Results stay as they are until the next replay.
+
+    The body runs as it is in other forms; while the model or its parameters have hooks, which a replay wouldn't call;
+    and for good once a capture has failed, or memory has no room for graphs and the body. `warn` is told why, in a
+    line. Between steps graphs hold the memory that the body takes, until they are released.
+    """
+
+    def __init__(self, body: Body, module: nn.Module, recorder: Recorder, warn: Callable[[str], None]):
+        self._body, self._recorder, self._warn = body, recorder, warn
+        self._captured: dict[Hashable, tuple[list[Tensor], Callable[[], Sums]]] = {}
+        self._seen: Counter[Hashable] = Counter()
+        self._most, self._told = MOST, False
+        self._modules, self._parameters = [*module.modules()], [*module.parameters()]
+        self._usual_hooks = self._hooks()  # DeepSpeed's, of no effect where it doesn't reduce
+
+    def __call__(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> Sums:
+        work = partial(self._body, batch, counted, first, last)
+        if self._hooks() != self._usual_hooks:
+            self.release()  # a replay and a measured step come seldom, and memory may not hold both
+            return work()
+        given = [*batch.values(), *counted.values()]
+        form = (first, *batch, *counted, *((tensor.shape, tensor.dtype) for tensor in given))
+        if form not in self._captured and self._seen[form] >= WARM_UPS and len(self._captured) < self._most:
+            self._capture(form, batch, counted, first, last)
+        if form not in self._captured:
+            return self._as_it_is(form, work)
+        inputs, replay = self._captured[form]
+        torch._foreach_copy_(inputs, given)
+        return replay()
+
+    def release(self) -> None:
+        """Frees the memory of all graphs. Forms that come again are captured again."""
+        if self._captured:
+            self._recorder.finish()
+            self._captured.clear()
+
+    def _capture(self, form: Hashable, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> None:
+        inputs, numbers = ({name: tensor.clone() for name, tensor in one.items()} for one in (batch, counted))
+        try:
+            replay = self._recorder.record(partial(self._body, inputs, numbers, first, last))
+        except Exception as error:  # whatever a driver, a compiler or a kernel raises
+            self._give_up(f"a capture failed: {one_line(error.__context__ or error)}")
+        else:
+            self._captured[form] = [*inputs.values(), *numbers.values()], replay
+
+    def _as_it_is(self, form: Hashable, work: Callable[[], Sums]) -> Sums:
+        warming_up = len(self._captured) < self._most
+        if not (warming_up or self._told):
+            self._told = True
+            self._warn(f"{KEY}: micro-batches come in more than {MOST} shapes; others run without CUDA graphs")
+        self._seen[form] += 1
+        try:
+            return self._recorder.warm_up(work) if warming_up else work()
+        except torch.OutOfMemoryError:
+            if not self._captured:
+                raise
+        if warming_up:
+            self.release()  # graphs share their memory: this form's may fit beside those that come again
+        else:
+            self._give_up("memory has no room for graphs and for micro-batches of other shapes")
+        torch.manual_seed(torch.initial_seed())  # as before the first try
+        return work()
+
+    def _give_up(self, reason: str) -> None:
+        self._most, self._told = 0, True
+        self.release()
+        self._warn(f"{KEY}: {reason}; micro-batches run without CUDA graphs")
+
+    def _hooks(self) -> int:
+        """How many hooks a replay leaves out. PyTorch tells their number nowhere else."""
+        of_modules = (
+            len(hooks)
+            for one in self._modules
+            for hooks in (one._forward_pre_hooks, one._forward_hooks, one._backward_pre_hooks, one._backward_hooks)
+        )
+        return sum(of_modules) + sum(len(one._backward_hooks or ()) for one in self._parameters)
+
+
+def graphed(
+    body: Body, module: Model, config: RunConfig, ranks: int, device: torch.device, warn: Callable[[str], None]
+) -> GraphedMicroBatches | None:
+    """`body` as graphs, if the run asks for them and can have them; `warn` is told why it can't."""
+    if not config.compute.cuda_graphs:
+        return None
+    against = {
+        "DeepSpeed adds up and reduces gradients": not adds_locally(config, ranks),
+        "a wrapper changes the loss": config.wrapper is not None,
+        "activation checkpointing keeps random states on the host": config.compute.activation_checkpointing,
+        "the model draws numbers on the host for each step": type(module).begin_step is not Model.begin_step,
+    }
+    for reason, holds in against.items():
+        if holds:
+            warn(f"{KEY}: {reason}; micro-batches run without CUDA graphs")
+            return None
+    return GraphedMicroBatches(body, module, CUDAGraphs(device) if device.type == "cuda" else StaticTensors(), warn)

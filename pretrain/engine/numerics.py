@@ -1,0 +1,266 @@
+"""The check that DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
+
+Both train a small model whose gradients are exact in bf16 and fp32, in whatever order they are summed: after each step
+their weights must be equal to the bit. The loss is linear in every parameter, so a gradient depends on the batch alone.
+It is a sum of a few products of small integers, times a power of two. SGD with powers of two as its settings keeps the
+fp32 weights exact too.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from data_pipeline.foundation.formatting import counted
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
+from pretrain.config import RunConfig
+from pretrain.config.batch import BatchSection
+from pretrain.config.deepspeed_keys import DeepSpeedSection
+from pretrain.config.optimizers import ConstantSchedule
+from pretrain.engine.construction import adds_locally, prepare_layers, sharded, stage_on
+from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import first_value
+from pretrain.engine.versions import is_tested
+from pretrain.models.model import Losses, Model
+
+ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
+RATE = 1 / 4
+_LENGTH, _WIDTH, _IDS = 4, 6, 5
+_ASKS = 0  # a row that begins with this id uses the layer `sometimes`
+
+
+class ExactModel(Model):
+    """Its layer runs twice, its embedding is also its output matrix, and not every micro-batch uses `sometimes`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_IDS, _WIDTH)
+        self.layers = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH)])
+        self.sometimes = nn.Linear(_WIDTH, _WIDTH, bias=False)
+        self.gain = nn.Parameter(torch.ones(_WIDTH))
+        self.head = nn.Linear(_WIDTH, _IDS, bias=False)
+        self.head.weight = self.embedding.weight
+        self.inputs: Tensor
+        self.weighting: Tensor
+        self.register_buffer("inputs", _integers(_IDS, _WIDTH), persistent=False)
+        self.register_buffer("weighting", _integers(_WIDTH, _IDS).T.contiguous(), persistent=False)
+
+    def fill(self) -> None:
+        """Sets all parameters, which must be whole, to multiples of 1/4."""
+        for number, parameter in enumerate(self.parameters()):
+            values = (torch.arange(parameter.numel()) * 5 + 3 * number) % 9 - 4
+            parameter.data.copy_(values.view(parameter.shape) / 4)
+
+    def forward(self, encoder_input_ids: Tensor, labels: Tensor) -> Losses:
+        """(batch, length) ids and labels → the loss at each label, fp32; 0 where it is ignored."""
+        dtype = self.gain.dtype
+        x = self.inputs[encoder_input_ids].to(dtype)
+        valid = labels != IGNORE_INDEX
+        weighting = self.weighting[labels.clamp_min(0)].to(dtype)
+        (layer,) = self.layers
+        first = layer(x)
+        second = layer(x.roll(1, dims=-1) + 0 * first)  # after the first, as recurrent layers run
+        looked_up = self.embedding(encoder_input_ids)
+        y = first + second + looked_up + x * self.gain
+        asks = encoder_input_ids[:, :1, None] == _ASKS
+        if bool(asks.any()):
+            y = y + self.sometimes(x) * asks
+        scores = self.head(x + 0 * looked_up).sum(dim=-1)
+        return {"labels": ((y * weighting).sum(dim=-1) + scores).float() * valid}
+
+
+def _integers(rows: int, columns: int) -> Tensor:
+    """(rows, columns) -2, -1, 1 and 2, in no simple order."""
+    return torch.tensor([-2.0, 1.0, 2.0, -1.0, 1.0])[torch.arange(rows * columns) ** 2 % 7 % 5].view(rows, columns)
+
+
+def sgd(model: nn.Module) -> SGD:
+    """SGD with two groups, as for matrices and vectors, and momentum, so that a state must be kept between steps."""
+    vectors = [one for name, one in model.named_parameters() if name == "gain" or name.endswith("bias")]
+    matrices = [one for name, one in model.named_parameters() if name.endswith("weight")]  # ZeRO-3 shows no shapes
+    schedule = {"lr": RATE, "base_rate": RATE, "frozen_until": 0}
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": 1 / 4, **schedule},
+        {"params": vectors, "weight_decay": 0.0, **schedule},
+    ]
+    return SGD(groups, momentum=1 / 2)
+
+
+def micro_batches(step: int, accumulation: int, ranks: int) -> list[list[Batch]]:
+    """The micro-batches of step `step`, of each rank. Together they have a power of two of valid labels, which are
+    spread unevenly. In even steps the last and every other one before it use the layer `sometimes`.
+
+    With an offloaded optimizer, DeepSpeed loses the gradient of a parameter that the last micro-batch doesn't use. All
+    families use every parameter in every micro-batch.
+    """
+    generator = torch.Generator().manual_seed(step)
+    shape = (ranks, accumulation, ROWS, _LENGTH)
+    ids = torch.randint(_ASKS + 1, _IDS, shape, generator=generator)
+    labels = torch.randint(0, _IDS, shape, generator=generator)
+    if step % 2 == 0:
+        ids[:, (accumulation - 1) % 2 :: 2, 0, 0] = _ASKS
+    valid = 2 ** ((3 * labels.numel() // 4).bit_length() - 1)
+    labels.view(-1)[torch.randperm(labels.numel(), generator=generator)[valid:]] = IGNORE_INDEX
+    return [
+        [{"encoder_input_ids": ids[rank, one], "labels": labels[rank, one]} for one in range(accumulation)]
+        for rank in range(ranks)
+    ]
+
+
+class PlainStep(NamedTuple):
+    """The results of a step of a plain loop, fp32: the gradient and the weights after it by name, the gradient's
+    norm."""
+
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    norm: float
+
+
+def plain_loop(accumulation: int, ranks: int) -> list[PlainStep]:
+    """Trains the model on the global batches in this process, in fp32 and without DeepSpeed."""
+    model = ExactModel()
+    model.fill()
+    optimizer = sgd(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    steps = []
+    for step in range(STEPS):
+        batches = [batch for own in micro_batches(step, accumulation, ranks) for batch in own]
+        whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        optimizer.zero_grad(set_to_none=False)
+        (model(**whole)["labels"].sum() / (whole["labels"] != IGNORE_INDEX).sum()).backward()
+        gradients = {name: cast(Tensor, one.grad).clone() for name, one in model.named_parameters()}
+        optimizer.step()
+        weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+        steps.append(PlainStep(gradients, weights, norm))
+    return steps
+
+
+_MOST_MICRO_BATCHES = 4
+_NEVER_CLIPS = 2.0**20
+# What a run's model exceeds, this one must too: elements. A bucket then holds some parameters, and not the largest.
+_SIZES = {
+    "reduce_bucket_size": 32,
+    "allgather_bucket_size": 32,
+    "stage3_prefetch_bucket_size": 32,
+    "stage3_param_persistence_threshold": 20,
+    "sub_group_size": 50,
+}
+_ROUNDING = 2.0**-20  # of the gradient's norm alone: it is a square root, and DeepSpeed adds norms of parts
+_SHOWN = 3  # parameters
+
+
+class Comparison(NamedTuple):
+    """How DeepSpeed trained: with what, and what was wrong; `wrong` is empty if nothing was."""
+
+    trained: str
+    wrong: str
+
+
+def compare(config: RunConfig, accumulation: int) -> Comparison:
+    """Trains the small model with DeepSpeed, as `config` asks, and without it. All ranks call this together and get the
+    same.
+
+    A step has `accumulation` micro-batches on each rank, four at most. Raises what DeepSpeed raises.
+    """
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    accumulation = min(accumulation, _MOST_MICRO_BATCHES)
+    small, wrong = _small(config, accumulation, ranks), ""
+    with torch.random.fork_rng(devices=[]), _engine(small) as engine:
+        for step, expected in enumerate(plain_loop(accumulation, ranks)):
+            engine.step(step, 0, micro_batches(step, accumulation, ranks)[rank])
+            # what one rank alone finds ends the comparison on all of them
+            if found := first_value(_wrong(engine, expected) or None):
+                wrong = f"wrong from step {step + 1} on: {found}"
+                break
+    return Comparison(_described(small, accumulation), wrong)
+
+
+def _described(config: RunConfig, accumulation: int) -> str:
+    """The settings of the comparison, for a report."""
+    ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
+    parts = [
+        f"DeepSpeed {deepspeed.__version__}",
+        f"stage {config.zero_stage}",
+        config.precision,
+        f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}",
+        *(f"{key} to the CPU" for key in zero.offloaded_to("cpu")),
+        f"{counted(ranks, 'rank')} on {'GPUs' if dist.get_backend() == 'nccl' else 'the CPU'}",
+    ]
+    return ", ".join(parts)
+
+
+def _wrong(engine: Engine, expected: PlainStep) -> str:
+    """The differences from the expected state after a step; empty if there are none."""
+    differences = list(_differences(engine.deepspeed, expected))
+    shown = differences[:_SHOWN]
+    if len(differences) > _SHOWN:
+        shown.append(counted(len(differences) - _SHOWN, "more parameter"))
+    if abs(engine.gradient_norm - expected.norm) > _ROUNDING * expected.norm:
+        shown.append(f"the gradient's norm {engine.gradient_norm:.6g} instead of {expected.norm:.6g}")
+    return ", ".join(shown)
+
+
+def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
+    """`config` for the small model, which nothing but ZeRO's own sections, the precision and checkpointing concern."""
+    zero = config.deepspeed.zero_optimization
+    given = zero.model_dump()
+    sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
+    if adds_locally(config, ranks) and is_tested():  # another version trains as DeepSpeed documents it
+        del sizes["reduce_bucket_size"]
+    on_cpu = {key: {"device": "cpu"} for key in zero.offloaded_to("nvme")}  # so small a model isn't swapped
+    small = {**given, **sizes, **on_cpu, "zero_quantized_weights": False}  # what is gathered quantized isn't exact
+    deepspeed_section = {"zero_optimization": small, "aio": config.deepspeed.aio}
+    rows = ranks * accumulation * ROWS
+    return config.model_copy(
+        update={
+            "batch": BatchSection(global_batch_size=rows, micro_batch_size=ROWS),
+            "optimizer": config.optimizer.model_copy(update={"gradient_clipping": _NEVER_CLIPS, "ema_decay": None}),
+            "schedule": ConstantSchedule(),
+            "deepspeed": DeepSpeedSection.model_validate(deepspeed_section),
+            "compute": config.compute.model_copy(update={"compile": False, "cuda_graphs": False}),
+        }
+    )
+
+
+@contextlib.contextmanager
+def _engine(config: RunConfig) -> Iterator[Engine]:
+    with sharded(config):
+        model = ExactModel()
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
+        model.fill()
+    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
+    engine = Engine(model, config, optimizer=sgd(model))
+    yield engine
+    engine.close()
+
+
+def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[str]:
+    """The parameters whose weights after a step aren't those expected: the fp32 ones, or what is computed with.
+
+    With the number of wrong elements and, where DeepSpeed shows fp32 weights, the gradient of the one furthest off.
+    """
+    for name, parameter in engine.module.named_parameters():
+        right = expected.weights[name].to(engine.device)
+        with deepspeed.zero.GatheredParameters([parameter]):
+            computed_with = parameter.detach().clone()
+        wrong = computed_with != right.to(computed_with.dtype)
+        gradient = ""
+        master_weights = deepspeed.utils.safe_get_full_fp32_param(parameter)
+        if master_weights is not None:
+            excess = master_weights.to(right) - right
+            wrong |= excess != 0
+            place = excess.view(-1).abs().argmax()
+            right_one = float(expected.gradients[name].view(-1)[place])
+            gradient = f", gradient {right_one - float(excess.view(-1)[place]) / RATE:g} instead of {right_one:g}"
+        if elements := int(wrong.sum()):
+            yield f"{name} ({counted(elements, 'element')}{gradient})"

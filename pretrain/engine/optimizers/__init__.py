@@ -1,0 +1,54 @@
+"""Optimizers, and the map from parameters to the flat tensors that ZeRO gives to optimizers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from pretrain.config.optimizers import OptimizerConfig
+from pretrain.engine.optimizers.adafactor import Adafactor
+from pretrain.engine.optimizers.adamw_scale import AdamWScale, adamw
+from pretrain.engine.optimizers.groups import parameter_groups
+from pretrain.engine.optimizers.muon import Muon
+
+_OPTIMIZERS: dict[str, Callable[[ParamsT, Any], Optimizer]] = {
+    "adamw": adamw,
+    "adamw_scale": AdamWScale,
+    "adafactor": Adafactor,
+    "muon": Muon,
+}
+AVERAGE = "average"  # the name of a state
+
+
+def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Builds the optimizer for `deepspeed.initialize`. Raises UserError for groups that match no parameter."""
+    optimizer = _OPTIMIZERS[config.name](parameter_groups(model, config), config)
+    if config.ema_decay is not None:
+        keep_average(optimizer, config.ema_decay)
+    return optimizer
+
+
+def keep_average(optimizer: Optimizer, decay: float) -> None:
+    """Keeps an exponential moving average of the fp32 parameters (Polyak and Juditsky 1992) among the states.
+
+    So it is sharded, offloaded and saved as they are. `pretrain average --ema` makes a checkpoint of it. It begins with
+    the parameters after the first step, and is then decay · average + (1 − decay) · parameters. Each element has its
+    own, so it doesn't matter how ZeRO cuts the parameters, or that it calls the optimizer for one flat buffer at a
+    time.
+    """
+
+    @torch.no_grad()
+    def update(stepped: Optimizer, *_: Any) -> None:
+        for buffer in (
+            buffer for group in stepped.param_groups for buffer in group["params"] if buffer.grad is not None
+        ):
+            states = stepped.state[buffer]
+            if AVERAGE in states:
+                states[AVERAGE].lerp_(buffer, 1 - decay)
+            else:
+                states[AVERAGE] = buffer.detach().clone()
+
+    optimizer.register_step_post_hook(update)

@@ -1,0 +1,303 @@
+"""The process group of a run: a single process, or all processes that a launcher started."""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.command import print_error
+from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
+from data_pipeline.foundation.json_file import adapter
+from pretrain.engine.memory import keep_freed_memory
+from pretrain.hardware import (
+    ACCELERATOR,
+    bind_to,
+    cores_beside,
+    device_type,
+    free_port,
+    local_gpu,
+    rank_threads,
+)
+from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
+
+T = TypeVar("T")
+_LOOPBACK = "127.0.0.1"
+_OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_opened: list[dist.TCPStore] = []
+_of_threads: list[dist.ProcessGroup] = []
+_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
+
+
+@contextlib.contextmanager
+def process_group(
+    cpu_threads: int | None, seconds: float, any_version: bool = False, bind_cores: bool = True
+) -> Iterator[tuple[int, int]]:
+    """Joins the process group for the duration of the block; yields (rank, number of ranks). `bind_cores` as in a run
+    file.
+
+    `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that. `any_version`:
+    whether DeepSpeed may be another one than the tested one.
+
+    Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
+    destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
+    there ends at once instead, with the code that it would have ended with.
+    """
+    import deepspeed
+
+    from pretrain.engine import deepspeed_private, versions  # chooses its accelerator when it is imported
+
+    _environment_of_one_process()
+    kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
+    on_gpu = kind == "cuda"
+    if on_gpu:
+        # DeepSpeed reads it as the number of the GPU. Where each rank sees just one, all have 0: see `ranks_by_node`.
+        os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
+    else:
+        keep_freed_memory()
+        # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
+        torch.set_flush_denormal(True)  # before there are other threads, which take it over
+    torch.set_num_threads(cpu_threads or rank_threads())
+    if on_gpu and bind_cores:
+        bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
+    if not any_version:
+        versions.check_version()
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below
+    # longer than the watchdog's limit, since the watchdog reports more
+    timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
+    deepspeed_private.load_no_extensions()
+    with _store_on_loopback(timeout):
+        deepspeed.init_distributed(timeout=timeout)
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
+    rank = dist.get_rank()
+    if dist.get_world_size() > 1:
+        watchdog.share(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
+    try:
+        yield rank, dist.get_world_size()
+    except BaseException as error:
+        raise _leave(error, rank) from None
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _store_on_loopback(timeout: timedelta) -> Iterator[None]:
+    """Has the store, where ranks meet, listen for this machine alone if all ranks are on it.
+
+    PyTorch's own would listen on all interfaces, and it asks nobody for a token.
+    """
+    ours = os.environ["MASTER_ADDR"] == _LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
+    if not ours or os.environ["RANK"] != "0":
+        yield
+        return
+    port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    listener = socket.create_server((_LOOPBACK, port), backlog=ranks + 16)
+    # all ranks connect to it, this one too; `dist` holds on to connections alone, so this module keeps the server
+    _opened.append(
+        dist.TCPStore(
+            _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    )
+    os.environ[_STORE_EXISTS] = "True"
+    try:
+        yield
+    finally:
+        del os.environ[_STORE_EXISTS]
+
+
+def _leave(error: BaseException, rank: int) -> BaseException:
+    """Reports `error` and leaves the process group; returns the exception that this rank ends with."""
+    end = error
+    if isinstance(error, Exception):
+        heartbeat.tell_failed(rank, error)
+    if isinstance(error, UserError):
+        if rank and not rank_logs.supervised():
+            end = SystemExit(error.exit_code)
+    elif isinstance(error, Exception):
+        traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
+        end = SystemExit(1)
+    elif isinstance(error, SystemExit):  # by code that the run calls; the other ranks wait for this one
+        print(f"error: exited with code {error.code or 0} before the run's end", file=sys.stderr, flush=True)
+    if _exit_may_block():
+        if isinstance(end, UserError):
+            print_error(end)
+        _exit_now(error.exit_code if isinstance(error, UserError) else 1)
+    dist.destroy_process_group()
+    return end
+
+
+def _exit_may_block() -> bool:
+    """True if leaving the process group may wait for ranks that wait for this one, as NCCL's communicators do, or end
+    in an abort, as gloo does while a thread communicates."""
+    return dist.get_backend() == "nccl" or (bool(_of_threads) and dist.get_world_size() > 1)
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Exits without the cleanup of Python and libraries, which would wait for other ranks."""
+    for child in multiprocessing.active_children():  # the loader's
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def group_of_threads() -> dist.ProcessGroup:
+    """A group in which threads of all ranks communicate beside training. All ranks call this together."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=99))  # a disk may be slow; the watchdog has the limit
+    _of_threads.append(group)
+    return group
+
+
+def from_rank_0(value: T, kind: Any) -> T:
+    """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change.
+
+    `kind`: its type, of which pydantic makes JSON. Nothing is unpickled: that would let a peer run any code.
+    """
+    own = _tensor(_encoded(value, kind) if dist.get_rank() == 0 else b"")
+    size = torch.tensor([own.numel()], device=own.device)
+    dist.broadcast(size, src=0)
+    sent = own if dist.get_rank() == 0 else own.new_empty(int(size))
+    dist.broadcast(sent, src=0)
+    return cast(T, _decoded(sent, kind))
+
+
+def on_rank_0(work: Callable[[], T], kind: Any) -> T:
+    """Runs `work` on rank 0 only and returns its result, a `kind`, on all ranks. A UserError is raised on all ranks."""
+    return cast(T, from_rank_0(on_each_rank(lambda: work() if dist.get_rank() == 0 else None), kind))
+
+
+def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """The result of `work` on this rank. All ranks call this together: where it fails on one, each is told, and none
+    waits for it.
+
+    All then raise a UserError, with the message of the first that has failed. A rank whose error is neither the user's
+    nor the system's raises that. What rank 0 refuses, it refuses for all: there the message doesn't name the rank.
+    """
+    result: T | None = None
+    own: Exception | None = None
+    mine: tuple[int, str] | None = None
+    try:
+        result = work()
+    except Exception as error:
+        own, where = error, f"rank {dist.get_rank()}: "
+        if isinstance(error, UserError):
+            mine = error.exit_code, f"{where if dist.get_rank() else ''}{error}"
+        else:
+            mine = FailedError.exit_code, where + words(error)
+    told = of_all_ranks(mine, tuple[int, str] | None, group)
+    if own and not isinstance(own, UserError | OSError):
+        raise own
+    for code, message in filter(None, told):
+        kind = next(kind for kind in (UserError, FailedError, StoreUnavailable) if kind.exit_code == code)
+        raise kind(message) from own
+    return cast(T, result)
+
+
+def words(error: Exception) -> str:
+    """An error in words, with its type if they need it."""
+    if isinstance(error, OSError | UserError):
+        return getattr(error, "strerror", None) or str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def of_all_ranks(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all ranks, on each of them. They call this together. `kind`: as in `from_rank_0`.
+
+    Raises ValueError on all ranks if the value of one is no such `kind`.
+    """
+    content, wrong = b"", ValueError("a value of another rank can't be sent")
+    try:
+        content = _encoded(value, kind)
+    except ValueError as error:  # the others wait to be told
+        wrong = error
+    own = _tensor(content, group)
+    size = torch.tensor([own.numel()], device=own.device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group)
+    if not all(map(int, sizes)):
+        raise wrong
+    padded = own.new_zeros(int(torch.cat(sizes).max()))
+    padded[: own.numel()] = own
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group)
+    return [_decoded(part[: int(one)], kind) for part, one in zip(parts, sizes, strict=True)]
+
+
+def _encoded(value: object, kind: Any) -> bytes:
+    # without what isn't set: a config says which keys its file has. `json` keeps NaN and names that aren't UTF-8
+    return json.dumps(adapter(kind).dump_python(value, mode="json", exclude_unset=True, warnings="error")).encode()
+
+
+def _decoded(sent: torch.Tensor, kind: Any) -> Any:
+    return adapter(kind).validate_python(json.loads(sent.cpu().numpy().tobytes()))
+
+
+def _tensor(content: bytes, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    whole = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    return whole.to(communication_device(group))
+
+
+def first_value(text: str | None) -> str | None:
+    """That of the first rank that has one, on all ranks, which call this together."""
+    return next(filter(None, of_all_ranks(text, str | None)), None)
+
+
+def ranks_by_node() -> list[list[int]]:
+    """The ranks on each node, whatever LOCAL_RANK says. All ranks call this together."""
+    names = of_all_ranks(node_memory.node_name(), str)
+    return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
+
+
+def least(value: int, device: torch.device) -> int:
+    """The least value of all ranks, which call this together."""
+    return _reduced(value, device, dist.ReduceOp.MIN)
+
+
+def most(value: int, device: torch.device) -> int:
+    """The greatest value of all ranks, which call this together."""
+    return _reduced(value, device, dist.ReduceOp.MAX)
+
+
+def _reduced(value: int, device: torch.device, operation: dist.ReduceOp.RedOpType) -> int:
+    found = torch.tensor(value, device=device)
+    dist.all_reduce(found, op=operation)
+    return int(found)
+
+
+def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """The device that tensors must be on to be exchanged between ranks, of a `group` or all."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+def _pci_address(gpu: int) -> str:
+    """Where a visible GPU is on the PCI bus: 0000:17:00.0; "" if PyTorch doesn't say. Makes no context on it."""
+    found: Any = torch.cuda.get_device_properties(gpu)  # PyTorch's stubs lack these
+    domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
+    return "" if None in (domain, bus, device) else f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _environment_of_one_process() -> None:
+    # matrix products then sum in the same order whatever the alignment of their operands
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    if "RANK" in os.environ:
+        if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
+            raise UserError(
+                f"RANK is set, but not {', '.join(lacking)}: launchers set all of them; unset RANK without one"
+            )
+        return
+    # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
+    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": _LOOPBACK}
+    os.environ |= {**single, "MASTER_PORT": str(free_port())}

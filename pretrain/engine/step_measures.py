@@ -1,0 +1,322 @@
+"""What is measured of a training step while it runs: its norms, and the time of each step on this rank.
+
+Norms of gradients, weights, updates and activations are taken from what a step computes anyway: the optimizer's flat
+buffers before and after their update, and the outputs of layers. The step's result doesn't change.
+
+Times are those for a step's rows, and for this rank's own compute. No reading waits for the device. All ranks end a
+step together, since they wait for one another in collectives. The slow rank is the one that computes longest and waits
+least. `compared` says which it is, from the times of all.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from pretrain.engine.construction import layers
+from pretrain.engine.deepspeed_private import flat_buffers, wrapped
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, sums_of_squares
+from pretrain.models.model import Model
+
+GRADIENT, WEIGHT, UPDATE = range(3)
+DATA, COMPUTE, WHOLE = range(3)  # of a rank's times
+_SPIKES = 2  # the longest waits for rows of a window, which don't count: a new block, a cache that fills
+_LEAST_SECONDS = 5e-4  # a step: less is nothing to name
+_NAMED, _OVER = 0.7, 0.35  # of the logarithm of the factor to find, since a window is noisy
+
+
+class StepNorms:
+    """Sums of squares over this rank's part of a step, fp64; those of the step are their sums over all ranks.
+
+    `parameters` (parameters, 3): of each parameter's gradient after clipping, of its fp32 values before the step, and
+    of their change, in the order of `names`. `activations` (layers, 2): of each layer's output at real tokens, and the
+    number of elements there, in the order of `layers`. `error`: what went wrong; the step itself isn't affected.
+
+    Until the optimizer has updated a flat buffer, a second copy of this flat buffer exists.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine):
+        model: Model = engine.module
+        self.names = [name for name, _ in model.named_parameters()]
+        self.layers = list(layers(model))
+        self.parameters = torch.zeros(len(self.names), 3, dtype=torch.float64, device=engine.device)
+        self.activations = torch.zeros(len(self.layers), 2, dtype=torch.float64, device=engine.device)
+        self.error: Exception | None = None
+        self._buffers = {id(buffer.tensor): buffer for buffer in flat_buffers(engine)}
+        self._before: dict[int, Tensor] = {}
+        self._real: dict[str, Tensor | None] = {}
+
+    @contextlib.contextmanager
+    def measuring(self, engine: DeepSpeedEngine) -> Iterator[None]:
+        """Within the block, measures the step that `engine` takes."""
+        optimizer, model = wrapped(engine), engine.module
+        handles = [
+            optimizer.register_step_pre_hook(self._guarded(self._before_update)),
+            optimizer.register_step_post_hook(self._guarded(self._after_update)),
+            model.register_forward_pre_hook(self._guarded(self._note_padding), with_kwargs=True),
+        ]
+        for number, (name, layer) in enumerate(layers(model).items()):
+            stack = "targets" if model.decoder_reads_targets and name.startswith("decoder") else "inputs"
+            handles.append(layer.register_forward_hook(self._guarded(self._note_output(number, stack))))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._before.clear()
+            self._real.clear()
+
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+        """`call` without gradients, which keeps its error, after which nothing is measured."""
+
+        def guarded(*arguments: Any) -> None:
+            if self.error is None:
+                try:
+                    with torch.no_grad():
+                        call(*arguments)
+                except Exception as error:
+                    self.error = error
+
+        return guarded
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        for tensor in _updated(optimizer):
+            buffer = self._buffers[id(tensor)]
+            if tensor.grad is not None:
+                self._add(buffer, GRADIENT, tensor.grad.view(-1))
+            self._add(buffer, WEIGHT, tensor.data.view(-1))
+            self._before[id(tensor)] = tensor.data.view(-1).clone()
+
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        for tensor in _updated(optimizer):
+            change = self._before.pop(id(tensor)).sub_(tensor.data.view(-1))
+            self._add(self._buffers[id(tensor)], UPDATE, change)
+
+    def _add(self, buffer: FlatBuffer, kind: int, values: Tensor) -> None:
+        numbers = {name: number for number, name in enumerate(self.names)}
+        rows = torch.tensor([numbers[fragment.name] for fragment in buffer.fragments], device=self.parameters.device)
+        self.parameters[:, kind].index_add_(0, rows, sums_of_squares(buffer, values).to(self.parameters))
+
+    def _note_padding(self, model: nn.Module, _: Any, batch: Mapping[str, Tensor]) -> None:
+        """Notes which tokens of a micro-batch are real: (batch, length), or None for all."""
+        inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask"))
+        self._real = {"inputs": None if inputs is None else inputs != 0, "targets": batch["labels"] != IGNORE_INDEX}
+
+    def _note_output(self, number: int, stack: str) -> Callable[..., None]:
+        def note(_: nn.Module, inputs: Any, output: Tensor) -> None:
+            squares = torch.linalg.vector_norm(output, dim=-1, dtype=torch.float32).double().square()
+            real = self._real[stack]
+            if real is not None:
+                squares = squares * real
+            tokens = torch.as_tensor(squares.numel()) if real is None else real.sum()
+            self.activations[number, 0] += squares.sum()
+            self.activations[number, 1] += tokens.to(squares) * output.size(-1)
+
+        return note
+
+
+def _updated(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The flat buffers that a call of `step` updates."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+Item = TypeVar("Item")
+
+
+class StepTimes:
+    """Seconds of the last step.
+
+    - `data`: the rank waited for its rows, or made them.
+    - `compute`: the rank itself computed gradients, without a wait for other ranks.
+    - `whole`: the step took, without `data`.
+
+    `data` and `compute` leave out what the kernel tells of the time that this thread was ready to run while others had
+    the CPU: on a busy machine that changes from one moment to the next, and says nothing about the device.
+    """
+
+    def __init__(self) -> None:
+        self.data = self.compute = self.whole = 0.0
+        self._scheduler: FileIO | None = None
+        with contextlib.suppress(OSError):  # not Linux, or a sandbox
+            self._scheduler = FileIO("/proc/thread-self/schedstat")
+
+    def loading(self, steps: Iterable[Item]) -> Iterator[Item]:
+        """The same items; the time until one is there is the `data` of its step."""
+        began = self._clock()
+        for item in steps:
+            self.data = self._clock() - began
+            yield item
+            began = self._clock()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Encloses a step."""
+        self.compute, began = 0.0, time.perf_counter()
+        yield
+        self.whole = time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Encloses a part of the step in which this rank waits for no other."""
+        self.begin()
+        yield
+        self.end()
+
+    def measure_inside(self, modules: Iterable[nn.Module]) -> None:
+        """Encloses the forward passes of these modules, of which none contains another. DeepSpeed's hooks, which wait
+        for a module's weights at stage 3, run before and after."""
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self.begin())
+            module.register_forward_hook(lambda *_: self.end(), prepend=True)
+
+    def begin(self) -> None:
+        """Begins a part of the step in which this rank waits for no other."""
+
+    def end(self) -> None:
+        """Ends it."""
+
+    def _clock(self) -> float:
+        """Seconds, without those in which this thread waited for a CPU."""
+        now = time.perf_counter()
+        if self._scheduler is None:
+            return now
+        return now - int(os.pread(self._scheduler.fileno(), 80, 0).split()[1]) / 1e9
+
+
+class HostTimes(StepTimes):
+    """On a CPU, by the clock."""
+
+    _began = 0.0
+
+    def begin(self) -> None:
+        self._began = self._clock()
+
+    def end(self) -> None:
+        self.compute += self._clock() - self._began
+
+
+class DeviceTimes(StepTimes):
+    """On CUDA, by events, which have happened when a step ends: with its loss on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[torch.cuda.Event] = []
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        self._events = []
+        with super().step():
+            yield
+        begins, ends = self._events[::2], self._events[1::2]
+        self.compute = sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)) / 1e3
+
+    def begin(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    end = begin
+
+
+# --- which rank is slow: pure functions of the times of all ranks ---
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The slow part: the device or the loader of `rank`, or the store, which all ranks wait for (`rank` None).
+
+    - `factor`: of a device, its time of compute by the others'; of a loader and the store, a step's time by that
+      without the wait for rows.
+    - `sure`: true if `factor` stands out from the noise of the steps.
+    """
+
+    cause: Literal["device", "loader", "store"]
+    rank: int | None
+    factor: float
+    sure: bool
+
+
+def compared(times: np.ndarray, remote: bool) -> list[Slow]:
+    """Each rank in each respect, by `times` (steps, ranks, 3) in seconds: `DATA`, `COMPUTE` and `WHOLE`.
+
+    `remote`: true if rows come from a remote store. One rank alone has nothing to be compared with.
+    """
+    store = [_store(times)] if remote else []
+    return store if times.shape[1] == 1 else [*_devices(times), *_loaders(times), *store]
+
+
+def named(found: list[Slow], factor: float, before: Slow | None) -> Slow | None:
+    """The part to name as slow by `factor`, if any. The one that was named `before` is kept until it is as fast as
+    others, or something else is slower by as much again."""
+    new = max((one for one in found if one.sure), key=lambda one: one.factor, default=None)
+    if new and new.factor < factor**_NAMED:
+        new = None
+    now = next((one for one in found if before and (one.cause, one.rank) == (before.cause, before.rank)), None)
+    if now is None or now.factor < factor**_OVER:
+        return new
+    return new if new and new.factor >= now.factor * factor**_NAMED else now
+
+
+def waiting(times: np.ndarray) -> float:
+    """The share of a step's time that ranks wait for the slowest, the mean over ranks and steps."""
+    own = times[:, :, DATA] + times[:, :, COMPUTE]
+    most = own.max(axis=1)
+    return float((most - own.mean(axis=1)).sum() / max(most.sum(), 1e-9))
+
+
+def _devices(times: np.ndarray) -> Iterator[Slow]:
+    compute = np.maximum(times[:, :, COMPUTE], 1e-9)
+    typical = _lower_median(compute)[:, None]
+    ratios = np.log(compute / typical)
+    usual = np.median(ratios, axis=0)
+    noise = _deviation(ratios.T) * 1.25 / math.sqrt(len(times))  # of a median
+    stands_out = usual >= np.maximum(3 * noise + math.log(1.05), 4 * _deviation(usual))
+    sure = stands_out & (np.median(compute - typical, axis=0) >= _LEAST_SECONDS)
+    for rank, (factor, is_sure) in enumerate(zip(np.exp(usual).tolist(), sure.tolist(), strict=True)):
+        yield Slow("device", rank, factor, is_sure)
+
+
+def _loaders(times: np.ndarray) -> Iterator[Slow]:
+    waits = times[:, :, DATA] - _lower_median(times[:, :, DATA])[:, None]
+    step = _step(times)
+    for rank, lost in enumerate(_steady(np.maximum(waits, 0.0)).tolist()):
+        yield Slow("loader", rank, 1 + lost / step, lost >= _LEAST_SECONDS)
+
+
+def _store(times: np.ndarray) -> Slow:
+    """Everyone's wait for rows: the lower median, so that the loader of a single rank doesn't count."""
+    lost = float(_steady(_lower_median(times[:, :, DATA])))
+    return Slow("store", None, 1 + lost / _step(times), lost >= _LEAST_SECONDS)
+
+
+def _step(times: np.ndarray) -> float:
+    """Seconds of a step without waiting for rows. It is shortest for the rank whose rows come last."""
+    return max(float(_steady(times[:, :, WHOLE].min(axis=1))), 1e-9)
+
+
+def _lower_median(values: np.ndarray) -> np.ndarray:
+    """The lower median over the last axis: of two values, the lower one."""
+    return np.sort(values, axis=-1)[..., (values.shape[-1] - 1) // 2]
+
+
+def _deviation(values: np.ndarray) -> np.ndarray:
+    """The standard deviation of normal values over the last axis, from their absolute deviations from the median:
+    spikes don't count."""
+    return 1.4826 * _lower_median(np.abs(values - _lower_median(values)[..., None]))
+
+
+def _steady(values: np.ndarray) -> np.ndarray:
+    """The mean over steps (the first axis) without the longest ones."""
+    return np.sort(values, axis=0)[: len(values) - _SPIKES].mean(axis=0)

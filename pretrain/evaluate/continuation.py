@@ -1,0 +1,154 @@
+"""What a model makes of held-out texts: the likelihood of second halves after the first, and answers in words."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.reader import Reader
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.config.evaluation import ContinuationSettings, SamplesSettings
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.blanks import beginnings, blank_out, can_blank_out
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import Answer, answer_texts
+from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
+from pretrain.models import FAMILIES
+from pretrain.models.model import Model
+
+_LEAST = 3  # tokens of a text
+
+
+class Continuation:
+    """The metrics of each corpus. All families are asked for the same tokens, each in the form of its training.
+
+    continuation/NAME/loss: nats per token of the second halves, after their first halves. No EOS is scored.
+    continuation/NAME/other_context_loss: the same after the first half of another row.
+    continuation/NAME/bits_per_byte: the loss in bits per byte of the second halves' text.
+    infilling/NAME/…: the same of the rows' middles in their contexts, for models that fill masked spans.
+    """
+
+    def __init__(self, settings: ContinuationSettings):
+        self._settings = settings
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        metrics: dict[str, float] = {}
+        lines: list[str] = []
+        with evaluation.whole_model() as model:
+            for name, corpus in evaluation.held_out.corpora.items():
+                form = PromptFormat.choose(
+                    model.config, corpus.tokenizer.vocabulary, self._settings.form, corpus.objective.name
+                )
+                texts = _texts(corpus, self._settings.rows)
+                begin = self._mode(corpus)
+                score = PromptScores(form, evaluation, evaluation.held_out.layout.micro_batch)
+                cuts = {"continuation": [_halves(text) for text in texts]}
+                if form.has_blanks:
+                    cuts["infilling"] = [_middle(text, self._settings.infilling_length) for text in texts]
+                for task, parts in cuts.items():
+                    found = _scored(parts, form, begin, score, corpus.tokenizer)
+                    metrics |= {f"{task}/{name}/{metric}": value for metric, value in found.items()}
+                    losses = f"{found['loss']:.3f} nats a token, {found['other_context_loss']:.3f} with another context"
+                    lines.append(f"{task} of {name}: {found['bits_per_byte']:.3f} bits a byte; {losses}")
+        return Findings(metrics, lines=lines)
+
+    def _mode(self, corpus: Corpus) -> list[int]:
+        """The id before every input, if any."""
+        mode, special = self._settings.mode, corpus.tokenizer.vocabulary.special
+        if mode is None:
+            return []
+        if mode not in special:
+            raise UserError(f"{corpus.location}: the vocabulary has no special token {mode} (continuation, mode)")
+        return [special[mode]]
+
+
+Parts = tuple[list[int], list[int], list[int]]
+"""The ids before the part of a text to score, those of that part, and those after it."""
+
+
+def _scored(
+    own: Sequence[Parts], form: PromptFormat, begin: list[int], score: PromptScores, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Of a part of each text, in its own context and in that of another text. Inputs of an encoder `begin` so."""
+    others = [*own[len(own) // 2 :], *own[: len(own) // 2]]
+    pairs = [*zip(own, own, strict=True), *zip(others, own, strict=True)]
+    prompts = [
+        form.infilling(before, after, text) if after else form.prompt(before, text, ends=False)
+        for (before, _, after), (_, text, _) in pairs
+    ]
+    prompts = [replace(prompt, encoder=[*begin, *prompt.encoder]) for prompt in prompts] if begin else prompts
+    log_p = [found for found, _ in score(prompts)]
+    loss, other = -sum(log_p[: len(own)]), -sum(log_p[len(own) :])
+    tokens = sum(len(text) for _, text, _ in own)
+    size = sum(len(tokenizer.decode(text).encode()) for _, text, _ in own)
+    return {"loss": loss / tokens, "other_context_loss": other / tokens, "bits_per_byte": loss / math.log(2) / size}
+
+
+def _halves(text: list[int]) -> Parts:
+    half = len(text) // 2
+    return text[:half], text[half:], []
+
+
+def _middle(text: list[int], tokens: int | None) -> Parts:
+    """`tokens` in the middle of a text, at most a third of it."""
+    third = 2 * len(text) // 3 - len(text) // 3
+    size = third if tokens is None else min(tokens, third)
+    start = (len(text) - size) // 2
+    return text[:start], text[start : start + size], text[start + size :]
+
+
+def _texts(corpus: Corpus, most: int) -> list[list[int]]:
+    """Up to `most` held-out rows, as ids without special tokens."""
+    rows = Reader(corpus, "validation", skip_damage=True).tokens(np.arange(min(most, corpus.rows("validation"))))
+    texts = [row[:length].tolist() for row, length in zip(rows.values, rows.lengths.tolist(), strict=True)]
+    texts = [text for text in texts if len(text) >= _LEAST]
+    if not texts:
+        raise UserError(f"{corpus.location}: no held-out row has {_LEAST} tokens")
+    return texts
+
+
+class Samples:
+    """A table `samples`: for the same held-out sentences each time, what the model fills in or continues with.
+
+    An encoder-decoder fills masked spans; one with mask tokens (BART) writes the whole sentence. A causal model
+    continues the first half of a sentence. The likeliest token is taken each time, so two steps differ only by the
+    model. Families that don't generate text give no samples.
+    """
+
+    def __init__(self, settings: SamplesSettings):
+        self._settings = settings
+        self._prompts: dict[str, list[tuple[str, str]]] = {}  # by corpus: (prompt, whole sentence)
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        rows: list[Row] = []
+        with evaluation.whole_model() as model:
+            trained = TrainedModel(model, evaluation.held_out.tokenizer)
+            for name, corpus in evaluation.held_out.corpora.items():
+                prompts = self._corpus_prompts(name, corpus, model)
+                written = evaluation.shared(prompts, lambda pairs: self._write(trained, pairs), str)
+                rows += [
+                    {"corpus": name, "given": blanks, "written": whole, "original": original}
+                    for (blanks, original), whole in zip(prompts, written, strict=True)
+                ]
+        lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows]
+        return Findings(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
+
+    def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)
+        written: Iterator[Answer] = answer_texts(trained, [prompt for prompt, _ in pairs], settings)
+        return [one.whole for one in written]
+
+    def _corpus_prompts(self, name: str, corpus: Corpus, model: Model) -> list[tuple[str, str]]:
+        if name not in self._prompts:
+            settings, generates = self._settings, FAMILIES[model.config.family].generates
+            if generates == "answers" and can_blank_out(corpus.tokenizer):
+                self._prompts[name] = blank_out(corpus, corpus.tokenizer, settings.number, settings.seed)
+            elif generates == "continuations":
+                self._prompts[name] = beginnings(corpus, settings.number)
+            else:
+                self._prompts[name] = []
+        return self._prompts[name]

@@ -1,0 +1,308 @@
+"""Hooks: evaluations that all ranks run together while a model trains, or on a checkpoint.
+
+All ranks leave a hook if one of them does, whether it returns, raises, hangs or is late. If one rank left a hook, the
+others would wait in their next collective for ever. So before each collective the ranks exchange their states, and if
+one of them has left, all leave.
+
+A package of your own offers a hook through an entry point, which names the class of its settings:
+
+    [project.entry-points."encdec_pretrain.hooks"]
+    answer_length = "my_package.settings:AnswerLengthSettings"
+"""
+
+import contextlib
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import Batch, validation_batches
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.engine.ranks import of_all_ranks
+from pretrain.models.model import Model, recording_hits
+from pretrain.run import watchdog
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pretrain.engine.engine import Engine
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+"""A row of a table: its cells by column."""
+_GOES_ON, _LATE, _RAISED, _RETURNED = range(4)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The findings of a hook. Only rank 0's counts.
+
+    - `metrics`: numbers by name, for metrics.jsonl and MLflow.
+    - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
+    - `images`: matplotlib figures by name.
+    - `lines`: what is printed; a line that begins with "warning: " is a warning.
+    - `more_lines`: what `pretrain evaluate` prints besides, and would be too much for a run's log.
+    - `failed`: the hook raised or hung, and found nothing.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    images: Mapping[str, "Figure"] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    more_lines: Sequence[str] = ()
+    failed: bool = False
+
+
+class Subject(Protocol):
+    """A model under evaluation. All ranks make the same calls in the same order."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The fp32 losses that the model's forward returns, without dropout and without gradients."""
+        ...
+
+    def whole(self) -> AbstractContextManager[Model]:
+        """Within the block, the model in evaluation mode with all its weights on this rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out rows of a run, and this rank's share of them.
+
+    `corpora`: by their names in metrics. `skip_damage`: rows of damaged blocks are left out instead of ending the run.
+    """
+
+    corpora: Mapping[str, Corpus]
+    tokenizer: Tokenizer
+    skip_damage: bool
+    layout: BatchLayout
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The model and data that a hook evaluates, shared by ranks. All ranks make the same calls in the same order.
+
+    `step`: the number of training steps so far. `earlier`: returns the rows that earlier evaluations added to a table.
+    """
+
+    subject: Subject
+    held_out: HeldOut
+    step: int
+    collectives: "Collectives"
+    earlier: Callable[[str], Sequence[Row]] = lambda table: ()
+
+    def batches(self, corpus: Corpus, rows: int | None = None, shift: int = 0) -> Iterator[Batch]:
+        """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
+
+        `rows`: the most rows over all ranks, up to a whole batch. Rows that pad the last batches have labels of -100
+        alone. `shift`: each row is replaced by the one `shift` rows further on, counted in a circle.
+        """
+        data = self.held_out
+        left = rows
+        for batch in validation_batches(corpus, data.layout, data.skip_damage, shift):
+            watchdog.alive()
+            yield batch
+            if left is not None:
+                left -= data.layout.ranks * data.layout.micro_batch
+            if self.collectives.late or (left is not None and left <= 0):
+                return
+
+    def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The fp32 losses of a batch by name, as the model's forward returns them; "labels": (batch, targets)."""
+        with self.collectives.guard():
+            return self.subject.losses(batch)
+
+    def losses_and_hits(self, batch: Batch, alone: bool = False) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """`losses`, and whether each target is the model's likeliest id: bool (batch, targets).
+
+        `alone`: the model is whole on this rank, and other ranks don't take part.
+        """
+        with self.collectives.shield(), recording_hits() as hits:
+            losses = self.subject.losses(batch) if alone else self.losses(batch)
+        labels, (found,) = batch["labels"].to(hits[0].device), hits
+        if found.shape != labels.shape:  # those of targets only
+            found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORE_INDEX, found)
+        return losses, found
+
+    @contextlib.contextmanager
+    def whole_model(self) -> Iterator[Model]:
+        """Within the block, the model in evaluation mode with all its weights on this rank; no collectives follow."""
+        with self.collectives.guard(), self.subject.whole() as model, self.collectives.unshielded():
+            yield model
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over all ranks."""
+        with self.collectives.guard():
+            if self.held_out.layout.ranks > 1:
+                dist.all_reduce(values)
+        return values
+
+    def shared(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[Any]], kind: Any) -> list[Any]:
+        """`work` on each item once, divided among the ranks; the results, in the order of `items`, on all ranks.
+
+        `work` uses no collectives; a model that it uses is whole on this rank. `kind`: the type of a result, of which
+        pydantic makes JSON.
+        """
+        rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
+        mine = [*work(items[rank::ranks])]
+        with self.collectives.guard():
+            gathered = of_all_ranks(mine, list[kind]) if ranks > 1 else [mine]
+        return [gathered[index % ranks][index // ranks] for index in range(len(items))]
+
+
+class Hook(Protocol):
+    """An evaluation. It is built once, from its settings, when training begins."""
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        """Evaluates the model; called on all ranks without gradients.
+
+        A hook that raises is reported, and training continues.
+        """
+        ...
+
+
+@runtime_checkable
+class StepHook(Hook, Protocol):
+    """A hook that also runs around the training step before its evaluation."""
+
+    def during(self, engine: "Engine") -> AbstractContextManager[None]:
+        """Encloses the step that `engine` takes, on all ranks. It must not change it, nor communicate between ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """How a hook ended: on all ranks with a `value`, or on all with an `error`.
+
+    `traceback`: that of the exception that this rank's hook raised, if any. `others_left`: the error isn't this rank's.
+    """
+
+    value: T | None = None
+    error: str | None = None
+    traceback: str | None = None
+    others_left: bool = False
+
+
+class _Interrupted(BaseException):
+    """Raised in a hook that hangs. No Exception, so that the hook doesn't catch it."""
+
+
+class _OthersLeft(BaseException):
+    """Raised in a hook that other ranks have left."""
+
+
+class Collectives:
+    """Runs one hook on all ranks. `seconds`: its budget; None: no limit. `alone`: there is no process group."""
+
+    def __init__(self, seconds: float | None, device: torch.device, alone: bool = False):
+        self._seconds, self._device, self._alone = seconds, device, alone
+        self._began = time.monotonic()
+        self._shielded = self._overdue = False
+        self.late = False
+        """True if the budget is spent, as all ranks have agreed."""
+
+    def run(self, hook: Callable[[], T]) -> Outcome[T]:
+        """Calls `hook`, and ends on all ranks with the same outcome: each has a value, or each has an error.
+
+        A hook that hangs in Python code is interrupted when twice its budget is over. One that hangs in native code
+        can't be: the run's watchdog ends it.
+        """
+        try:
+            with self._alarm():
+                outcome = Outcome(value=hook())
+        except _OthersLeft as error:
+            return Outcome(error=str(error), others_left=True)
+        except _Interrupted:
+            outcome = Outcome(error=f"hung: no end after {2 * (self._seconds or 0):g} s, twice its budget")
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            outcome = Outcome(
+                error=f"{type(error).__name__}: {lines[0]}".rstrip(": "), traceback=traceback.format_exc()
+            )
+        try:
+            self._agree(_RETURNED if outcome.error is None else _RAISED)
+        except _OthersLeft as error:
+            return Outcome(error=str(error), others_left=True)
+        return outcome
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Within the block, all ranks are in the same collective, and the budget doesn't interrupt it."""
+        overdue = self._seconds is not None and time.monotonic() - self._began > self._seconds
+        with self.shield():
+            self._agree(_LATE if overdue else _GOES_ON)
+            yield
+
+    def _agree(self, state: int) -> None:
+        """Raises _OthersLeft if this rank continues, but another has ended."""
+        states = torch.zeros(4, dtype=torch.int64, device=self._device)
+        states[state] = 1
+        if not self._alone:
+            dist.all_reduce(states)
+        going_on, late, raised, returned = states.tolist()
+        self.late |= late > 0
+        if state == _RAISED:
+            return
+        if raised:
+            raise _OthersLeft("failed on another rank")
+        if returned and going_on + late:
+            raise _OthersLeft("its ranks made different numbers of collective calls")
+
+    @contextlib.contextmanager
+    def shield(self) -> Iterator[None]:
+        """Within the block, the budget doesn't interrupt: what it changes is put back. It does so after it."""
+        before, self._shielded = self._shielded, True
+        try:
+            yield
+        finally:
+            self._shielded = before
+        if self._overdue and not before:
+            raise _Interrupted
+
+    @contextlib.contextmanager
+    def unshielded(self) -> Iterator[None]:
+        """Within the block, which a shielded one contains, the budget interrupts."""
+        self._shielded = False
+        try:
+            if self._overdue:
+                raise _Interrupted
+            yield
+        finally:
+            self._shielded = True
+
+    @contextlib.contextmanager
+    def _alarm(self) -> Iterator[None]:
+        if self._seconds is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def overdue(signal_number: int, frame: FrameType | None) -> None:
+            self._overdue = True
+            if not self._shielded:
+                raise _Interrupted
+
+        before = signal.signal(signal.SIGALRM, overdue)
+        began = time.monotonic()
+        others_seconds, interval = signal.setitimer(signal.ITIMER_REAL, 2 * self._seconds)
+        try:
+            yield
+        finally:
+            self._shielded = True
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            if others_seconds:  # an alarm that was set before goes off when it would have
+                left = others_seconds - (time.monotonic() - began)
+                signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), interval)

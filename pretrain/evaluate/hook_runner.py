@@ -1,0 +1,121 @@
+"""Runs the hooks that are due, on all ranks together."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from data_pipeline.foundation.atomic import write_bytes
+from pretrain.config.evaluation import HookSettings
+from pretrain.engine.ranks import of_all_ranks
+from pretrain.evaluate import record
+from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut, Hook, Outcome, Row, StepHook, Subject
+from pretrain.run import watchdog
+
+if TYPE_CHECKING:
+    from pretrain.engine.engine import Engine
+
+
+class HookRunner:
+    """Hooks, what they evaluate, and the `folder` for their tables and images; None: these aren't kept."""
+
+    def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
+        self._hooks = [(one, build(one)) for one in settings]
+        self._held_out, self._folder = held_out, folder
+        self._errors: dict[int, Exception] = {}  # by the id of a hook that raised around a step
+
+    def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
+        """Runs each hook that is due after `step` steps, and records its tables and images. All ranks call this.
+
+        After the last step, every hook is due; of hooks with the same settings but for their periods, one runs. A hook
+        that fails or exceeds its budget gives a warning.
+        """
+        for settings, hook in self._due(step, last):
+            yield self._evaluated(settings, hook, subject, step)
+
+    @contextlib.contextmanager
+    def during(self, engine: "Engine", step: int, last: bool) -> Iterator[None]:
+        """Encloses the training step after which `after` is called, for those hooks that see it."""
+        with contextlib.ExitStack() as stack:
+            for _, hook in self._due(step, last):
+                if isinstance(hook, StepHook):
+                    stack.enter_context(self._around_step(hook, engine))
+            yield
+
+    @contextlib.contextmanager
+    def _around_step(self, hook: StepHook, engine: "Engine") -> Iterator[None]:
+        """Encloses a step by `hook.during`, whose error is raised in the hook's evaluation."""
+        self._errors.pop(id(hook), None)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hook.during(engine))
+            except Exception as error:
+                self._errors[id(hook)] = error
+            yield
+            try:
+                stack.close()
+            except Exception as error:
+                self._errors[id(hook)] = error
+
+    def _evaluate(self, hook: Hook, evaluation: Evaluation) -> Findings:
+        if error := self._errors.pop(id(hook), None):
+            raise error
+        return hook.evaluate(evaluation) or Findings()  # only rank 0's count: one may return nothing on the others
+
+    def _due(self, step: int, last: bool) -> Iterator[tuple[HookSettings, Hook]]:
+        ran = []
+        for settings, hook in self._hooks:
+            apart_from_period = settings.model_dump(exclude={"every_steps"})
+            if (last or step % settings.every_steps == 0) and apart_from_period not in ran:
+                ran.append(apart_from_period)
+                yield settings, hook
+
+    def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
+        collectives = Collectives(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
+        evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
+        began = time.monotonic()
+        with watchdog.slow_phase(), torch.no_grad():
+            outcome = collectives.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
+        seconds = time.monotonic() - began
+        if outcome.value is None:
+            return self._failed(settings.hook, step, outcome)
+        findings, warnings = outcome.value, []
+        if collectives.late:
+            budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
+            warnings = [f"warning: {settings.hook} was cut after {seconds:.1f} s, {budget}; it covers only a part"]
+        metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
+        return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
+
+    def _earlier(self, step: int, table: str) -> list[Row]:
+        """The rows of a table from before `step`, as `record.keep` leaves them."""
+        rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
+        return [row for row in rows if row["step"] < step]
+
+    def _kept(self, step: int, findings: Findings) -> Findings:
+        if self._held_out.layout.rank == 0 and self._folder is not None:
+            record.keep(self._folder, step, findings)
+        return findings
+
+    def _failed(self, hook: str, step: int, outcome: Outcome[Findings]) -> Findings:
+        """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
+        rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
+        own = None if outcome.others_left else outcome.error
+        errors = of_all_ranks(own, str | None) if ranks > 1 else [own]
+        first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
+        if outcome.traceback is not None and self._folder is not None:
+            with contextlib.suppress(OSError):
+                kept = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
+                write_bytes(kept, outcome.traceback.encode())
+        where = f" on rank {first}" if ranks > 1 else ""
+        return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
+
+
+def build(settings: HookSettings) -> Hook:
+    """The hook that `settings` describe."""
+    module, name = settings.implementation.rsplit(".", 1)
+    return getattr(import_module(module), name)(settings)

@@ -1,0 +1,184 @@
+"""EleutherAI's lm-evaluation-harness on our models: `pretrain evaluate --lm-eval TASKS`.
+
+lm_eval's own class for encoder-decoders never scores EOS, which favours an answer that is the beginning of another. It
+pads on the left, which shifts learned positions, and without a context it gives the encoder no token to read. Here a
+context goes to the encoder and a continuation to the decoder, in the form of the model's training, and EOS is scored.
+"""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.foundation.config_file import check
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import before_eos, split_spans, written
+from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
+from pretrain.models.model import Model
+
+_NEW_TOKENS = 256  # of an answer, unless its task has another limit
+_OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class LmEvalSettings:
+    """`tasks` by name, which may be defined in `include_path`; `few_shot` examples before each question; only the first
+    `limit` rows of each task."""
+
+    tasks: Sequence[str]
+    include_path: Path | None = None
+    few_shot: int | None = None
+    limit: int | None = None
+
+
+class LmEvalRequests:
+    """Answers lm_eval's requests. All ranks get all of them and divide them; each then has all answers."""
+
+    def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
+        self._model, self._format, self._evaluation = model, prompt_format, evaluation
+        self._scores = PromptScores(prompt_format, evaluation, batch_size)
+        self._tokenizer: Tokenizer = evaluation.held_out.tokenizer
+
+    def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """For each (context, continuation), log p of the continuation, and whether each of its tokens is the likeliest.
+
+        For an encoder-decoder both include EOS.
+        """
+        return self._scores([self._prompt(*pair) for pair in pairs])
+
+    def rolling(self, texts: Sequence[str]) -> list[float]:
+        """log p of each text, without an EOS token; see `PromptFormat.windows`."""
+        windows = [self._format.windows(ids) for ids in self._tokenizer.encode(list(texts))]
+        found = iter(self._scores([prompt for prompts in windows for prompt in prompts]))
+        return [sum(next(found)[0] for _ in prompts) for prompts in windows]
+
+    def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """An answer to each (context, settings), up to the first of the strings `until`, which it leaves out."""
+        return self._evaluation.shared(list(requests), lambda mine: [self._answer(*one) for one in mine], str)
+
+    def _prompt(self, context: str, continuation: str) -> Prompt:
+        encode = self._tokenizer.encode
+        if self._format.form != "continuation":  # two texts, of which neither ends or begins with a space
+            before, after = encode([context.rstrip(), continuation.lstrip()])
+            return self._format.prompt(before, after)
+        bare = context.rstrip()  # a space belongs to the word after it
+        whole, before = encode([context + continuation, bare])
+        return self._format.prompt(before, whole[len(before) :])
+
+    def _answer(self, context: str, given: Mapping[str, Any]) -> str:
+        settings, until = _decoding(given)
+        prompt = self._format.prompt(self._tokenizer.encode([context.rstrip()])[0], [])
+        causal = self._format.form == "continuation"
+        inputs = prompt.prefix if causal else prompt.encoder
+        longest = self._format.config.longest_sequence
+        if causal and longest is not None:  # the beginning makes room for the answer
+            inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
+        vocabulary = self._tokenizer.vocabulary
+        new = before_eos(written(self._model, [inputs], vocabulary, settings, causal)[0], vocabulary)
+        if self._format.form == "blank":
+            new = split_spans(new, vocabulary).get(vocabulary.first_sentinel, [])
+        if self._format.form == "copy":
+            new = new[len(prompt.prefix) :]  # after the copied context
+        text = self._tokenizer.decode(new)
+        for stop in until:
+            text = text.partition(stop)[0] if stop else text
+        return text
+
+
+def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
+    """A task's settings of generation, under lm_eval's names, and the strings that end an answer."""
+    until = given.get("until") or []
+    sampled = bool(given.get("do_sample")) and float(given.get("temperature") or 0) > 0
+    values: dict[str, Any] = {"max_new_tokens": given.get("max_gen_toks", given.get("max_new_tokens", _NEW_TOKENS))}
+    if sampled:
+        values |= {name: given[name] for name in ("temperature", "top_k", "top_p") if name in given}
+    elif "num_beams" in given:
+        values["num_beams"] = given["num_beams"]
+    settings = check(values, GenerationSettings, "generation_kwargs")
+    return settings, [until] if isinstance(until, str) else list(until)
+
+
+def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findings, dict[str, Any]]:
+    """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC` with lm_eval's table as lines, and all of its results.
+
+    Raises UserError if lm_eval isn't installed, and for a task that it doesn't have or can't load.
+    """
+    for name, value in _OFFLINE.items():
+        os.environ.setdefault(name, value)
+    try:
+        with _quiet():
+            from lm_eval.api.model import LM  # an extra, which takes 2 s
+            from lm_eval.evaluator import simple_evaluate
+            from lm_eval.tasks import TaskManager
+            from lm_eval.utils import make_table
+    except ImportError as error:
+        raise UserError(f"--lm-eval: {error}; to install it: pip install encdec-pretrain[lm-eval]") from None
+
+    class Adapter(LM):
+        def loglikelihood(self, instances: list[Any]) -> list[tuple[float, bool]]:
+            return requests.loglikelihood([one.args for one in instances])
+
+        def loglikelihood_rolling(self, instances: list[Any]) -> list[float]:
+            return requests.rolling([one.args[0] for one in instances])
+
+        def generate_until(self, instances: list[Any]) -> list[str]:
+            return requests.generate([one.args for one in instances])
+
+    with _quiet():
+        tasks = _tasks(settings, TaskManager)
+        try:
+            results = simple_evaluate(
+                Adapter(),
+                tasks=list(settings.tasks),
+                num_fewshot=settings.few_shot,
+                limit=settings.limit,
+                task_manager=tasks,
+                bootstrap_iters=1000,
+                log_samples=False,
+            )
+        except (OSError, ValueError, KeyError, ConnectionError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(error).__name__}: {first}") from error
+    if results is None:  # to a launcher's other ranks
+        return Findings(), {}
+    metrics = {
+        f"lm_eval/{task}/{name.removesuffix(',none').replace(',', '/')}": float(value)
+        for task, values in results["results"].items()
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("sample_len",)
+    }
+    return Findings(metrics, lines=make_table(results).rstrip().splitlines()), results
+
+
+def _tasks(settings: LmEvalSettings, manager: Any) -> Any:
+    """The index of tasks: of those in `include_path`, and of lm_eval's own thousands only if that lacks one."""
+    include = str(settings.include_path) if settings.include_path else None
+    for defaults in (False, True) if include else (True,):
+        tasks = manager(include_path=include, include_defaults=defaults)
+        unknown = [name for name in settings.tasks if not tasks.match_tasks([name])]
+        if not unknown:
+            return tasks
+    where = f"{include} or " if include else ""
+    raise UserError(f"--lm-eval: no task {unknown[0]!r} in {where}lm_eval; --include-path names a folder of tasks")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the pages that lm_eval and its libraries log and the bars that they draw; errors remain."""
+    names = ("lm_eval", "datasets", "evaluate", "huggingface_hub")
+    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
+    for logger, _ in before:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)

@@ -1,0 +1,210 @@
+"""The likelihood of a text after another under a model, which is prompted as it was trained to read and to write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batches import Batch
+from data_pipeline.text.vocabulary import Vocabulary
+from pretrain.config.models import ModelConfig
+from pretrain.evaluate.generation.texts import padded
+from pretrain.evaluate.hook import Evaluation
+from pretrain.models import FAMILIES
+
+Form = Literal["answer", "blank", "copy", "continuation"]
+FORMS: dict[str, str] = {
+    "answer": "context </s> → continuation </s>, as in text-to-text",
+    "blank": "context <extra_id_0> </s> → <extra_id_0> continuation </s>, as in span corruption",
+    "copy": "<s> context <mask> </s> → <s> context continuation </s>, as in BART's denoising",
+}
+"""The forms of an encoder-decoder's prompt; what stands before the continuation is a prefix, which isn't scored."""
+_OBJECTIVE_FORMS = {"span_corruption": "blank", "iid_denoising": "blank", "ul2": "blank", "denoising": "copy"}
+_FIRST, _PIECE, _PREFIX = 16, 128, 384  # ids of windows
+_PARTS = 3  # of a text whose middle comes last
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids for the encoder (empty for a causal model), and those of the decoder: `prefix`, then `scored` after them."""
+
+    encoder: list[int]
+    prefix: list[int]
+    scored: list[int]
+    starts: bool = True
+    """True if the decoder reads its start token before `prefix`. All prompts of a batch have the same."""
+
+    @property
+    def length(self) -> int:
+        return len(self.encoder) + len(self.prefix) + len(self.scored)
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """Makes the prompts of a model in one form."""
+
+    form: Form
+    vocabulary: Vocabulary
+    config: ModelConfig
+    separated: bool = False
+    """True if a continuation follows its context after EOS, and ends with EOS: the objective `in_one_row`."""
+
+    @classmethod
+    def choose(
+        cls, config: ModelConfig, vocabulary: Vocabulary, form: str | None, objective: str | None
+    ) -> "PromptFormat":
+        """In `form`, or else in that of `objective`, the name of what the model was trained on.
+
+        Raises UserError for a family without likelihoods of texts, and for a form that the model can't have.
+        """
+        generates = FAMILIES[config.family].generates
+        if generates is None:
+            raise UserError(f"models of the family {config.family} have no likelihood of a text")
+        if form is not None and form not in FORMS:
+            raise UserError(f"--form: expected one of {', '.join(FORMS)}, got {form!r}")
+        if generates == "continuations":
+            if form is not None:
+                raise UserError(f"--form: models of the family {config.family} continue a text; there is one form")
+            return cls("continuation", vocabulary, config, separated=objective == "in_one_row")
+        chosen = form or _OBJECTIVE_FORMS.get(objective or "", "answer")
+        if chosen == "blank" and not vocabulary.sentinels:
+            raise UserError("--form: blank needs sentinels, but the model's tokenizer has none")
+        if chosen == "copy" and (vocabulary.bos is None or vocabulary.mask is None):
+            raise UserError("--form: a copy needs <s> and <mask>, but the model's tokenizer lacks one")
+        return cls(chosen, vocabulary, config)  # type: ignore[arg-type]
+
+    def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
+        """Asks for `continuation` after `context`, both without BOS and EOS, and for EOS if it `ends` there.
+
+        A causal model isn't asked for EOS, unless its texts are `separated`. A context that is too long loses its
+        beginning.
+        """
+        eos = [self.vocabulary.eos]
+        scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
+        if self.form == "continuation":
+            end = eos if self.separated else []
+            kept = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
+            return Prompt([], [*kept, *end] or eos, scored)
+        if self.form != "answer":
+            marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
+            return self.infilling(self._last(context, marks), [], continuation, ends)
+        begins = FAMILIES[self.config.family].inputs_begin_with_bos
+        bos = [self.vocabulary.bos] if begins and self.vocabulary.bos is not None else []
+        return Prompt([*bos, *self._last(context, 1 + len(bos)), *eos], [], scored)
+
+    @property
+    def has_blanks(self) -> bool:
+        """True if the model fills masked spans: of a decoder-only model, with the middle of a text last."""
+        causal = self.form == "continuation" and not self.separated
+        return self.form in ("blank", "copy") or (causal and self.vocabulary.sentinels >= _PARTS)
+
+    def with_blank(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        """The encoder's input with a mask between two parts, in the form `blank` or `copy`."""
+        vocabulary = self.vocabulary
+        if self.form == "blank":
+            return [*before, vocabulary.first_sentinel, *after, vocabulary.eos]
+        assert vocabulary.bos is not None
+        assert vocabulary.mask is not None
+        return [vocabulary.bos, *before, vocabulary.mask, *after, vocabulary.eos]
+
+    def infilling(
+        self, before: Sequence[int], after: Sequence[int], middle: Sequence[int], ends: bool = False
+    ) -> Prompt:
+        """Asks for `middle` between two parts, and what follows it if it `ends` there: EOS, or in a copy the next id.
+
+        A decoder-only model gets them as `causal_infilling` does: <0> before <1> after <2> middle. It is asked for no
+        end. Without a mask, raises UserError.
+        """
+        vocabulary = self.vocabulary
+        if not self.has_blanks:
+            raise UserError(f"--form {self.form}: it has no mask")
+        if self.form == "continuation":
+            first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
+            return Prompt([], [first, *before, second, *after, third], [*middle])
+        prefix, following = [vocabulary.first_sentinel], [vocabulary.eos]
+        if self.form == "copy":
+            assert vocabulary.bos is not None
+            prefix, following = [vocabulary.bos, *before], [*after, vocabulary.eos][:1]
+        return Prompt(self.with_blank(before, after), prefix, [*middle, *(following if ends else [])])
+
+    def _last(self, context: Sequence[int], others: int) -> list[int]:
+        """As many of the last ids of `context` as there is room for beside `others`."""
+        longest = self.config.longest_sequence
+        room = len(context) if longest is None else max(longest - others, 0)
+        return list(context[max(len(context) - room, 0) :])
+
+    def batch(self, prompts: Sequence[Prompt]) -> Batch:
+        """The batch in which the model's loss of a label is −log p of a scored id; all other labels are ignored."""
+        pad = self.vocabulary.pad
+        wholes = [[*one.prefix, *one.scored] for one in prompts]
+        targets, _ = padded(
+            [[IGNORE_INDEX] * len(one.prefix) + one.scored for one in prompts], IGNORE_INDEX, left=False
+        )
+        if self.form == "continuation":
+            inputs, mask = padded([whole[:-1] for whole in wholes], pad, left=False)
+            seen = torch.arange(inputs.size(1)) < torch.tensor([[len(one.prefix)] for one in prompts])
+            batch = {"encoder_input_ids": inputs, "labels": targets[:, 1:].contiguous(), "prefix_mask": seen.long()}
+        else:
+            inputs, mask = padded([one.encoder for one in prompts], pad, left=False)
+            starts = prompts[0].starts
+            start = [self.config.decoder_start_id] if starts else []
+            read, _ = padded([[*start, *whole[:-1]] for whole in wholes], pad, left=False)
+            labels = targets if starts else targets[:, 1:].contiguous()
+            batch = {"encoder_input_ids": inputs, "decoder_input_ids": read, "labels": labels}
+        return batch if mask is None else {**batch, "encoder_attention_mask": mask}
+
+    def windows(self, ids: Sequence[int]) -> list[Prompt]:
+        """A text of `ids` in pieces, each scored after what stands before it; each id is scored once.
+
+        The first 16 ids follow an input without text, since nothing stands before them. Then come pieces of 128, each
+        after up to 384 ids before it.
+        """
+        longest = self.config.longest_sequence
+        room = _PREFIX + _PIECE if longest is None else min(longest - 3, _PREFIX + _PIECE)
+        piece = min(_PIECE, max(room // 4, 1))
+        starts = [0, *range(min(_FIRST, piece), len(ids), piece)]
+        ends = [*starts[1:], len(ids)]
+        return [
+            self.prompt(ids[max(0, start - (room - piece)) : start], ids[start:end], ends=False)
+            for start, end in zip(starts, ends, strict=True)
+            if end > start
+        ]
+
+
+class PromptScores:
+    """Scores prompts in batches. All ranks get all prompts and divide them; each then has all scores.
+
+    The model must be whole on each rank.
+    """
+
+    def __init__(self, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
+        self._format, self._evaluation, self._batch_size = prompt_format, evaluation, batch_size
+
+    def __call__(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
+        """For each prompt, Σ log p of its `scored` ids, and whether each of them is the likeliest.
+
+        Longest first, so that rows of a batch are alike and what needs too much memory fails at once.
+        """
+        order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
+        batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
+        found = self._evaluation.shared(
+            batches, lambda mine: [self._of_batch([rows[i] for i in one]) for one in mine], list[tuple[float, bool]]
+        )
+        by_row = {
+            row: score
+            for batch, batch_scores in zip(batches, found, strict=True)
+            for row, score in zip(batch, batch_scores, strict=True)
+        }
+        return [by_row[row] for row in range(len(rows))]
+
+    @torch.no_grad()
+    def _of_batch(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
+        batch = self._format.batch(rows)
+        losses, hits = self._evaluation.losses_and_hits(batch, alone=True)
+        labels = batch["labels"].to(losses["labels"].device)
+        sums = losses["labels"].double().sum(dim=1).neg()
+        greedy = (hits | (labels == IGNORE_INDEX)).all(dim=1)
+        return list(zip(sums.tolist(), greedy.tolist(), strict=True))

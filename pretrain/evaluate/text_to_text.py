@@ -1,0 +1,302 @@
+"""Metrics of a model's answers to held-out inputs of text-to-text pairs."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, ReadStats
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.config.evaluation import TextToTextSettings
+from pretrain.evaluate.generation.blanks import held_out_documents
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import before_eos, written
+from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.prompt_format import Prompt, PromptFormat
+from pretrain.models.model import Model
+from pretrain.run import watchdog
+
+_AT_ONCE = 32  # rows that a rank answers before it asks whether the budget is spent
+_TOKENS_AT_ONCE = 16_384  # of choices, in one forward
+_MOST_CHOICES = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out input with its right answers, and what to choose from where answers are ranked."""
+
+    text: str
+    references: Sequence[str]
+    choices: Sequence[str] = ()
+
+
+class Task(NamedTuple):
+    """Held-out questions under the name of their corpus or file."""
+
+    name: str
+    objective: TextToText
+    questions: list[Question]
+
+
+class Answer(NamedTuple):
+    """The model's own words, and its choice: by the likelihood of a choice, and by that of its mean token."""
+
+    written: str = ""
+    unfinished: bool = False
+    chosen: str = ""
+    chosen_per_token: str = ""
+
+
+class TextToTextAnswers:
+    """Metrics `text_to_text/NAME/METRIC` of each held-out corpus of pairs, and a table of answers beside references.
+
+    Inputs are cut to `inputs_length`, as in training; references are whole. The likeliest token is taken each time, or
+    the best of `num_beams`. Each row counts once over all ranks. If the budget is spent, the metrics are those of the
+    rows so far.
+    """
+
+    def __init__(self, settings: TextToTextSettings):
+        self._settings = settings
+        self._tasks: list[Task] | None = None
+
+    def evaluate(self, evaluation: Evaluation) -> Findings:
+        metrics: dict[str, float] = {}
+        tables: dict[str, list[Row]] = {}
+        lines: list[str] = []
+        if self._tasks is None:
+            self._tasks = self._read(evaluation)
+        with evaluation.whole_model() as model:
+            for task in self._tasks:
+                answerer = _Answerer(model, evaluation.held_out.tokenizer, task.objective, self._settings)
+                answers: list[Answer] = []
+                step = _AT_ONCE * evaluation.held_out.layout.ranks
+                for start in range(0, len(task.questions), step):
+                    watchdog.alive()
+                    answers += evaluation.shared(task.questions[start : start + step], answerer.answers, Answer)
+                    if evaluation.collectives.late:
+                        break
+                answered = task.questions[: len(answers)]
+                found = self._metrics(answered, answers)
+                metrics |= {f"text_to_text/{task.name}/{name}": value for name, value in found.items()}
+                tables[f"text_to_text/{task.name}"] = self._table(answered, answers)
+                lines += self._lines(task, answers, found)
+                if evaluation.collectives.late:
+                    break
+        return Findings(metrics, tables, lines=lines)
+
+    def _read(self, evaluation: Evaluation) -> list[Task]:
+        settings, corpora = self._settings, evaluation.held_out.corpora
+        if settings.file is not None:
+            objectives = filter(None, (_of_pairs(one.objective) for one in corpora.values()))
+            return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings))]
+        found = []
+        for name, corpus in corpora.items():
+            objective = _of_pairs(corpus.objective)
+            if settings.corpus in (None, name) and objective is not None:
+                questions = list(islice(_corpus_questions(corpus), settings.rows))
+                found.append(Task(name, objective, _with_choices(questions, settings)))
+        return found
+
+    def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
+        references = [question.references for question in questions]
+        kinds = {"rank_accuracy": "chosen", "rank_accuracy_per_token": "chosen_per_token"}
+        found: dict[str, float] = {}
+        for name in self._settings.metrics:
+            texts = [getattr(answer, kinds.get(name, "written")) for answer in answers]
+            found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](texts, references)
+        return found
+
+    def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
+        """The first rows; columns that are empty in all of them are left out."""
+        rows: list[Row] = [
+            {
+                "input": question.text,
+                "answer": answer.written,
+                "choice": answer.chosen,
+                "choice per token": answer.chosen_per_token,
+                "reference": " | ".join(question.references),
+            }
+            for question, answer in islice(zip(questions, answers, strict=True), self._settings.shown)
+        ]
+        asked = {"answer": self._settings.writes, "choice": self._settings.ranks}
+        hidden = [column for column in ("answer", "choice", "choice per token") if not asked[column.split()[0]]]
+        return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+
+    def _lines(self, task: Task, answers: Sequence[Answer], found: dict[str, float]) -> Iterator[str]:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+        yield f"{task.name}: {values} of {len(answers):,} held-out rows"
+        question, first = task.questions[0], answers[0]
+        answer = first.written if self._settings.writes else first.chosen
+        yield f"  {question.text} → {answer} (reference: {question.references[0]})"
+        if unfinished := sum(answer.unfinished for answer in answers):
+            most = self._settings.longest_answer(task.objective.targets_length)
+            yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
+
+
+@dataclass
+class _Answerer:
+    """Answers questions as a model was trained to: `objective` cuts inputs."""
+
+    model: Model
+    tokenizer: Tokenizer
+    objective: TextToText
+    settings: TextToTextSettings
+
+    def __post_init__(self) -> None:
+        self._form = PromptFormat.choose(self.model.config, self.tokenizer.vocabulary, None, self.objective.name)
+        self._causal = self._form.form == "continuation"
+        self._device = next(self.model.parameters()).device
+        most = self.settings.longest_answer(self.objective.targets_length)
+        self._decoding = GenerationSettings(max_new_tokens=most, num_beams=self.settings.num_beams)
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """The answers, in order."""
+        if not questions:
+            return []
+        eos = self.tokenizer.vocabulary.eos
+        ids = self.tokenizer.encode([question.text for question in questions])
+        inputs = [[*row[: self.objective.inputs_length - 1], eos] for row in ids]
+        answers = self._written(inputs) if self.settings.writes else [Answer()] * len(inputs)
+        if self.settings.ranks:
+            chosen = [self._chosen(row, question.choices) for row, question in zip(inputs, questions, strict=True)]
+            answers = [
+                answer._replace(chosen=by_sum, chosen_per_token=by_mean)
+                for answer, (by_sum, by_mean) in zip(answers, chosen, strict=True)
+            ]
+        return answers
+
+    def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
+        vocabulary = self.tokenizer.vocabulary
+        rows = written(self.model, inputs, vocabulary, self._decoding, self._causal)
+        return [Answer(self.tokenizer.decode(before_eos(row, vocabulary)), vocabulary.eos not in row) for row in rows]
+
+    def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
+        """The likeliest of `choices`, and the one whose tokens are likeliest on average; EOS tokens count."""
+        targets = [[*ids, self.tokenizer.vocabulary.eos] for ids in self.tokenizer.encode(list(choices))]
+        sums: list[float] = []
+        at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
+        for start in range(0, len(targets), at_once):
+            some = targets[start : start + at_once]
+            prompts = [Prompt([], inputs, target) if self._causal else Prompt(inputs, [], target) for target in some]
+            batch = {name: tensor.to(self._device) for name, tensor in self._form.batch(prompts).items()}
+            losses = self.model(**batch)
+            sums += losses["labels"].double().sum(dim=1).tolist()
+        means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
+        return choices[sums.index(min(sums))], choices[means.index(min(means))]
+
+
+def _of_pairs(objective: Objective) -> TextToText | None:
+    """The objective of pairs that a corpus has, whether a row holds both texts or not."""
+    inner = objective.of if isinstance(objective, InOneRow) else objective
+    return inner if isinstance(inner, TextToText) else None
+
+
+def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
+    """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
+    if not any((corpus.directory / "documents").glob("part-*.parquet")):
+        raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
+    for document in held_out_documents(corpus, "text", "target"):
+        yield Question(document.text, [document.target])
+
+
+def _file_questions(settings: TextToTextSettings) -> list[Question]:
+    """The pairs of a file, with all right answers and choices. Raises UserError if there is none, or a damaged line."""
+    stats = ReadStats()
+    file = Input(str(settings.file), options={"prefix": settings.prefix})
+    try:
+        records = list(islice(READERS["pairs"](file, stats), settings.rows))
+    except DamagedInput as error:
+        raise UserError(str(error)) from None
+    if stats.damage:
+        position, reason = stats.damage[0]
+        raise UserError(f"{settings.file}: {position}: {reason}")
+    if not records:
+        raise UserError(f"{settings.file}: has no pair; {stats.counters['read']} lines without input or target")
+    questions = [Question(one.text, one.targets or [one.target], one.choices) for one in records]
+    return _with_choices(questions, settings)
+
+
+def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
+    """The questions, each with choices: its own, else those of the settings, else all different right answers."""
+    if not settings.ranks:
+        return questions
+    labels = settings.choices or sorted({one.references[0] for one in questions})
+    if len(labels) > _MOST_CHOICES and not all(one.choices for one in questions):
+        raise UserError(
+            f"rank_accuracy: the held-out rows have {len(labels):,} different answers, too many to rank each; "
+            "name the labels under choices"
+        )
+    return [Question(one.text, one.references, one.choices or labels) for one in questions]
+
+
+Answers = Sequence[str]
+References = Sequence[Sequence[str]]  # of each answer, one or more
+
+
+def mean_of_best(score: Callable[[str, str], float], answers: Answers, references: References) -> float:
+    """The mean `score` of an answer with the reference that gives it the most."""
+    best = [max(score(answer, right) for right in rights) for answer, rights in zip(answers, references, strict=True)]
+    return sum(best) / len(best)
+
+
+def equal(form: Callable[[str], str], answers: Answers, references: References) -> float:
+    """The share of answers that are a reference where both are in this `form`."""
+    return mean_of_best(lambda answer, right: float(form(answer) == form(right)), answers, references)
+
+
+def of_corpus(metric: type[BLEU | CHRF], answers: Answers, references: References) -> float:
+    """A metric of all answers together, from 0 to 100, by sacrebleu with its defaults."""
+    most = max(map(len, references))
+    # a list of the first references, one of the second ones …; None where a row has fewer
+    streams: Any = [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
+    return metric().corpus_score(list(answers), streams).score
+
+
+def rouge(kind: str, answers: Answers, references: References) -> float:
+    """The mean F1 of ROUGE `kind` (Lin 2004), by rouge-score with Porter's stemmer, as T5 has it.
+
+    Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
+    """
+    from rouge_score import rouge_scorer  # loads nltk: 2.4 s and 190 MB
+
+    scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
+    return mean_of_best(lambda answer, right: scorer.score(right, answer)[kind].fmeasure, answers, references)
+
+
+def normalized(text: str) -> str:
+    """A text as SQuAD compares it (Rajpurkar et al. 2016): in lower case, without ASCII punctuation and articles.
+
+    "The Eiffel-Tower, in  Paris"  ->  "eiffeltower in paris"
+    """
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def word_f1(answer: str, reference: str) -> float:
+    """The harmonic mean of precision and recall of the normalised answer's words, each as often as in both texts."""
+    words, right = normalized(answer).split(), normalized(reference).split()
+    common = sum((Counter(words) & Counter(right)).values())
+    return 2 * common / (len(words) + len(right)) if common else 0.0
+
+
+ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
+    "exact_match": partial(equal, str.strip),
+    "accuracy": partial(equal, lambda text: " ".join(text.casefold().split())),  # for labels
+    "squad_exact_match": partial(equal, normalized),
+    "squad_f1": partial(mean_of_best, word_f1),
+    "bleu": partial(of_corpus, BLEU),  # Papineni et al. 2002; 13a, exponential smoothing
+    "chrf": partial(of_corpus, CHRF),  # Popović 2015: chrF2; 6 characters, no words
+    **{kind: partial(rouge, kind) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
+}

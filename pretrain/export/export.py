@@ -1,0 +1,167 @@
+"""Export: a directory for transformers' `from_pretrained`, written completely or not at all."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+
+from data_pipeline.foundation.atomic import new_directory, write_json
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.tokenizer import Tokenizer
+from pretrain.export import card, tokenizer_files
+from pretrain.export.card import CTRANSLATE2, TRANSFORMERS, Lineage
+from pretrain.export.load import CONFIG, GENERATION
+from pretrain.export.weights import check, shapes
+from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models.state_dict_adapter import TOKEN_IDS, Exported, HFModel, hf_models, tensor_names, tied, to_theirs
+
+README = "README.md"
+MODELLING_FILES = Path(__file__).with_name("remote_code")
+_CLASSIFIER = "next_sentence.classifier.weight"
+
+
+def hf_model_of(config: ModelConfig) -> HFModel:
+    """The model of transformers that a model is exported to. Raises UserError if transformers has no such model."""
+    nearest = min(hf_models(config.family), key=lambda one: len(one.lacks(config)), default=None)
+    if nearest is None:
+        raise UserError(f"transformers has no model of the family {config.family}")
+    if lacks := nearest.lacks(config):
+        raise UserError(f"transformers has no {nearest.name} with {', '.join(lacks)}")
+    return nearest
+
+
+def export(
+    state_dict: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    shard_bytes: int = 5_000_000_000,
+    engine: str = TRANSFORMERS,
+    encoder_only: bool = False,
+    lineage: Lineage | None = None,
+) -> str:
+    """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
+
+    `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
+    appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: the one whose
+    converter will read the directory. `encoder_only`: leaves out the decoder. `lineage`: where the model comes from,
+    for its card and the tokenizer's mask token. Raises UserError if weights, config and tokenizer don't fit together,
+    or transformers or the engine has no such model.
+    """
+    hf = hf_model_of(config)
+    exported = _exported(hf, state_dict, config, tokenizer, engine, encoder_only)
+    lineage = lineage or Lineage()
+    with new_directory(out) as partial:
+        (partial / README).write_text(card.page(lineage, config, hf, engine, encoder_only), encoding="utf-8")
+        tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
+        write_json(partial / CONFIG, exported.config)
+        if exported.generation_config is not None:
+            write_json(partial / GENERATION, exported.generation_config)
+        for file in hf.code:
+            (partial / Path(file).name).write_bytes((MODELLING_FILES / file).read_bytes())
+        # of a matrix cut to its vocabulary it would refuse to save a view
+        whole = {
+            key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()
+            for key, one in exported.tensors.items()
+        }
+        save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # weights.WEIGHTS, or those of weights.INDEX
+    name = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
+    permission = ", both with trust_remote_code=True" if hf.code else ""
+    return f"load it with {name} and AutoTokenizer{permission}"
+
+
+def _exported(
+    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, engine: str, encoder_only: bool
+) -> Exported:
+    """Without muP and, for another engine, without the rows that pad the vocabulary: it would generate them, where
+    transformers learns from generation_config.json that they are no tokens."""
+    check(shapes(config), state, "the weights don't fit the model")
+    if tokenizer.size != config.vocab_size:
+        raise UserError(
+            f"the tokenizer's {tokenizer.vocab_size} tokens, {len(tokenizer.special_tokens)} special tokens and "
+            f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
+            f"but the model's vocab_size is {config.vocab_size}"
+        )
+    if encoder_only and engine == CTRANSLATE2:
+        raise UserError(f"--encoder-only: {engine} can't run an encoder by itself")
+    if encoder_only and hf.encoder is None:
+        raise UserError(f"--encoder-only: transformers can't load the encoder of a {config.family} by itself")
+    state, config = without_mup(hf, state, config)
+    if engine != TRANSFORMERS:
+        if engine != CTRANSLATE2 or hf.ctranslate2 is None:
+            able = ", ".join([TRANSFORMERS, *([CTRANSLATE2] if hf.ctranslate2 else [])])
+            raise UserError(
+                f"--for: models of the family {config.family} can be exported for {able}, not for {engine!r}"
+            )
+        state, config = hf.ctranslate2(state, config)
+        config = config.model_copy(update={"pad_vocab_to_multiple_of": 1})
+        state = {name: state[name][: shape[0]] for name, shape in shapes(config).items()}
+    model = to_hf(hf, config, state)
+    if encoder_only and hf.encoder:
+        model = hf.encoder.extract(model)
+    bos = {"bos_token_id": tokenizer.vocabulary.bos}
+    generation = model.generation_config
+    if generation is not None:
+        padding = list(range(tokenizer.size, config.padded_vocab_size))
+        generation = {**generation, **bos, **({"suppress_tokens": padding} if padding else {})}
+    return replace(model, config={**model.config, **bos}, generation_config=generation)
+
+
+def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Exported:
+    """The model in transformers' form; `state` holds whole tensors under our names.
+
+    Raises UserError for what transformers' model doesn't have, and for tensors that it would ignore.
+    """
+    ids = to_theirs(config, TOKEN_IDS)
+    saved = {
+        "architectures": [hf.class_name],
+        "model_type": hf.model_type,
+        "vocab_size": config.padded_vocab_size,
+        **to_theirs(config, hf.settings),
+        **hf.fixed,
+        **ids,
+        **hf.config_to_hf(config),
+    }
+    theirs = hf.tensors_to_hf(config, state)
+    names = tensor_names(hf, theirs, tied(outline(config)))
+    start = {"decoder_start_token_id": config.decoder_start_id} if hf.encoder_decoder else {}
+    generation = None if FAMILIES[config.family].generates is None else {**ids, **start}
+    tensors = {names[name]: tensor for name, tensor in theirs.items()}
+    like = next(iter(state.values()))
+    tensors |= {name: like.new_zeros(shape) for name, shape in hf.unused(saved).items()}
+    return Exported(tensors, saved, generation)
+
+
+def without_mup(
+    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[Mapping[str, Tensor], ModelConfig]:
+    """Weights and config of the model without muP that computes the same; only such models are in transformers.
+
+    The last norm before the output matrix is multiplied, since that matrix may also be the embedding. Embeddings that
+    the standard model multiplies by √m too much are divided by it. If the multipliers are powers of two, every logit is
+    the same to the bit; otherwise they differ by rounding. Raises UserError for what the standard model can't express.
+    """
+    if config.mup is None:
+        return state, config
+    norm = hf.last_norm(config)
+    if norm is None:
+        raise UserError("mup: no norm directly before the output matrix could take the multiplier of the logits")
+    weights, root = dict(state), config.widening**0.5
+    factor = config.logits_multiplier
+    if getattr(config, "scale_embedding", False):
+        embeddings = [weights[name] for name in ("embedding.weight", "decoder_embedding.weight") if name in weights]
+        scaled = {tensor.data_ptr() for tensor in embeddings}
+        if weights["lm_head.weight"].data_ptr() in scaled:
+            factor *= root
+        weights = {name: tensor / root if tensor.data_ptr() in scaled else tensor for name, tensor in weights.items()}
+    around_one = getattr(config, "norm", None) == "rms_around_one"  # gains are 1 + weight
+    for name in {f"{norm}.weight", f"{norm}.bias"} & weights.keys():
+        if around_one and name.endswith("weight"):
+            weights[name] = (weights[name] + 1) * factor - 1
+        else:
+            weights[name] = weights[name] * factor
+    if _CLASSIFIER in weights:
+        weights[_CLASSIFIER] = weights[_CLASSIFIER] * config.logits_multiplier
+    return weights, config.model_copy(update={"mup": None})

@@ -1,0 +1,277 @@
+"""Import: a directory that transformers saved, as a checkpoint of step 0."""
+
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import printable
+from data_pipeline.foundation.json_file import read_json
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
+from pretrain.engine.checkpoint.trained import save_weights
+from pretrain.export import tokenizer_files, weights
+from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models.state_dict_adapter import (
+    OUTPUT,
+    HFModel,
+    Json,
+    Shapes,
+    State,
+    drop_copies,
+    hf_models,
+    in_their_names,
+    tensor_names,
+    tied,
+    to_ours,
+)
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+# Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
+_FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
+# Settings of classifiers, which no model here is; transformers makes a list as long as they say.
+_LABELS = ("num_labels", "id2label", "label2id")
+
+
+def import_(path: Path, out: Path) -> ModelConfig:
+    """Writes a checkpoint of step 0 with the model and tokenizer that transformers saved in the directory `path`.
+
+    A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
+    of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
+    """
+    config, state, tokenizer = read(path)
+    save_weights(config, state, tokenizer, out)
+    return config
+
+
+def load_state(path: Path) -> tuple[ModelConfig, State]:
+    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
+
+    `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
+    """
+    return _read_model(path)[:2]
+
+
+def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
+    """The model and tokenizer of the directory `path`, as `import_` writes them.
+
+    Prints a line for each choice that the files leave open.
+    """
+    config, state, hf, settings = _read_model(path)
+    tokenizer = tokenizer_files.read(path)
+    rows = config.padded_vocab_size
+    if isinstance(tokenizer.model, TokenizerJson):
+        tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
+        roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
+        config = config.model_copy(update=roles)  # chosen with a view to config.json
+    vocabulary = tokenizer.vocabulary
+    section, _, key = (hf.replaced or "").partition(".")
+    id_ = settings[section][key] if hf.replaced else None
+    if id_ is not None and id_ < tokenizer.size and id_ not in vocabulary.special.values():
+        raise UserError(
+            f"{path}: {hf.replaced} is {id_} in config.json, which the tokenizer gives to text. transformers "
+            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+        )
+    if tokenizer.size > rows:
+        raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
+    if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
+        config = config.model_copy(update={"eos_id": vocabulary.eos})
+    for key, configured, has in (("pad", config.pad_id, vocabulary.pad), ("eos", config.eos_id, vocabulary.eos)):
+        if configured != has:
+            raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
+    ids = tokenizer.size
+    # 128 if it gives the ids these rows, else the smallest that does
+    unit = next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
+    return config.model_copy(update={"vocab_size": ids, "pad_vocab_to_multiple_of": unit}), state, tokenizer
+
+
+def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
+    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's token of an image."""
+    for line in model.notes:
+        print(f"{path}: {line}", file=sys.stderr)
+    if tokenizer.sentinels or model.size <= rows:
+        return tokenizer
+    kept = model.first(rows)
+    tokens = [(token["content"], token["id"]) for token in model.saved["added_tokens"]]
+    gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
+    print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
+    return Tokenizer(kept, tokenizer.special_tokens)
+
+
+def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
+    """Our config and tensors of the model in `directory`, transformers' model that it is, and its settings there.
+
+    Nothing is built before the sizes in config.json are found in the weights: a wrong one could fill the memory. Raises
+    UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is damaged.
+    """
+    path = directory / CONFIG
+    weights.check_files(directory)
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    saved = read_json(path, Json)
+    by_type: dict[str, HFModel] = {}
+    for family in FAMILIES:  # those that ship come first: a package's family may be exported as one of them
+        for one in hf_models(family):
+            by_type.setdefault(one.model_type, one)
+    hf = by_type.get(str(saved.get("model_type")))
+    if hf is None:
+        raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
+    endless = [key for key, value in weights.leaves(saved) if isinstance(value, float) and not isfinite(value)]
+    if endless:
+        raise UserError(f"{path}: no finite numbers: {', '.join(map('.'.join, endless))}")
+    _refuse_others(_FIXED, saved, path)
+    stored = weights.read(directory)
+    settings, theirs = _settings(_needed(saved, hf), weights.sizes(stored), hf, path)
+    _refuse_others(hf.fixed, settings, path)
+    names, rejection = {name: name for name in stored}, None
+    try:
+        if theirs:
+            names = _loaded_names(stored, hf.class_name, theirs, path)
+    except UserError as error:  # our own checks name keys and tensors, so they go first
+        rejection = error
+    try:
+        config, state = from_hf(hf, settings, {names[name]: tensor for name, tensor in stored.items()})
+    except KeyError as error:
+        raise UserError(f"{path}: lacks {error}") from None
+    except ValidationError as error:
+        raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, hf.all_keys))) from None
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from None
+    _refuse_ids(config, hf.all_keys, path)
+    if rejection:
+        raise rejection
+    if hf.encoder_decoder:
+        _refuse_other_start(config, settings, directory)
+    return config, state, hf, settings
+
+
+def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
+    """Our config and tensors, from config.json with transformers' defaults and the tensors of a file.
+
+    Raises UserError for what our model doesn't support, and for tensors that are missing, unexpected or copies that
+    differ.
+    """
+    tensors = dict(tensors)
+    drop_copies(tensors, hf.copies)
+    ours = {**to_ours(settings, hf.settings), **hf.config_from_hf(settings, tensors)}
+    config = hf.config_class.model_validate(ours)
+    model = outline(config)
+    expected, matrix = hf.tensors_to_hf(config, model.state_dict()), tied(model)
+    names = tensor_names(hf, expected, matrix)
+    if matrix:
+        drop_copies(tensors, {names[matrix]: [(hf.names or {}).get(OUTPUT, OUTPUT)]})
+    weights.check({names[name]: tuple(tensor.shape) for name, tensor in expected.items()}, tensors)
+    return config, hf.tensors_from_hf(config, {name: tensors[names[name]] for name in expected})
+
+
+def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
+    """config.json, or its section at `above`, without labels, and with small values for what our model ignores."""
+    needed: Json = {}
+    for key, value in saved.items():
+        path = f"{above}{key}"
+        if key not in _LABELS:
+            needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
+    return needed
+
+
+def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Json, Any]:
+    """The settings of config.json with transformers' defaults, and its config object if it has the model.
+
+    Several EOS tokens become the first: the tokenizer says which is ours.
+    """
+    import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+
+    theirs, settings, keys = None, saved, None if hf.names is None else hf.all_keys
+    weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
+    if not hf.code:
+        with _by_transformers(path):
+            theirs = transformers.CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
+        settings = {**saved, **theirs.to_dict()}
+        weights.check_sizes(settings, stored, keys, path)
+    for section in (settings, settings.get("encoder"), settings.get("decoder")):
+        if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
+            section["eos_token_id"], rows = ends[0], section.get("vocab_size")
+            if outside := [id_ for id_ in ends if isinstance(id_, int) and isinstance(rows, int) and id_ >= rows]:
+                raise UserError(f"{path}: eos_token_id has {outside}, but the embedding has {rows} rows")
+    return settings, theirs
+
+
+def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) -> None:
+    """Raises UserError if transformers' decoder starts from another token than ours."""
+    ours, generation = config.decoder_start_id, directory / GENERATION
+    for file, values in ((directory / CONFIG, settings), (generation, optional_json(generation))):
+        start = values.get("decoder_start_token_id")
+        if start not in (None, ours):
+            token = {config.eos_id: "EOS", config.pad_id: "padding"}.get(ours, "BOS")
+            raise UserError(
+                f"{file}: decoder_start_token_id is {start!r}, but our {config.family} starts from {token}, {ours}"
+            )
+
+
+def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
+    """Raises UserError if a token has a role for which the embedding has no row."""
+    rows = config.padded_vocab_size
+    roles = {keys[ours]: getattr(config, ours, None) for ours in ("pad_id", "eos_id", "bos_id")}
+    if outside := [f"{key} is {id_}" for key, id_ in roles.items() if id_ is not None and id_ >= rows]:
+        raise UserError(f"{path}: {'; '.join(outside)}, but the embedding has {rows} rows")
+
+
+def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
+    """Raises UserError that names the settings with which our model would compute something else."""
+    if problems := [
+        f"{key} is {settings[key]!r}, but must be {ours!r}"
+        for key, ours in fixed.items()
+        if settings.get(key, ours) != ours
+    ]:
+        raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
+
+
+def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path) -> dict[str, str]:
+    """The name under which transformers loads each tensor of a file into the class `class_name`.
+
+    transformers renames what it and its older versions save, such as the text encoder of T5Gemma 2, the norms of BERT's
+    published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
+    transformers can't build the model, or if two tensors have one name.
+    """
+    import transformers
+
+    # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    from transformers import conversion_mapping, core_model_loading
+
+    with _by_transformers(path), torch.device("meta"):
+        model = getattr(transformers, class_name)(config)
+    conversions = conversion_mapping.get_model_conversion_mapping(model)
+    renamings = [one for one in conversions if isinstance(one, core_model_loading.WeightRenaming)]
+    state = model.state_dict()
+    found: dict[str, str] = {}
+    for name in names:
+        loaded, _ = core_model_loading.rename_source_key(name, renamings, [], model.base_model_prefix, state)
+        if loaded in found:
+            raise UserError(f"{path.parent}: {found[loaded]} and {name} are one tensor in transformers, {loaded}")
+        found[loaded] = name
+    return {name: loaded for loaded, name in found.items()}
+
+
+@contextmanager
+def _by_transformers(path: Path) -> Iterator[None]:
+    """Without transformers' and torch's warnings: our own checks refuse what they are about. Raises UserError, which
+    names `path`, if transformers rejects its content."""
+    from transformers.utils import logging  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except Exception as error:  # wrong types and values, by exceptions of several libraries
+        reason = printable(" ".join(str(error).split())) or type(error).__name__
+        raise UserError(f"{path}: transformers rejects it: {reason}") from None
+    finally:
+        logging.set_verbosity(before)

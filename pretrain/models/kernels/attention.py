@@ -1,0 +1,168 @@
+"""Attention with a bias that depends on the distance alone, without a matrix of queries × keys.
+
+The bias comes as its diagonals, (heads, queries + keys − 1) and a margin: T5's relative positions and ALiBi's slopes
+have that form. Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.models.kernels import MARGIN
+from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
+from pretrain.models.kernels.tiles import tile_sizes
+
+
+def flash_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, diagonals: Tensor | None = None, labels: Sequence[Tensor] = (),
+    causal: bool = False, window: tuple[int, int] | None = None,
+    scale: float = 1.0, softcap: float | None = None, dropout: float = 0.0, joined: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256.
+
+    `diagonals` (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, has the bias of query i and key j at MARGIN +
+    queries − 1 − i + j. Under `causal`, and with a `window` of keys before a query's position and after it, the last
+    query is aligned with the last key. `labels` are those of `pretrain.models.functional.attention_bias` and hide
+    padding and other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a seed from
+    PyTorch's generator of the device. `joined` (batch, length, 3, heads, d_kv): the tensor that queries, keys and values are parts of, if
+    there is one. It then gets their gradients as one tensor, which the kernels write; nothing joins them.
+
+    A query that sees no key gives zeros; it and what it would see get no gradient.
+    """
+    seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
+    before, after = window or (None, None)
+    if causal:
+        after = 0 if after is None else min(after, 0)
+    sources = [one.transpose(1, 2)[:, :, None] for one in (queries, keys, values)] if joined is None else [joined]
+    return _attention(sources, diagonals, [*labels], seed, before, after, scale, softcap, dropout)[0]
+
+
+@torch.library.custom_op("encdec::flash_attention", mutates_args=())
+def _attention(
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
+    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32.
+
+    `sources`, each (batch, length, parts, heads, d_kv), have queries, keys and values, in this order.
+    """
+    q, k, v = map(_rows_whole, _apart(sources))
+    out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    hidden: Sequence[Any] = labels or [None] * 4
+    pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
+    _launch(forward, True, pointers, (q, k, v, out), before, after, scale, softcap, dropout)
+    return out, normalisers
+
+
+@_attention.register_fake
+def _(sources: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    q = _apart(sources)[0]
+    return _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("encdec::flash_attention_backward", mutates_args=())
+def _attention_backward(
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None, out: Tensor,
+    normalisers: Tensor, gradient: Tensor, needs_grad_diagonals: bool,
+    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of `sources` and, if `needs_grad_diagonals`, of diagonals."""
+    q, k, v, gradient = map(_rows_whole, (*_apart(sources), gradient))
+    found = [one.new_empty(one.shape) for one in sources]
+    (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
+    hidden: Sequence[Any] = labels or [None] * 4
+    shared = q, k, v, _bias(diagonals, q), *hidden[:2]
+    settings = before, after, scale, softcap, dropout
+    (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
+    block = tile_sizes("backward_queries", q.dtype, d_kv).rows
+    shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
+    parts = q.new_zeros(shape, dtype=torch.float32) if needs_grad_diagonals else None
+    pointers = *shared, hidden[2], seed, out, normalisers, gradient, dq, delta, parts
+    _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
+    pointers_of_keys = *shared, hidden[3], seed, normalisers, gradient, delta, dk, dv
+    _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), *settings)
+    if parts is None or diagonals is None:
+        return found
+    return [*found, _summed(parts, block, queries, diagonals.size(1))]
+
+
+@_attention_backward.register_fake
+def _(sources: list[Tensor], diagonals: Tensor | None, *others: Any) -> list[Tensor]:
+    grad_bias = [diagonals] if diagonals is not None and others[5] else []
+    return [one.new_empty(one.shape) for one in [*sources, *grad_bias]]
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    sources, diagonals, labels, seed, *ctx.settings = inputs
+    ctx.sources = len(sources)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*sources, diagonals, seed, *output, *labels)
+
+
+def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple:
+    saved = ctx.saved_tensors  # read once: checkpointing refuses to compute it again
+    sources, (diagonals, seed, out, normalisers, *labels) = [*saved[: ctx.sources]], saved[ctx.sources :]
+    none = [None] * len(labels), *[None] * (1 + len(ctx.settings))
+    if gradient is None:
+        return [None] * len(sources), None, *none
+    needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[1]
+    found = _attention_backward(
+        sources, diagonals, labels, seed, out, normalisers, gradient, needs_grad_diagonals, *ctx.settings
+    )
+    return found[: len(sources)], found[len(sources)] if needs_grad_diagonals else None, *none
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _launch(
+    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], *settings: float | None
+) -> None:
+    """Runs a program for each tile of queries, or of keys, of each head. Its strides are those of `strided`.
+
+    fp32 is multiplied without TF32, unless PyTorch's own products may use it.
+    """
+    q, k, _, bias, *_ = pointers
+    (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
+    rows, columns, warps, stages = tile_sizes(kernel.__name__, q.dtype, d_kv)
+    grid = -(-queries // rows) if of_queries else -(-keys // columns), batch * heads
+    kernel[grid](
+        *pointers, *(stride for tensor in strided for stride in tensor.stride()[:3]),
+        0 if bias is None else bias.stride(0), heads, queries, keys, *settings,
+        PRECISION="tf32" if q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        D=d_kv, BLOCK_D=max(16, 1 << (d_kv - 1).bit_length()), BLOCK_M=rows, BLOCK_N=columns,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _bias(diagonals: Tensor | None, q: Tensor) -> Tensor | None:
+    """The diagonals from that of distance 0 on, which kernels index by at_k − at_q."""
+    return None if diagonals is None else diagonals[:, MARGIN + q.size(2) - 1 :]
+
+
+def _apart(sources: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values, each (batch, heads, length, d_kv)."""
+    return [one.transpose(1, 2) for source in sources for one in source.unbind(2)]
+
+
+def _rows_whole(tensor: Tensor) -> Tensor:
+    """`tensor` with the numbers of a row side by side, as kernels read them."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _like_rows(tensor: Tensor) -> Tensor:
+    """An empty (batch, heads, length, d_kv) that lies in memory as (batch, length, heads, d_kv), as `o` takes it."""
+    batch, heads, length, d_kv = tensor.shape
+    return tensor.new_empty(batch, length, heads, d_kv).transpose(1, 2)
+
+
+def _summed(parts: Tensor, block: int, queries: int, length: int) -> Tensor:
+    """(heads, length) The gradient of diagonals with their margins, from the parts of `backward_queries`: a tile's are
+    `block` after the next one's."""
+    tiles, width = parts.shape[2:]
+    first = MARGIN + queries - tiles * block
+    rows = F.pad(parts.sum(dim=0).flip(1), (first, length + block - first - width)).flatten(1)
+    return rows[:, : tiles * length].unflatten(1, (tiles, length)).sum(dim=1)

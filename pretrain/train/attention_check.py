@@ -1,0 +1,107 @@
+"""Chooses what computes attention, before the first step. On a GPU, this project's kernels must show that they do.
+
+The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward,
+in a process of its own.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.prefetch import with_target_indices
+from pretrain import models
+from pretrain.engine.ranks import communication_device, least, ranks_by_node
+from pretrain.models import ModelConfig
+from pretrain.models.functional.attention import apart, use, using
+from pretrain.models.functional.kernel_check import Form
+from pretrain.train.micro_batch import full_rows
+from pretrain.train.validate import ValidatedRun
+
+_ROWS = 2  # of each form: a program of the kernels works on one head of one row
+_CHECK = [sys.executable, "-m", "pretrain.models.functional.kernel_check"]
+_SECONDS = 120.0  # of the check. It takes a few, and some 15 where the kernels are to be compiled
+
+
+def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
+    """Takes what `compute.attention` asks for, the same on all ranks, which call this together.
+
+    Returns why the kernels of this project aren't taken where `auto` would take them, in one line. Raises FailedError
+    with it where they are asked for.
+    """
+    asked = run.config.compute.attention
+    if device.type != "cuda" or asked in ("sdpa", "eager"):
+        use(asked if asked in ("sdpa", "eager") else None)
+        return None
+    dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
+    # one rank of each node checks, and compiles for all of them: each check has a context of its own on the GPU
+    checks = any(node[0] == run.rank for node in ranks_by_node())
+    problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
+    if least(int(problem is None), communication_device()):
+        use("triton")
+        return None
+    use("sdpa")
+    line = f"compute.attention: this project's kernels fail here: {problem or 'on another rank'}"
+    if asked == "triton":
+        raise FailedError(f"{line}; set auto or sdpa")
+    return f"{line}; PyTorch's are taken"
+
+
+def _rows(run: ValidatedRun) -> Iterator[Batch]:
+    """The longest rows that the run may have, and its first."""
+    plan = replace(run.plan, measured=min(_ROWS, run.plan.share))
+    yield full_rows(run, plan.micro_batch)
+    yield TrainingBatches(run.stream, plan.layout)[0].batch
+
+
+def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
+    """The problem with the kernels for the model of `config` in training on `batches`, in one line, if there is one.
+
+    Any exception is one, also of `batches`, and so is a check that doesn't end within two minutes.
+    """
+    try:
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        given = json.dumps([forms(config, list(batches), dtype), str(dtype).removeprefix("torch."), str(device), tf32])
+        ended = subprocess.run(_CHECK, input=given, text=True, capture_output=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the check has not ended within {_SECONDS:g} s"
+    except Exception as error:  # whatever reading rows or starting a process raises: the run continues without kernels
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if ended.returncode < 0:
+        return f"the check was killed by {signal.Signals(-ended.returncode).name}"
+    said = ended.stderr.strip().splitlines() or [f"the check ended with exit code {ended.returncode}"]
+    return said[-1] if ended.returncode else None
+
+
+def forms(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[Form]:
+    """The forms of attention that the kernels get in a pass over the batches, each at the first of its lengths."""
+    model = models.outline(config).to(dtype).train()
+    with using("triton"), _Recorded() as recorded:
+        for batch in batches:
+            model(**{name: one.to("meta") for name, one in with_target_indices(batch).items()})
+    found: dict[Form, Form] = {}
+    for form in recorded.forms:
+        found.setdefault(form._replace(rows=0, queries=0, keys=0), form)
+    return list(found.values())
+
+
+class _Recorded(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forms: list[Form] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
+        if function.name() == "encdec::flash_attention":
+            sources, diagonals, hidden, _, *settings = args
+            queries, keys, _ = (part for source in sources for part in apart(source))
+            sizes = [*queries.shape[:3], *keys.shape[2:]]
+            self.forms.append(Form._make([*sizes, diagonals is not None, len(hidden) > 0, *settings]))
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,81 @@
+"""Callbacks do everything in training besides the steps themselves.
+
+A run file can add callbacks, each a class in any package: docs/how-to/write-a-callback.md.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.engine.checkpoint.save import Saved
+
+if TYPE_CHECKING:
+    from pretrain.train.trainer import Trainer
+
+
+class Callback:
+    """One concern of training. A callback overrides the methods that it needs.
+
+    The trainer calls each method on all ranks, callback after callback in the order of
+    `pretrain.train.callbacks.build_callbacks`. An error in a callback ends the run on all ranks. An evaluation whose
+    errors must not end the run is a hook (`pretrain.evaluate.hook`).
+    """
+
+    def before_training(self, trainer: "Trainer") -> None:
+        """Called once, after the weights are loaded."""
+
+    def before_steps(self, trainer: "Trainer") -> None:
+        """Called before the first step, and before the first step after a rewind."""
+
+    def votes(self, trainer: "Trainer") -> Mapping[str, bool]:
+        """Called before each step. Returns this rank's votes by name, with the same names on all ranks.
+
+        The votes travel with the sums of the step. After the step, `trainer.any_rank(name)` is True if any rank has
+        voted True. The vote "stop" has the run save and stop after this step.
+        """
+        return {}
+
+    def before_step(self, trainer: "Trainer") -> None:
+        """Called before step `trainer.step`, on `trainer.micro_batches`."""
+
+    def during_step(self, trainer: "Trainer") -> AbstractContextManager[None]:
+        """Returns a context within which the step is taken. The context must not change the step."""
+        return contextlib.nullcontext()
+
+    def after_step(self, trainer: "Trainer") -> None:
+        """Called after each step, with its `trainer.outcome`."""
+
+    def after_pause(self, trainer: "Trainer") -> None:
+        """Called after an evaluation or a save, so that their time isn't counted as that of steps."""
+
+    def after_load(self, trainer: "Trainer", checkpoint: Path) -> None:
+        """Called after the weights and the optimizer state of a checkpoint are loaded."""
+
+    def after_save(self, trainer: "Trainer", saved: Saved) -> None:
+        """Called after a checkpoint has been written, or could not be written (`saved.error`)."""
+
+    def before_rewind(self, trainer: "Trainer") -> None:
+        """Called before a rewind, or before the run ends because its last steps were wrong. Drop what isn't on disk."""
+
+    def finish_saving(self, trainer: "Trainer") -> None:
+        """Called when the checkpoints that are being written must be on disk before training continues."""
+
+    def after_training(self, trainer: "Trainer") -> None:
+        """Called once, when the run has finished or stops; not after an error."""
+
+    def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
+        """The metrics since the last call, by name, for a line of the log. Only rank 0's count."""
+        return {}
+
+    def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
+        """Called with the metrics of a line of the log, or of an evaluation. On ranks but 0, some are this rank's
+        alone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this callback in a checkpoint, as JSON, the same on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` has returned. Called before the first step; and with {} if there is nothing."""

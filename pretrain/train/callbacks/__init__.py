@@ -1,0 +1,76 @@
+"""The callbacks of a run, in the order in which they are called.
+
+- Replaying, ComparingMemory, SkippedSteps, Spikes: look for steps that must not count, and may rewind the run.
+- Speed, Straggling, Profiling: measure steps.
+- The callbacks of the run file, and Alerting.
+- Reporting: metrics. EvaluationHooks: evaluation inside training.
+- CheckpointsInMemory, WeightComparison, Checkpointing: save the run.
+- Stops: ends the run on request.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.config.run_config import CallbackSection
+from pretrain.train.callback import Callback
+from pretrain.train.callbacks.alerting import Alerting
+from pretrain.train.callbacks.bad_steps import SkippedSteps, Spikes
+from pretrain.train.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.train.callbacks.reporting import EvaluationHooks, Reporting
+from pretrain.train.callbacks.silent_errors.fingerprints import WeightComparison
+from pretrain.train.callbacks.silent_errors.memory_at_rest import ComparingMemory
+from pretrain.train.callbacks.silent_errors.replay import Replaying
+from pretrain.train.callbacks.speed import Profiling, Speed
+from pretrain.train.callbacks.stops import Stops
+from pretrain.train.callbacks.stragglers import Straggling
+
+RENAMED = {"requests": "votes", "before_going_back": "before_rewind"}  # methods of callbacks, before → now
+
+
+def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = None) -> dict[str, Callback]:
+    """The callbacks of a run by name, in the order in which they are called. A callback whose setting is off isn't
+    among them. Raises UserError for a callback of the run file that can't be made."""
+    faults, checkpoint, alerts = config.faults, config.checkpoint, config.tracking.alerts
+    waits_for_others = ranks > 1 or config.data.remote
+    built_in: list[tuple[type[Callback], bool]] = [
+        (Replaying, faults.replay_every_steps is not None),
+        (ComparingMemory, faults.checksum_every_steps is not None),
+        (SkippedSteps, True),
+        (Spikes, faults.spikes is not None),
+        (Speed, True),
+        (Straggling, faults.straggler_factor is not None and waits_for_others),
+        (Profiling, config.trainer.profile),
+    ]
+    callbacks = {one.__name__: one() for one, is_on in built_in if is_on}
+    callbacks |= users_callbacks(config.callbacks)
+    if alerts:
+        callbacks["Alerting"] = Alerting(alerts, config.run.name)
+    built_in = [
+        (Reporting, True),
+        (CheckpointsInMemory, checkpoint.memory_every_steps is not None),
+        (EvaluationHooks, bool(config.evaluation)),
+        (WeightComparison, True),
+        (Checkpointing, True),
+    ]
+    callbacks |= {one.__name__: one() for one, is_on in built_in if is_on}
+    return {**callbacks, "Stops": Stops(stop_at_step)}
+
+
+def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
+    """The callbacks of a run file, by name, in its order. Raises UserError if one can't be made."""
+    found: dict[str, Callback] = {}
+    for number, one in enumerate(settings):
+        module, _, name = one.name.partition(":")
+        try:
+            made = getattr(import_module(module), name)(**(one.model_extra or {}))
+        except Exception as error:
+            raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
+        if not isinstance(made, Callback):
+            raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.train.callback.Callback")
+        for before, now in RENAMED.items():
+            if hasattr(made, before):
+                raise UserError(f"callbacks.{number}: {one.name}: the method {before} is named {now} now")
+        found[one.name if one.name not in found else f"{one.name} {number}"] = made
+    return found

@@ -1,0 +1,56 @@
+"""Alerts of what happens while a run trains: `tracking.alerts`."""
+
+import shutil
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from data_pipeline.foundation.formatting import human_size
+from pretrain.config.run_config import AlertsSection
+from pretrain.run.alerts import Alerts
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+
+_WINDOWS = 20  # lines of metrics, whose median is the usual speed
+_FEWEST = 5  # before a line is compared with them
+_IN_A_ROW = 2  # slow lines, so that one pause is no alert
+
+
+class Alerting(Callback):
+    """Sends an alert when the loss spikes, when tokens/s fall, and when the disk fills: once, until that is over."""
+
+    def __init__(self, settings: AlertsSection, name: str):
+        self._settings, self._alerts = settings, Alerts(settings, name)
+        self._speeds = deque[float](maxlen=_WINDOWS)
+        self._slow = 0  # lines in a row
+        self._disk_is_full = False
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.run.rank == 0 and trainer.state.health.spikes > trainer.before.health.spikes:
+            self._alerts.send("spike", f"step {trainer.step}: the loss is {trainer.outcome.loss:.4f}, a spike")
+
+    def after_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if trainer.run.rank == 0:
+            self.check_speed(trainer.step, metrics.get("train/tokens_per_second"))
+            self.check_disk(trainer.step, shutil.disk_usage(trainer.run.directory).free)
+
+    def check_speed(self, step: int, speed: float | None) -> None:
+        """`speed` in tokens a second; None if nobody measures it."""
+        if speed is None:
+            return
+        usual = median(self._speeds) if len(self._speeds) >= _FEWEST else 0.0
+        self._slow = self._slow + 1 if speed < self._settings.slow_below * usual else 0
+        if self._slow == _IN_A_ROW:
+            self._alerts.send("slow", f"step {step}: {speed:,.0f} tokens/s, usually {usual:,.0f}")
+        if not self._slow:
+            self._speeds.append(speed)
+
+    def check_disk(self, step: int, free: int) -> None:
+        """`free` bytes are left on the disk of the run's directory."""
+        full = free < 1e9 * self._settings.disk_gigabytes
+        if full and not self._disk_is_full:
+            self._alerts.send("disk", f"step {step}: {human_size(free)} left on the disk of the run's directory")
+        self._disk_is_full = full
+
+    def after_training(self, trainer: Trainer) -> None:
+        self._alerts.finish()

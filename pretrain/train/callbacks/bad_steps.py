@@ -1,0 +1,109 @@
+"""Steps whose loss isn't finite or jumps: they are counted, and the run goes back, or ends, where that doesn't help."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain.config.run_config import SpikeSection
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import all_steps, set_aside, set_latest
+from pretrain.engine.checkpoint.resume import newest_verified
+from pretrain.engine.ranks import on_rank_0
+from pretrain.run.train_state import Rewind, add_rewind, rewinds
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+from pretrain.train.validate import state_of
+
+_TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint isn't sound
+
+
+class SkippedSteps(Callback):
+    """`faults.max_skipped_steps`: counts steps without a finite gradient, whose update DeepSpeed skips; too many in a
+    row end the run. A resumed run whose first steps are all such goes back further: its checkpoint isn't sound."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        self._untried = trainer.run.resume  # what was resumed from, until a step from it was applied
+        self._since = trainer.state.step  # its step; not read from it, since rank 0 may have moved it by then
+
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        return {"train/skipped_steps": trainer.state.health.skipped}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.outcome.applied:
+            self._untried = None
+            return
+        health, most, step = trainer.state.health, trainer.config.faults.max_skipped_steps, trainer.step
+        message = f"step {step}: the loss or its gradient isn't finite"
+        trainer.report.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
+        if self._untried and step - self._since >= min(_TRIED, most):
+            self._further_back(trainer, self._untried)
+        elif health.in_a_row >= most:  # this state isn't saved: no finite loss came from it
+            trainer.finish_saving()
+            raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps)")
+
+    def _further_back(self, trainer: Trainer, unsound: Path) -> None:
+        """Goes back to the checkpoint before `unsound`, from which no step was finite. Raises FailedError without one.
+
+        It is set aside, or removed if it was in memory.
+        """
+        run = trainer.run
+        trainer.drop_unsaved()
+        aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound), Path | None)
+        checkpoint = newest_verified(run.directory)
+        found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
+        if checkpoint is None:
+            raise FailedError(f"{found}, and there is no older checkpoint")
+        trainer.rewind(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
+        self._untried, self._since = checkpoint, trainer.state.step
+        trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
+
+
+def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
+    """Sees to it that nothing resumes from `unsound`; returns its new path, None if it was in memory."""
+    if unsound.parent.parent != run:
+        shutil.rmtree(unsound, ignore_errors=True)
+        return None
+    aside, older = set_aside(unsound), all_steps(run)
+    step = max((one for one in older if one < checkpoint_index.read(aside).step), default=None)
+    if step is not None:
+        set_latest(run, step)
+    return aside
+
+
+class Spikes(Callback):
+    """`faults.spikes`: reports spikes of the loss, and goes back to the checkpoint before one, past the rows that made
+    it."""
+
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        return {"train/spikes": trainer.state.health.spikes}
+
+    def after_step(self, trainer: Trainer) -> None:
+        before, settings = trainer.before.health, trainer.config.faults.spikes
+        if trainer.state.health.spikes == before.spikes:
+            return
+        assert settings is not None  # the callback isn't there otherwise
+        mean, loss = sum(before.recent) / len(before.recent), trainer.outcome.loss
+        trainer.report.warn(f"step {trainer.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
+        if settings.action != "warn":
+            self._rewind(trainer, settings)
+
+    def _rewind(self, trainer: Trainer, settings: SpikeSection) -> None:
+        run, report = trainer.run, trainer.report
+        trainer.finish_saving()
+        checkpoint = newest_verified(run.directory)
+        if checkpoint is None:
+            report.warn("not rewound: there is no checkpoint yet")
+            return
+        if on_rank_0(lambda: len(rewinds(run.directory)), int) >= settings.max_rewinds:
+            report.warn(f"not rewound: {settings.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)")
+            return
+        then, now = checkpoint_index.read(checkpoint).train_state, trainer.state
+        trainer.drop_unsaved()
+        # training continues with the rows after the spike
+        trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped))
+        if run.rank == 0:
+            add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, trainer.outcome.loss))
+        rows = now.position - then.position
+        report.warn(f"rewound to step {then.step}; skipping {rows} rows, up to row {now.position}")

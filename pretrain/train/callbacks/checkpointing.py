@@ -1,0 +1,122 @@
+"""Saves the run while it trains: to disk, and in the memory of the nodes."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import human_size
+from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
+from pretrain.engine.checkpoint.save import Saved, Saver
+from pretrain.engine.ranks import of_all_ranks, on_each_rank, ranks_by_node
+from pretrain.run import node_memory, watchdog
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+
+_NOT_DUE = "memory_checkpoint_not_due"  # votes
+_WRITING = "checkpoint_is_being_written"
+
+
+class CheckpointsInMemory(Callback):
+    """`checkpoint.memory_every_steps`, under a supervisor, which would resume from them."""
+
+    _memory: MemoryCheckpoints | None = None
+    _told = False
+
+    def before_training(self, trainer: Trainer) -> None:
+        every, node = trainer.config.checkpoint.memory_every_steps, node_memory.given()
+        if every is None or not any(of_all_ranks(node is not None, bool)):
+            return
+        nodes = ranks_by_node()
+        ranks = next(ranks for ranks in nodes if trainer.run.rank in ranks)
+        try:
+            there = on_each_rank(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
+            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes)
+        except FailedError as error:
+            trainer.report.warn(f"{error}: no checkpoints in memory")
+
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
+        return {_NOT_DUE: self._memory is None or not self._memory.due(trainer.step)}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if self._memory is None:
+            return
+        due_everywhere = not trainer.any_rank(_NOT_DUE)
+        if due_everywhere and trainer.outcome.applied and not trainer.last:  # the last step goes to disk
+            self._memory.take(trainer.state_to_save())
+        if self._memory.problem and not self._told:
+            trainer.report.warn(self._memory.problem)
+            self._told = True
+
+    def before_rewind(self, trainer: Trainer) -> None:
+        if self._memory:
+            self._memory.forget()
+
+    def after_training(self, trainer: Trainer) -> None:
+        if self._memory:
+            self._memory.close()
+
+
+def _with_room(node: Path | None, needed: int) -> Path:
+    """The directory in this node's memory. Raises FailedError if there is none, or less than the bytes `needed`."""
+    if node is None:
+        raise FailedError(f"{node_memory.node_name()}: has no file system in memory that this run may write to")
+    try:
+        node.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailedError(f"{node}: can't be made: {error.strerror}") from None
+    if shutil.disk_usage(node).free < needed:
+        raise FailedError(f"{node}: too small for the {human_size(needed)} that they need of each node")
+    return node
+
+
+class Checkpointing(Callback):
+    """`checkpoint.every_steps`, and after the last step or on request."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        self._saver = Saver(trainer.engine, trainer.run.origin)
+
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
+        return {_WRITING: self._saver.writes}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.outcome.applied:  # its loss was finite
+            self._saver.prove()
+        if not trainer.any_rank(_WRITING):
+            self._saved(trainer, self._saver.wait())
+        if not trainer.saving:
+            return
+        with watchdog.slow_phase():
+            self._saved(trainer, self._saver.start(trainer.state_to_save(), trainer.weights))
+            if trainer.last or trainer.stopping:
+                self._prove_last(trainer)
+        trainer.paused()
+
+    def finish_saving(self, trainer: Trainer) -> None:
+        if trainer.outcome.applied:
+            self._saver.prove()
+        self._saved(trainer, self._saver.wait())
+
+    def before_rewind(self, trainer: Trainer) -> None:
+        self._saved(trainer, self._saver.wait())
+
+    def after_training(self, trainer: Trainer) -> None:
+        self._saved(trainer, self._saver.wait(), last=True)
+
+    def _saved(self, trainer: Trainer, saved: Saved | None, last: bool = False) -> None:
+        """Tells of a save that has ended. Raises FailedError if it failed and that ends the run."""
+        if saved is None:
+            return
+        if saved.error is not None:
+            if last or trainer.config.checkpoint.on_failure == "stop":
+                raise FailedError(saved.error)
+            trainer.report.warn(f"{saved.error}; training continues (checkpoint.on_failure)")
+        for callback in trainer.callbacks.values():
+            callback.after_save(trainer, saved)
+
+    def _prove_last(self, trainer: Trainer) -> None:
+        """Computes a loss from the state that was saved last, since no step follows. Raises FailedError at the end."""
+        if trainer.engine.has_finite_loss(trainer.micro_batches[0]):
+            self._saver.prove()
+        elif trainer.last:
+            raise FailedError(f"step {trainer.step}: the loss after the last step isn't finite")

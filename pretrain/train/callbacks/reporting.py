@@ -1,0 +1,148 @@
+"""What a run measures, evaluates and says besides training."""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import torch
+
+from data_pipeline.foundation.formatting import counted, duration, human_size
+from pretrain.engine.checkpoint.save import Saved
+from pretrain.engine.memory import peak_memory
+from pretrain.evaluate import record
+from pretrain.evaluate.hook import HeldOut
+from pretrain.evaluate.hook_runner import HookRunner
+from pretrain.hardware import local_ranks
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+
+_TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
+_OFF = 1.5  # times as long or as short as expected
+_BUSY = 1.25  # threads that want a core, for each core
+_TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
+_LONG = 3600.0  # s
+
+
+class Reporting(Callback):
+    """`tracking.log_every_steps`: what all callbacks measure, on the terminal, in RUN/metrics.jsonl, and with it in
+    MLflow."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
+        on_cpu = trainer.engine.device.type == "cpu"
+        threads = f"{counted(torch.get_num_threads(), 'thread')} a rank, " if on_cpu else ""
+        report.say(
+            f"{config.run.name}: {trainer.outline.num_parameters():,} parameters, {config.precision}, "
+            f"ZeRO-{config.zero_stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
+            f"{layout.micro_batch} rows, {threads}steps {run.train_state.step} to {config.run.max_steps}"
+        )
+        if run.initial_weights and not run.resume:
+            report.say(f"starts from the weights in {run.initial_weights}")
+        if config.data.mixing or config.data.weights_of == "tokens":
+            shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares.items())
+            report.say(f"a mixture, in rows: {shares}")
+        for line in run.warnings:
+            report.warn(line)
+
+    def before_steps(self, trainer: Trainer) -> None:
+        self._first, self._began, self._windows = trainer.state.step, time.monotonic(), 0
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step == self._first + _TYPICAL_STEP:
+            self.forecast(trainer, time.monotonic() - self._began)
+        self._began = time.monotonic()
+        if trainer.logging:
+            self.log(trainer)
+
+    def forecast(self, trainer: Trainer, seconds: float) -> None:
+        """Tells when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
+        left = (trainer.config.run.max_steps - trainer.step) * seconds
+        if left >= _LONG:
+            end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
+            trainer.report.say(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
+
+    def log(self, trainer: Trainer) -> None:
+        metrics, callbacks = trainer.engine.take_metrics(), trainer.callbacks.values()
+        for callback in callbacks:
+            metrics |= callback.metrics(trainer)
+        trainer.report.record(trainer.step, metrics)
+        if trainer.run.rank == 0 and "train/loss" in metrics:
+            steps = trainer.config.run.max_steps
+            trainer.report.say(
+                f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "
+                f"lr {metrics['train/learning_rate']:.1e}  grad_norm {metrics['train/gradient_norm']:.3g}  "
+                f"{_skipped_and_speed(metrics, steps - trainer.step, self._windows > 0)}".rstrip()
+            )
+        self._windows += 1
+        if self._windows == _TYPICAL_WINDOW and (expected := trainer.config.run.expected_hours):
+            self.compare(trainer, 3600 * expected, metrics.get("train/steps_per_second"))
+        for callback in callbacks:
+            callback.after_log(trainer, metrics)
+
+    def compare(self, trainer: Trainer, expected: float, rate: float | None) -> None:
+        """Tells if all steps will take much more or less than the `expected` seconds; `rate` is in steps a second."""
+        seconds = trainer.config.run.max_steps / rate if rate else expected
+        if expected / _OFF <= seconds <= expected * _OFF:
+            return
+        slower, cores, load = seconds > expected, len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        threads = torch.get_num_threads()
+        why = ""
+        if slower and load > _BUSY * cores:
+            why = ": other programs use the cores"
+        elif slower and threads * local_ranks() < cores:
+            why = ": ranks leave cores unused (OMP_NUM_THREADS, run.cpu_threads)"
+        trainer.report.say(
+            f"{'slower' if slower else 'faster'} than run.expected_hours: all steps take about {duration(seconds)}, "
+            f"not {duration(expected)}; this machine has {counted(cores, 'core')}, a load of {load:.1f}, and "
+            f"{counted(threads, 'thread')} in each rank{why}"
+        )
+
+    def after_save(self, trainer: Trainer, saved: Saved) -> None:
+        if saved.error is not None:
+            return
+        names = ("pause_seconds", "write_seconds", "write_cpu_seconds", "gigabytes")
+        trainer.report.record(saved.step, {f"checkpoint/{name}": getattr(saved, name) for name in names})
+        trainer.report.say(
+            f"saved {saved.directory}: {human_size(saved.gigabytes * 1e9)} in {saved.write_seconds:.2f} s "
+            f"({saved.write_cpu_seconds:.2f} s of processor time); training paused for {saved.pause_seconds:.2f} s"
+        )
+        for line in saved.warnings:
+            trainer.report.warn(line)
+
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        position = trainer.state.position
+        return {
+            "train/rows": position,
+            "train/tokens": trainer.run.tokens(position),
+            "train/peak_memory_gigabytes": peak_memory(trainer.engine.device) / 1e9,
+        }
+
+
+def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> str:
+    """The parts that are left out where nobody measures them. `steps` are left; `typical`: they will be as fast."""
+    skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
+    if "train/steps_per_second" not in metrics:
+        return skipped
+    left = f"{duration(steps / metrics['train/steps_per_second'])} left" if typical else ""
+    return f"{metrics['train/tokens_per_second']:,.0f} tok/s  {skipped}{left}"
+
+
+class EvaluationHooks(Callback):
+    """The list `evaluation` of the run file: runs the hooks that are due."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        run, config = trainer.run, trainer.config
+        skip_damage = config.data.on_damage == "skip"
+        held_out = HeldOut(run.validation, run.training[0].tokenizer, skip_damage, trainer.layout)
+        self._hooks = HookRunner(config.evaluation, held_out, record.directory(run.directory))
+
+    def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
+        return self._hooks.during(trainer.engine, trainer.step, trainer.last)
+
+    def after_step(self, trainer: Trainer) -> None:
+        for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
+            trainer.report.record_findings(trainer.step, findings)
+            for callback in trainer.callbacks.values():
+                callback.after_log(trainer, findings.metrics)
+            trainer.paused()

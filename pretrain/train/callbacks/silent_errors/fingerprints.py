@@ -1,0 +1,134 @@
+"""Fingerprints of weights show that every rank computes with the weights that the optimizer holds, and loads those that
+were saved.
+
+A tensor's fingerprint is two sums over its elements, read as integers, modulo 2**64: of the elements, and of each times
+its position. One changed bit changes the first; that several leave both as they were takes chance. The sums of parts
+add up to those of the whole, so they don't depend on how weights are sharded.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline.foundation.errors import FailedError
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.engine import Engine
+from pretrain.run import heartbeat, watchdog
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+
+_PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
+_INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element
+_MOST_NAMED = 3
+
+
+def sums(values: Tensor, start: int = 0) -> Tensor:
+    """The fingerprint (2,) int64 of a part of a tensor, whose first element is at `start` of the flattened whole."""
+    found = torch.zeros(2, dtype=torch.int64, device=values.device)
+    for first in range(0, values.numel(), _PART):
+        part = values[first : first + _PART].contiguous().view(_INTEGERS[values.element_size()]).long()
+        position = start + first + 1
+        places = torch.arange(position, position + part.numel(), device=values.device)
+        found += torch.stack([part.sum(), (part * places).sum()])
+    return found
+
+
+def named(names: list[str], wrong: Tensor) -> str:
+    """The first of the tensors `names` that are `wrong` (names,), and how many more there are."""
+    chosen = [name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong]
+    more = f" and {len(chosen) - _MOST_NAMED} more" if len(chosen) > _MOST_NAMED else ""
+    return ", ".join(chosen[:_MOST_NAMED]) + more
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Wrong sums: what was found, and on which `rank`; None if it may be one of several."""
+
+    what: str
+    rank: int | None = None
+
+    def tell(self, trainer: Trainer) -> None:
+        """Tells the supervisor which rank is faulty, if that is known."""
+        if self.rank is not None:
+            heartbeat.tell(trainer.run.rank, "faulty", str(self.rank))
+
+
+def of_masters(engine: Engine) -> str:
+    """A fingerprint of the fp32 weights that the optimizer holds, whatever shards they are in. All ranks call it."""
+    return hashlib.blake2b(_masters(engine, torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def difference(engine: Engine) -> Finding | None:
+    """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe. All ranks
+    call it."""
+    weights, names = engine.local_weights(), _names(engine)
+    if weights is None:
+        return None
+    own = torch.zeros(len(names), 2, dtype=torch.int64, device=engine.device)
+    sharded, dtype = False, torch.float32
+    for number, (values, start, whole) in enumerate(weights):
+        own[number] = sums(values, start)
+        sharded, dtype = sharded or not whole, values.dtype
+    expected = _masters(engine, dtype)
+    if sharded:  # no rank has them whole, so the sums of all are compared
+        dist.all_reduce(own)
+    right = (own == expected).all(dim=1)
+    gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, right)
+    return judged(names, torch.stack(gathered).cpu())
+
+
+def judged(names: list[str], right: Tensor) -> Finding | None:
+    """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
+    agree, ranks = right.sum(dim=0), right.size(0)
+    if bool((agree == ranks).all()):
+        return None
+    if bool((agree == 0).any()):
+        return Finding(f"the ranks compute with other weights than the optimizer's: {named(names, agree == 0)}")
+    rank = int((~right).any(dim=1).int().argmax())
+    return Finding(f"rank {rank} computes with other weights than the others: {named(names, ~right[rank])}", rank)
+
+
+def _names(engine: Engine) -> list[str]:
+    return [name for name, _ in engine.module.named_parameters()]
+
+
+def _masters(engine: Engine, dtype: torch.dtype) -> Tensor:
+    """(parameters, 2): fingerprints of the fp32 weights, rounded to `dtype`."""
+    numbers = {name: number for number, name in enumerate(_names(engine))}
+    found = torch.zeros(len(numbers), 2, dtype=torch.int64, device=engine.device)
+    for fragment in engine.fragments():
+        values = fragment.view(fragment.buffer.data).to(dtype)
+        found[numbers[fragment.name]] += sums(values, fragment.start).to(found.device)
+    dist.all_reduce(found)
+    return found
+
+
+class WeightComparison(Callback):
+    """Compares the weights of all ranks before each save, and with those that were saved after each load."""
+
+    def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
+        saved = checkpoint_index.read(checkpoint).weights
+        if saved is not None and of_masters(trainer.engine) != saved:
+            raise FailedError(f"{checkpoint}: its weights aren't those that the run had when it saved them")
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.saving:
+            with watchdog.slow_phase():
+                self.compare(trainer)
+                trainer.weights = of_masters(trainer.engine)
+
+    def compare(self, trainer: Trainer) -> None:
+        """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
+
+        The next attempt resumes from the last checkpoint on disk, before which they were right.
+        """
+        if found := difference(trainer.engine):
+            found.tell(trainer)
+            trainer.finish_saving()
+            trainer.drop_unsaved()
+            raise FailedError(f"step {trainer.step}: {found.what}; its memory or its processor may be faulty")

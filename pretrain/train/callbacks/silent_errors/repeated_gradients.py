@@ -1,0 +1,135 @@
+"""Gradients that are computed twice: their fingerprints, the ranks that compute the same one, and what differences say.
+
+What `pretrain.train.callbacks.silent_errors.replay` compares.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from data_pipeline.loading.batches import Batch
+from pretrain.engine.ranks import of_all_ranks
+from pretrain.run.environment import Machine, place
+from pretrain.train.callbacks.silent_errors.fingerprints import Finding, named, sums
+
+_Form = dict[str, tuple[int, ...]]  # of a micro-batch: the shapes of its tensors, which are int64
+
+
+@contextlib.contextmanager
+def taken(model: nn.Module, device: torch.device, repeats: bool, first_pass: bool = False) -> Iterator[Tensor]:
+    """(parameters, 2): within the block, filled with fingerprints of gradients. Zeros: there was no gradient.
+
+    `repeats`: equal gradients have equal bits, and these are compared; otherwise norms and sums are taken.
+    `first_pass`: those of the first pass alone, which trains. Otherwise hooks replace each gradient by a zero, so
+    that memory never holds all of them.
+    """
+    parameters = [*model.parameters()]
+    dtype = torch.int64 if repeats else torch.float64
+    table = torch.zeros(len(parameters), 2, dtype=dtype, device=device)
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    def take(number: int) -> Callable[[Tensor], Tensor | None]:
+        def hook(gradient: Tensor) -> Tensor | None:
+            if passes == 1:
+                fingerprint = sums if repeats else norm_and_sum
+                table[number] = fingerprint(gradient.detach().reshape(-1))
+            return None if first_pass else gradient.new_zeros(()).expand_as(gradient)
+
+        return hook
+
+    trained = [(number, one) for number, one in enumerate(parameters) if one.requires_grad]
+    handles = [one.register_hook(take(number)) for number, one in trained]
+    handles.append(model.register_forward_pre_hook(count))
+    try:
+        yield table
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def norm_and_sum(values: Tensor) -> Tensor:
+    """(2,) fp64: the L2 norm of a gradient, and the sum of its elements, which a changed sign changes too.
+
+    NaN counts as 0 and infinity as a large number, so that they can be compared.
+    """
+    found = [torch.linalg.vector_norm(values, dtype=torch.float64), values.sum(dtype=torch.float64)]
+    return torch.stack(found).nan_to_num(posinf=1e300, neginf=-1e300)
+
+
+def difference(one: Tensor, other: Tensor) -> Tensor:
+    """(…) Relative differences of norms and sums (…, 2), by the norm; 0 where both are 0."""
+    norms = torch.maximum(one[..., 0], other[..., 0])
+    return (one - other).abs().amax(dim=-1) / norms.where(norms != 0, 1.0)
+
+
+def largest_difference(tables: Sequence[Tensor]) -> float:
+    """The largest relative difference between `tables` of one gradient, on any rank."""
+    pairs = [difference(one, other).max() for number, one in enumerate(tables) for other in tables[:number]]
+    found = torch.stack(pairs).max()
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def arithmetic(rank: int, machines: Sequence[Machine]) -> str:
+    """The facts that decide how a rank rounds: two ranks with the same of it have the same results."""
+    device, threads = place(rank, machines)[1].partition(": ")[2] or place(rank, machines)[1], torch.get_num_threads()
+    return f"{device}, {threads} threads, PyTorch {torch.__version__}, {os.uname().machine}"
+
+
+def next_of(kinds: Sequence[str]) -> list[int]:
+    """For each rank, the one that computes its micro-batch too: the next one of the same arithmetic, in a ring."""
+    alike = {kind: [rank for rank, one in enumerate(kinds) if one == kind] for kind in kinds}
+    after = {rank: ring[(place + 1) % len(ring)] for ring in alike.values() for place, rank in enumerate(ring)}
+    return [after[rank] for rank in range(len(kinds))]
+
+
+def passed_on(batch: Batch, following: Sequence[int], device: torch.device) -> tuple[Batch, int]:
+    """Sends this rank's micro-batch to the one `following` it; returns that of the rank before it, and that rank."""
+    rank = dist.get_rank()
+    after, before = following[rank], following.index(rank)
+    if after == rank:
+        of_all_ranks({}, _Form)
+        return batch, before
+    own = {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
+    form = of_all_ranks({name: tuple(tensor.shape) for name, tensor in own.items()}, _Form)[before]
+    theirs = {name: torch.empty(shape, dtype=torch.long, device=device) for name, shape in form.items()}
+    sent = [dist.P2POp(dist.isend, one, after, tag=number) for number, one in enumerate(own.values())]
+    received = [dist.P2POp(dist.irecv, one, before, tag=number) for number, one in enumerate(theirs.values())]
+    for work in dist.batch_isend_irecv([*sent, *received]):
+        work.wait()
+    return theirs, before
+
+
+def judged(
+    repeated: Tensor, by_next: Tensor, following: Sequence[int], names: list[str], machines: Sequence[Machine]
+) -> Finding | None:
+    """The finding, from the gradients (ranks, parameters) that differ on one rank, and between a rank and the next.
+
+    A rank that doesn't repeat itself is named. So is the one that all differences between two ranks have in common;
+    of two ranks, and after a single difference, it can't be told.
+    """
+    odd = repeated.any(dim=1).nonzero().flatten().tolist()
+    if odd:
+        tensors = named(names, repeated[odd].any(dim=0))
+        return _finding(odd, machines, f"computes different gradients from the same micro-batch: {tensors}")
+    pairs = [{rank, following[rank]} for rank in by_next.any(dim=1).nonzero().flatten().tolist()]
+    if not pairs:
+        return None
+    ranks = sorted(set.intersection(*pairs)) or sorted(set.union(*pairs))
+    tensors = named(names, by_next.any(dim=0))
+    return _finding(ranks, machines, f"computes other gradients than other ranks from the same micro-batch: {tensors}")
+
+
+def _finding(ranks: list[int], machines: Sequence[Machine], what: str) -> Finding:
+    listed = [f"rank {rank} ({', '.join(place(rank, machines))})" for rank in ranks]
+    if len(ranks) == 1:
+        return Finding(f"{listed[0]} {what}", ranks[0])
+    return Finding(f"one of {', '.join(listed)} {what}")

@@ -1,0 +1,150 @@
+"""Replay: some steps are computed twice, to find arithmetic that is silently wrong.
+
+Before such a step, each rank computes the gradient of its first micro-batch, from the weights, rows and dropout of the
+step itself. Of several ranks, each also computes that of the rank before it. While the step runs, hooks on parameters
+see the same gradient a last time, before DeepSpeed adds it up and reduces it. All three must be equal to the bit.
+
+Where arithmetic doesn't repeat, on GPUs without `compute.deterministic`, norms and sums of gradients are compared
+instead, relative to the norm. They may differ by ten times the spread: the greatest difference of any tensor that the
+first replay sees, which computes three times, or a later one without a finding. That is a standard deviation or more of
+the noisiest tensor, so ten of them are no chance.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from data_pipeline.foundation.errors import FailedError
+from data_pipeline.loading.batches import Batch
+from pretrain.engine.checkpoint.directory import set_aside_after
+from pretrain.engine.ranks import of_all_ranks, on_rank_0
+from pretrain.run import watchdog
+from pretrain.train.callback import Callback
+from pretrain.train.callbacks.silent_errors import repeated_gradients as gradients
+from pretrain.train.callbacks.silent_errors.fingerprints import Finding
+from pretrain.train.trainer import Trainer
+
+_SHARE = 0.002  # of the forward and backward passes of training, that replays may add
+_OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints
+_REPEATS = 3  # of the first replay, where arithmetic doesn't repeat
+_SPREADS = 10.0
+_LEAST_SPREAD = 1e-4  # other steps may use other kernels than the first
+
+
+def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: int, save_every: int) -> int | None:
+    """Steps from one replay to the next, as `faults.replay_every_steps` says, for `micro_batches` a step on each rank.
+
+    "auto": as few as add at most 0.2 % to the passes of training. They divide the steps between saves, or are a
+    multiple of them, so that a step that is saved has just been replayed.
+    """
+    if setting != "auto":
+        return setting
+    passes = _OWN if ranks == 1 else 2.0
+    least = -(-round(passes / _SHARE) // micro_batches)
+    if least > save_every:
+        return -(-least // save_every) * save_every
+    small = [steps for steps in range(1, math.isqrt(save_every) + 1) if save_every % steps == 0]
+    return min(steps for one in small for steps in (one, save_every // one) if steps >= least)
+
+
+class Replaying(Callback):
+    """`faults.replay_every_steps`: replays a step every so many steps, and the first one after a start.
+
+    `found`: what the last replay has found. `clean`: the step up to which nothing was found; later checkpoints of this
+    run may hold wrong sums if something is found.
+    """
+
+    clean = _began = -1
+    found: Finding | None = None
+
+    def before_training(self, trainer: Trainer) -> None:
+        config, engine = trainer.config, trainer.engine
+        self._engine, self._machines = engine, trainer.report.machines
+        asked, save_every = config.faults.replay_every_steps, config.checkpoint.every_steps
+        self._every = interval(asked, trainer.layout.accumulation, trainer.run.ranks, save_every)
+        self._model: nn.Module = engine.module
+        self._names = [name for name, _ in self._model.named_parameters()]
+        self._repeats = engine.device.type == "cpu" or config.compute.deterministic
+        self._spread: float | None = 0.0 if self._repeats else None  # None: not measured yet
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        arithmetic = gradients.arithmetic(self._rank, self._machines)
+        self._next = gradients.next_of(of_all_ranks(arithmetic, str)) if self._every else []
+
+    def before_steps(self, trainer: Trainer) -> None:
+        step = trainer.state.step
+        self.clean = step if self._began < 0 else min(self.clean, step)
+        self._began = step
+
+    @contextlib.contextmanager
+    def during_step(self, trainer: Trainer) -> Iterator[None]:
+        step = trainer.before.step
+        if self._every is None or ((step + 1) % self._every and step != self._began):
+            yield
+            return
+        tables = self._replayed(step, trainer.before.position, trainer.micro_batches)
+        with self._taken(first_pass=True) as real:
+            yield
+        self._compare(step, torch.stack([real, *tables]))
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Raises FailedError if gradients are wrong: those of this step, and maybe all since the last clean replay.
+
+        The next attempt resumes from the newest checkpoint on disk that isn't later than that replay. Later ones are
+        set aside. With replays at each save there are none. The oldest stays in any case: the run would begin anew.
+        """
+        if self.found is None:
+            return
+        self.found.tell(trainer)
+        trainer.drop_unsaved()
+        clean, run = self.clean, trainer.run.directory
+        aside = on_rank_0(lambda: set_aside_after(run, clean), str)
+        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{aside}")
+
+    def _taken(self, first_pass: bool = False) -> contextlib.AbstractContextManager[Tensor]:
+        return gradients.taken(self._model, self._engine.device, self._repeats, first_pass)
+
+    def _replayed(self, step: int, position: int, batches: list[Batch]) -> list[Tensor]:
+        """The fingerprints of this rank's first micro-batch, and of that of the rank before; more in the first replay,
+        where arithmetic doesn't repeat."""
+        counted = self._engine.counted(batches)
+
+        def computed(batch: Batch, rank: int) -> Tensor:
+            watchdog.alive()
+            with self._taken() as table:
+                self._engine.replay(step, position, rank, len(batches), batch, counted)
+            return table
+
+        again = computed(batches[0], self._rank)
+        if self._spread is None:
+            others = [computed(batches[0], self._rank) for _ in range(_REPEATS - 1)]
+            self._spread = max(_LEAST_SPREAD, gradients.largest_difference([again, *others]))
+        if all(rank == after for rank, after in enumerate(self._next)):
+            return [again, again]
+        return [again, computed(*gradients.passed_on(batches[0], self._next, self._engine.device))]
+
+    def _compare(self, step: int, own: Tensor) -> None:
+        """Compares all ranks' tables (3, parameters, 2): of the step, again, and of the rank before."""
+        gathered = [torch.empty_like(own) for _ in range(self._ranks)]
+        dist.all_gather(gathered, own)
+        real, again, of_before = torch.stack(gathered, dim=1).cpu()
+        by_next = of_before[self._next]
+        repeated, shared = self._differ(real, again), self._differ(again, by_next)
+        self.found = gradients.judged(repeated, shared, self._next, self._names, self._machines)
+        if self.found is None:
+            self.clean = step + 1
+            if self._spread:
+                self._spread = max(
+                    self._spread, *(float(gradients.difference(real, one).max()) for one in (again, by_next))
+                )
+
+    def _differ(self, one: Tensor, other: Tensor) -> Tensor:
+        """(ranks, parameters) Whether two fingerprints (ranks, parameters, 2) aren't those of one gradient."""
+        if self._repeats:
+            return (one != other).any(dim=-1)
+        assert self._spread is not None
+        return gradients.difference(one, other) > _SPREADS * self._spread

@@ -1,0 +1,61 @@
+"""Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or a store that is gone."""
+
+import signal
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_signals
+from pretrain.engine.ranks import first_value
+from pretrain.run import status
+from pretrain.run.restarts import earlier_seconds
+from pretrain.train.callback import Callback
+from pretrain.train.trainer import Trainer
+
+_STORE_LOST = "store_lost"
+_received: list[int] = []
+
+
+def catch_signals() -> None:
+    """From here on signals are only recorded, so that they interrupt no step and no save.
+
+    Signals that a supervisor blocked while this process started are delivered now.
+    """
+    for number in stop_signals():
+        signal.signal(number, _on_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def ignore_signals() -> None:
+    """From here on signals do nothing, because the run is over. Python removes its own handlers as it exits."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if not _received:
+        announce(number, "saving and stopping after this step; Ctrl-\\ ends the run at once")
+    _received.append(number)
+
+
+class Stops(Callback):
+    """Whichever rank is asked, all stop after the same step, which is saved."""
+
+    def __init__(self, stop_at_step: int | None = None):
+        self._stop_at_step, self._began = stop_at_step, time.monotonic()
+
+    def before_training(self, trainer: Trainer) -> None:
+        hours = trainer.config.run.max_hours
+        self._deadline = self._began + hours * 3600 - earlier_seconds() if hours else float("inf")
+
+    def votes(self, trainer: Trainer) -> Mapping[str, bool]:
+        run, lost = trainer.run, trainer.store_error is not None
+        by_file = run.rank == 0 and status.stop_requested(run.directory)
+        late = time.monotonic() > self._deadline
+        asked = bool(_received) or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
+        return {"stop": asked or late or lost, _STORE_LOST: lost}
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.stopping and not trainer.last and trainer.any_rank(_STORE_LOST):
+            error = first_value(str(trainer.store_error) if trainer.store_error else None)
+            trainer.report.warn(f"{error}; stopping after step {trainer.step}, which is saved")

@@ -1,0 +1,200 @@
+"""A student that learns from a teacher's distribution besides the text: Hinton et al., "Distilling the Knowledge in a
+Neural Network" (2015); T5Gemma (Zhang et al. 2025) does so in prefix LM.
+
+With z the student's logits at a target, u the teacher's at the same token of the same text, T the temperature and w the
+weight:
+
+    loss = (1 − w) · cross-entropy(z) + w · T² · KL(p ‖ q),   p = softmax(u / T),   q = softmax(z / T)
+
+T² keeps the size of the second part's gradient, which falls as 1 / T² (section 2 there). p is over the teacher's whole
+vocabulary. With `top_k`, its k likeliest ids keep their probabilities, divided by their sum, and all others have none.
+q is over the student's whole vocabulary. The cross-entropy has the student's label smoothing; its z-loss isn't
+weighted. The teacher is whole on each rank's device and outside of DeepSpeed.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.stream import differences
+from data_pipeline.objectives.language_modelling import PrefixLM
+from data_pipeline.tokenizer import load as load_tokenizer
+from pretrain import models
+from pretrain.config.run_config import DistillationSection
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.models import DecoderOnlyConfig, ModelConfig
+from pretrain.models.attention import AttentionInputs
+from pretrain.models.decoder_only import DecoderOnly
+from pretrain.models.functional.arithmetic import at_least_fp32, linear, soft_capped
+from pretrain.models.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.models.model import Losses, Model
+from pretrain.models.stacks import EncoderDecoder
+
+LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once
+_IDS = ("kind", "sha256", "special_tokens")
+
+
+def problems(settings: DistillationSection, model: ModelConfig, training: list[Corpus]) -> list[str]:
+    """Why a run of `model` can't have its teacher, one line for each reason."""
+    able = [name for name, family in models.FAMILIES.items() if "prefix_lm" in family.objectives]
+    found = []
+    if model.family not in able:
+        found.append(f"wrapper: needs an encoder-decoder ({', '.join(able)}), but model.family is {model.family}")
+    objectives = [corpus.objective for corpus in training]
+    found += [
+        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {corpus.location} has {objective.name}"
+        for corpus, objective in zip(training, objectives, strict=True)
+        if not isinstance(objective, PrefixLM)
+    ]
+    try:
+        teacher = checkpoint_index.read(_checkpoint(settings)).model
+        theirs = vars(load_tokenizer(_checkpoint(settings)).describe())
+    except (UserError, FailedError) as error:
+        return [*found, f"wrapper.teacher: {error}"]
+    if not isinstance(teacher, DecoderOnlyConfig):
+        expected = f"a model of the family {teacher.family}; expected a decoder_only model"
+        return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
+    rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
+    longest = max(rows, default=1) - 1  # the last token of a text predicts nothing
+    if longest > (teacher.longest_sequence or longest):
+        most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
+        found.append(f"wrapper.teacher: {settings.teacher}: {most}")
+    ours = vars(training[0].manifest.tokenizer)
+    keys = _IDS if theirs["sentinels"] == 0 else (*_IDS, "sentinels")  # these come last, and text has none
+    found += [
+        f"wrapper.teacher: {settings.teacher}: {line}"
+        for line in differences(*({f"tokenizer.{key}": one.get(key) for key in keys} for one in (theirs, ours)))
+    ]
+    return found
+
+
+def identity(settings: DistillationSection) -> checkpoint_index.Identity:
+    """The settings that may not change over the life of a run: all settings but the teacher's path, and the sha256 of
+    its index, which has those of its files."""
+    index = _checkpoint(settings) / checkpoint_index.INDEX
+    return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
+
+
+def wrap(model: Model, settings: DistillationSection, precision: str, device: torch.device) -> None:
+    """Loads the teacher, on all ranks together, and stands around `model`. Raises FailedError if the teacher's
+    checkpoint is damaged."""
+    trained = TrainedModel.open(_checkpoint(settings), together=True)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
+    vocabulary = min(trained.tokenizer.size, teacher.config.padded_vocab_size)
+    Distillation(cast("EncoderDecoder", model), teacher, vocabulary, settings)
+
+
+def _checkpoint(settings: DistillationSection) -> Path:
+    return checkpoint_in(Path(settings.teacher))
+
+
+class Distillation:
+    """Replaces the loss of `student` in training, whose parameters keep their names; evaluation doesn't know it.
+
+    `vocabulary`: the ids of the teacher's tokenizer, all of which the student has. The teacher may have more rows.
+    """
+
+    def __init__(self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
+        self.student, self.teacher, self.vocabulary, self.settings = student, teacher, vocabulary, settings
+        self._student_forward, self._head_forward = student.forward, student.lm_head.forward
+        student.forward = self.forward  # type: ignore[method-assign, assignment]
+        student.lm_head.forward = self.of_head  # type: ignore[method-assign]
+
+    def forward(self, **batch: Tensor) -> Losses:
+        """{"labels": the loss, "cross_entropy": what it would be without a teacher, "distillation_loss": T² · KL, 0
+        where the teacher has nothing to say}, each (batch, targets), of which the first alone has a gradient."""
+        if not self.student.training:
+            return self._student_forward(**batch)
+        self._said = self.read(batch)
+        losses = self._student_forward(**batch)
+        return {**losses, **self._parts}
+
+    @torch.no_grad()
+    def read(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The teacher's states (batch, targets, d_teacher) at the token before each label, and (batch, targets) whether
+        the label is a token of the text: an EOS token that prefix LM has added isn't.
+
+        The teacher reads a row's texts one after the other: each example's input and target without their EOS tokens.
+        """
+        ids, labels = batch["encoder_input_ids"], batch["labels"]
+        inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
+        in_text = _without_last((labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", torch.ones_like(labels)))
+        segments = torch.cat([_without_last(inputs), in_text], dim=1)
+        order = segments.where(segments > 0, segments.size(1) + 1).argsort(dim=1, stable=True)  # the rest comes last
+        texts, segments = torch.cat([ids, labels.clamp(min=0)], dim=1).gather(1, order), segments.gather(1, order)
+        places = torch.arange(segments.size(1), device=ids.device).expand_as(segments)
+        begins = segments.diff(dim=1, prepend=segments.new_full((len(segments), 1), -1)) != 0
+        positions = places - (places * begins).cummax(dim=1).values
+        most = self.teacher.config.longest_sequence or segments.size(1)  # beyond are last tokens, which predict nothing
+        attention = AttentionInputs(
+            encoder_segment_ids=segments if "decoder_segment_ids" in batch else None,
+            encoder_positions=positions.clamp(max=most - 1),
+        )
+        states = self.teacher.decoder(self.teacher.embedding(texts), attention)
+        before = (order.argsort(dim=1)[:, ids.size(1) :] - 1).clamp(min=0)
+        return states.gather(1, before[..., None].expand(-1, -1, states.size(-1))), in_text > 0
+
+    def of_head(
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        config: ModelConfig | None = None,
+        target_indices: Tensor | None = None,
+    ) -> Any:
+        """In place of `Head.forward`. Only a chunk of the logits exists at a time, which the backward pass computes
+        again."""
+        if labels is None or config is None or not self.student.training:
+            return self._head_forward(x, labels, config, target_indices)
+        indices = indices_of_targets(labels) if target_indices is None else target_indices
+        tensors = self.student.lm_head.scaled(x), labels, *self._said
+        rows = [one.flatten(0, 1).index_select(0, indices) for one in tensors]
+        # in fp32: a bf16 sum of the chunks' gradients would lose the share of a chunk
+        weight = self.student.lm_head.weight.to(at_least_fp32(x))
+        step = max(1, LOGITS_PER_CHUNK // len(weight))
+        chunks = [
+            checkpoint(self._losses, weight, config, *chunk, use_reentrant=False, preserve_rng_state=False)
+            for chunk in zip(*(one.split(step) for one in rows), strict=True)
+        ]
+        loss, cross_entropy, divergence = (
+            weight.new_zeros(labels.numel()).index_copy(0, indices, torch.cat(parts)).view(labels.shape)
+            for parts in zip(*chunks, strict=True)
+        )
+        self._parts = {"cross_entropy": cross_entropy.detach(), "distillation_loss": divergence.detach()}
+        return loss
+
+    def _losses(
+        self, weight: Tensor, config: ModelConfig, x: Tensor, labels: Tensor, said: Tensor, in_text: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the cross-entropy and T² · KL (n,) of states x (n, d_model), and of the teacher's `said`."""
+        head, temperature, top_k = self.student.lm_head, self.settings.temperature, self.settings.top_k
+        logits = soft_capped(linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
+        with torch.no_grad():
+            of_teacher = self.teacher.lm_head(said)[:, : self.vocabulary].to(weight.dtype) / temperature
+        log_q = torch.log_softmax(logits / temperature, dim=-1)
+        if top_k is None or top_k >= self.vocabulary:
+            log_q = log_q[:, : self.vocabulary]
+        else:
+            of_teacher, ids = of_teacher.topk(top_k, dim=-1)
+            log_q = log_q.gather(-1, ids)
+        log_p = torch.log_softmax(of_teacher, dim=-1)
+        divergence = (log_p.exp() * (log_p - log_q)).sum(dim=-1) * temperature**2 * in_text
+        own = token_losses(logits, labels, 0.0, config.label_smoothing)
+        z_loss = config.z_loss * logits.logsumexp(dim=-1).square()
+        weights = self.settings.weight * in_text.to(weight.dtype)
+        return (1 - weights) * own + weights * divergence + z_loss, own + z_loss, divergence
+
+
+def _without_last(segments: Tensor) -> Tensor:
+    """[[1, 1, 1, 2, 2, 0]] → [[1, 1, 0, 2, 0, 0]]"""
+    following = torch.cat([segments[:, 1:], torch.zeros_like(segments[:, :1])], dim=1)
+    return segments * (segments == following)

@@ -1,0 +1,226 @@
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those.
+
+Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows of tensors,
+each of which has `data.pack` rows of the run. The search never runs out of memory on purpose. It leaves room for the
+moments that the optimizer has yet to allocate, and on a CPU for the copies of the state that checkpoints are written
+from and kept in. It leaves none for the optimizer's temporary tensors: without CUDA graphs they exist when those of the
+rows no longer do.
+On a GPU the largest sizes that fit are timed: the time of a row grows again where tiles no longer fill the GPU evenly.
+The choice is kept in the run directory: with another one, a resumed run's losses would differ in their last bits.
+"""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+
+from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.loading.batch_facts import with_facts
+from data_pipeline.loading.batch_layout import LABELS
+from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.prefetch import with_target_indices
+from data_pipeline.packing.examples import width_of
+from pretrain.config.batch import BatchPlan
+from pretrain.engine.checkpoint.engine_state import copy_bytes
+from pretrain.engine.checkpoint.memory import memory_bytes
+from pretrain.engine.construction import adds_locally, compiles, forget_compiled
+from pretrain.engine.engine import Engine
+from pretrain.engine.fragments import fragments
+from pretrain.engine.memory import SAFE, DeviceMemory
+from pretrain.engine.ranks import least, most, on_rank_0, ranks_by_node
+from pretrain.train.validate import ValidatedRun
+
+FILE = "micro_batch.json"
+PROBES = (1, 4)  # rows of tensors
+PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
+TIMED = 4  # sizes at most, from the largest that fits down
+_VARIES = 0.02  # of a step's time
+_AVERAGE = 4  # bytes per element of the parameters' moving average
+_MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
+_TEMPORARY = 8  # bytes per element: two fp32 tensors, the most that any optimizer's update makes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """RUN/micro_batch.json. `measured_for`: all that decides how much memory rows need and how much there is."""
+
+    micro_batch_size: PositiveInt
+    measured_for: dict[str, Any]
+
+
+def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
+    """The run's plan, in which the rows of a micro-batch are measured. All ranks call this together before the first
+    step.
+
+    They divide a rank's share of a step, so the global batch stays as it is.
+    """
+    if not run.plan.is_open:
+        return run.plan
+    conditions = _conditions(run, engine)
+    rows = on_rank_0(lambda: _earlier_choice(run, conditions), int | None) or _fastest(run, engine)
+    if run.rank == 0:
+        write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
+    return replace(run.plan, measured=rows)
+
+
+def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
+    config, cuda = run.config, engine.device.type == "cuda"
+    settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
+    return {
+        "rows": run.plan.share,
+        "lengths": list(run.lengths),
+        "pack": run.stream.pack,
+        "ranks": run.ranks,
+        "zero_stage": config.zero_stage,
+        "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
+        "gibibytes": DeviceMemory(engine.device).total() // 2**30,
+        "checkpoints_in_memory": not cuda and config.checkpoint.memory_every_steps is not None,
+        "model": fingerprint(run.model.model_dump()),
+        "settings": fingerprint(settings),
+        "wrapper": run.identity["wrapper"],
+    }
+
+
+def _earlier_choice(run: ValidatedRun, conditions: dict[str, Any]) -> int | None:
+    """The choice of an earlier start under the same conditions."""
+    choice = read_valid_json(run.directory / FILE, Choice)
+    return choice.micro_batch_size if choice and choice.measured_for == conditions else None
+
+
+def _fastest(run: ValidatedRun, engine: Engine) -> int:
+    fitting = _fitting(run, engine)
+    if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
+        return fitting[-1]
+    each = _examples_per_row(run)
+    microseconds: dict[int, float] = {}
+    for rows in fitting[-TIMED:]:
+        batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
+        if _fits(run, engine, batch):
+            # each rank must have the same choice: the slowest decides
+            microseconds[rows] = float(most(_microseconds(engine, batch), engine.device))
+    if compiles(run.config.compute):
+        forget_compiled()  # what was compiled for rows of any number is slower than for those of the run
+    return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
+
+
+def on_gpu(batch: Batch, device: torch.device) -> Batch:
+    """A batch as the loader brings it to a GPU."""
+    return {name: tensor.to(device) for name, tensor in with_facts(with_target_indices(batch)).items()}
+
+
+def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
+    """True if a pass over the batch fits into the memory of each rank, as far as ranks don't wait for one another in
+    it: of those that do, one without memory would leave the others waiting, and ends the run."""
+    if not adds_locally(run.config, run.ranks):
+        engine.measure(batch)
+        return True
+    try:
+        engine.measure(batch)
+        fits = 1
+    except torch.OutOfMemoryError:
+        fits = 0
+    return bool(least(fits, engine.device))
+
+
+def fastest(seconds: dict[int, float], share: int) -> int:
+    """The rows of a micro-batch with which the `share` rows of a step take least time, given the `seconds` of each.
+
+    The largest of those that differ from the least by no more than times vary.
+
+        {16: 0.10, 32: 0.18}, 64 → 32        {16: 0.10, 32: 0.22}, 64 → 16
+    """
+    of_step = {rows: share / rows * taken for rows, taken in seconds.items()}
+    least_time = min(of_step.values())
+    return max(rows for rows, taken in of_step.items() if taken <= (1 + _VARIES) * least_time)
+
+
+def _microseconds(engine: Engine, batch: Batch) -> int:
+    """The median time of a pass on a GPU, without the first, in which kernels are measured and memory is allocated."""
+    taken = []
+    for _ in range(1 + PASSES):
+        torch.cuda.synchronize(engine.device)
+        started = time.perf_counter()
+        engine.measure(batch)
+        torch.cuda.synchronize(engine.device)
+        taken.append(time.perf_counter() - started)
+    return round(1e6 * statistics.median(taken[1:]))
+
+
+def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
+    """The divisors of a rank's share that fit into the memory of the rank that has least, in order."""
+    share, of_each = run.plan.share, _examples_per_row(run)
+    few, more = (min(rows, -(-share // of_each)) for rows in PROBES)
+    rows = full_rows(run, more)
+    memory = DeviceMemory(engine.device)
+    free = SAFE * memory.free() - _to_come(run, engine)
+    if not _fits(run, engine, rows):  # else it has allocated what is allocated once: kernels, buffers of collectives
+        return [1]
+    peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
+    each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
+    sizes = [n for n in range(1, share + 1) if share % n == 0]
+    largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
+    agreed = least(largest, engine.device)
+    return [n for n in sizes if n <= agreed]
+
+
+def _passes(engine: Engine, batch: Batch) -> None:
+    for _ in range(PASSES):
+        engine.measure(batch)
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return {name: tensor[:count] for name, tensor in batch.items()}
+
+
+def _to_come(run: ValidatedRun, engine: Engine) -> int:
+    """Bytes that this rank will allocate besides rows: the optimizer's state, in the first step. On a CPU also the copy
+    from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them. On a
+    GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
+    elements = sum(fragment.size for fragment in fragments(engine.deepspeed))
+    copied = _TEMPORARY * elements if engine.device.type == "cuda" and engine.in_few_shapes else 0
+    if engine.device.type == "cpu":
+        copied += copy_bytes(engine)
+        if engine.config.checkpoint.memory_every_steps is not None:
+            copied += memory_bytes(engine, len(ranks_by_node()))
+    if engine.optimizer.state:
+        return copied
+    average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
+    return copied + (_MOMENTS + average) * elements
+
+
+def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
+    """`count` rows of tensors, of the greatest width that `data.pack` and the objectives of the run allow.
+
+    `masked`: with an attention mask, which takes memory, also if the rows need none.
+    """
+    each = _examples_per_row(run)
+    inputs, targets = (width_of(each * length) if each > 1 else length for length in run.lengths)
+    batch = {name: tensor[:count] for name, tensor in _first_rows(run, count * each).items()}
+    if masked:
+        batch.setdefault("encoder_attention_mask", torch.ones_like(batch["encoder_input_ids"]))
+    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+
+
+def _examples_per_row(run: ValidatedRun) -> int:
+    """The most rows of the run that a row of a tensor has: `data.pack`, unless corpora have several in each already."""
+    most = min(run.stream.pack, run.plan.share)
+    return most if len(_first_rows(run, most)["labels"]) == 1 else 1
+
+
+def _first_rows(run: ValidatedRun, count: int) -> Batch:
+    """A micro-batch of `count` rows of the run, the first that no curriculum has cut."""
+    uncut = max((until for until, _ in run.stream.curriculum), default=0)
+    return TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[uncut].batch
+
+
+def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
+    if tensor.dim() == 1:
+        return tensor
+    width = targets if name in LABELS or name.startswith("decoder") else inputs
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))))  # also labels, which count: their logits take memory

@@ -1,0 +1,142 @@
+"""Checks before the ranks of a run start: every problem is reported once, before each rank would."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from data_pipeline.corpus.corpus import MANIFEST, how_to_build
+from data_pipeline.foundation.errors import UserError
+from pretrain.config import RunConfig
+from pretrain.config.batch import BatchPlan
+from pretrain.engine.checkpoint.directory import all_steps, is_valid, newest
+from pretrain.hardware import count_gpus
+from pretrain.run import deaths, status
+from pretrain.train.tracking import tracker
+from pretrain.train.validate import ValidatedRun, validate
+
+NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
+
+
+def unbuilt(config: RunConfig, folder: Path) -> list[str]:
+    """A line for each local corpus of the run that isn't built, with the command that builds it.
+
+    The corpus file is looked for in `folder`, that of the run file, and among those that ship.
+    """
+    training, held_out = config.data.train, config.data.validation
+    named = [*(entry.corpus for entry in training), *(entry.corpus for entry in held_out)]
+    missing = (name for name in dict.fromkeys(named) if "://" not in name and not (Path(name) / MANIFEST).exists())
+    return [f"{name}/{MANIFEST}: no such file; {how_to_build(name, [folder])} makes it" for name in missing]
+
+
+def preflight(
+    config: RunConfig,
+    ranks: int,
+    fresh: bool = False,
+    may_train: bool = False,
+    here: bool = True,
+    folder: Path = Path(),
+) -> ValidatedRun:
+    """Checks the whole run of `ranks`, which resumes from its newest checkpoint unless it is `fresh`.
+
+    With `may_train`, a process may already train in the run directory. With `here`, the ranks will be on this machine,
+    whose devices are checked. `folder` has the run file, and perhaps the files of its corpora. Raises UserError with
+    every problem found, one line each.
+    """
+    directory = Path(config.run.directory)
+    if not may_train:
+        status.check_lock(directory)
+    if (checkpoints := directory / "checkpoints").exists() and not checkpoints.is_dir():
+        raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
+    if missing := unbuilt(config, folder):
+        raise UserError("\n".join(missing))
+    return validate(config, 0, ranks, None if fresh else newest(directory), device_problems(config) if here else ())
+
+
+def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
+    """True if corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
+
+    Raises UserError if `ranks` can't share the batches, which no corpus decides.
+    """
+    missing = unbuilt(config, folder)
+    for line in missing:
+        print(f"warning: {line}; until then, rows and vocabulary aren't checked", file=sys.stderr)
+    if missing and (problems := BatchPlan(config.batch, ranks).problems()):
+        raise UserError("\n".join(problems))
+    return bool(missing)
+
+
+def is_finished(run: ValidatedRun) -> bool:
+    """True if nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
+    if run.finished and run.resume and is_valid(run.resume):
+        print(run.nothing_left)
+        return True
+    return False
+
+
+def note_death(run: Path) -> None:
+    """Records, before the next start in the directory `run`, that the run there has died if nobody has recorded how it
+    ended; says so. MLflow learns of it when it is fed."""
+    if found := deaths.record(run, max(all_steps(run), default=0)):
+        tracker.end_failed(run, found.ended)
+        print(f"{run}: attempt {found.attempt} {deaths.in_words(found)}", flush=True)
+
+
+def device_problems(config: RunConfig) -> list[str]:
+    """The settings that this machine can't fulfil, one line for each key."""
+    problems = _gpu_problems(config) if count_gpus() else []
+    if config.compute.attention == "triton" and not count_gpus():
+        problems.append("compute.attention: triton needs a GPU; set auto")
+    zero = config.deepspeed.zero_optimization
+    if (on_nvme := zero.offloaded_to("nvme")) and not _reads_asynchronously():
+        problems += [
+            f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
+            "install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
+            for key in on_nvme
+        ]
+    if zero.zero_quantized_weights:
+        key = "deepspeed.zero_optimization.zero_quantized_weights"
+        if not count_gpus():
+            problems.append(f"{key}: DeepSpeed's quantizer needs a GPU")
+        elif not (_compiles_for_gpus() or _was_built("quantizer")):
+            problems.append(
+                f"{key}: DeepSpeed compiles its quantizer at the start, but there is no nvcc; install CUDA's toolkit "
+                "and set CUDA_HOME, or set false"
+            )
+    return problems
+
+
+def _gpu_problems(config: RunConfig) -> list[str]:
+    import torch  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+
+    if not torch.cuda.is_available():
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
+        return [
+            f"this machine has GPUs, but PyTorch {torch.__version__} can't use them; it {built} (nvidia-smi shows the "
+            "driver's version); DS_ACCELERATOR=cpu in the environment trains on the CPU"
+        ]
+    if config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return [f"precision: {torch.cuda.get_device_name()} has no bf16; set fp32"]
+    return []
+
+
+def _compiles_for_gpus() -> bool:
+    """True if there is nvcc where PyTorch looks for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
+
+
+def _was_built(extension: str) -> bool:
+    """True if DeepSpeed was installed with this extension."""
+    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    from pretrain.engine import deepspeed_private
+
+    return bool(deepspeed_private.deepspeed.git_version_info.installed_ops.get(extension))
+
+
+def _reads_asynchronously() -> bool:
+    """True if DeepSpeed's async_io extension is built or can be built."""
+    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    from pretrain.engine import deepspeed_private
+
+    return deepspeed_private.deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)

@@ -1,0 +1,118 @@
+"""Starts a run: joins the ranks, checks the run file, builds the model and trains it. The file to read first."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pretrain.config import RunConfig
+from pretrain.config.run_config import ComputeSection
+from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
+from pretrain.hardware import local_ranks, threads_per_rank
+from pretrain.run import rank_logs, slurm, status
+from pretrain.run.heartbeat import beating
+from pretrain.run.watchdog import watching
+from pretrain.train.preflight import NOT_FRESH, device_problems, note_death
+from pretrain.train.run_report import RunReport
+from pretrain.train.validate import ValidatedRun, validate
+
+if TYPE_CHECKING:
+    from pretrain.engine.engine import Engine
+
+# cuBLAS, NCCL: what each reads, and the value with which its sums have one order
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+
+
+def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
+    """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
+
+    It stops on request, or because the store of a remote corpus doesn't answer.
+
+    `fresh` starts a new run and moves an existing one in the run directory aside.
+    """
+    status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
+    hang, start = config.faults.hang_seconds, config.faults.start_seconds
+    store = config.data.cache.wait_seconds if config.data.remote else 0.0
+    if "RANK" not in os.environ:
+        os.environ |= slurm.rank_environment(os.environ)
+    configure_arithmetic(config.compute)
+    own = int(os.environ.get("RANK", "0"))
+    with (
+        beating(own),
+        watching(own, hang, start, store),
+        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
+            rank,
+            ranks,
+        ),
+    ):
+        return train_in_group(rank, ranks, config, stop_at_step, fresh)
+
+
+def train_in_group(
+    rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False
+) -> int:
+    """`train` within a process group that exists already."""
+    # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
+    from pretrain.engine.checkpoint import resume as resumable
+    from pretrain.train.callbacks import build_callbacks, stops
+    from pretrain.train.trainer import Trainer
+
+    config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
+    directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
+    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
+    run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
+    if not rank_logs.supervised():  # a supervisor has looked before the ranks
+        on_rank_0(lambda: note_death(directory), None)
+    if fresh:
+        on_rank_0(lambda: status.move_aside(directory), None)
+    if on_rank_0(lambda: run.finished, bool):
+        if rank == 0:
+            print(run.nothing_left)
+        return 0
+    callbacks = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step))
+    with RunReport(run, stop_at_step) as report:
+        if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
+            return report.finish(run.train_state.step)
+        stops.catch_signals()
+        code = report.finish(Trainer(run, report, build_engine(run), callbacks).fit())
+        stops.ignore_signals()
+        if fresh and code:
+            report.say(NOT_FRESH)
+        return code
+
+
+def build_engine(run: ValidatedRun) -> "Engine":
+    """The model of the run under DeepSpeed. Its weights are drawn unless they will be loaded."""
+    from pretrain.engine.construction import construct
+    from pretrain.engine.engine import Engine
+    from pretrain.train import distillation  # after DeepSpeed, in the process group
+
+    model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
+    if run.config.wrapper:
+        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
+    return Engine(model, run.config)
+
+
+def configure_arithmetic(compute: ComputeSection) -> None:
+    """Sets precision, determinism, memory and the cache of kernels for this process, before it uses a GPU.
+
+    What the user has set in the environment stays.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
+    cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
+    for name, folder in _CACHES.items():
+        os.environ.setdefault(name, str(cache / folder))
+    # unset, each rank has a process for each core of its node, 32 at most
+    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_ranks()))))
+    torch.backends.cuda.matmul.allow_tf32 = compute.tf32
+    torch.backends.cudnn.allow_tf32 = compute.tf32
+    if compute.deterministic:
+        os.environ |= {name: value for name, value in _DETERMINISTIC.items() if name not in os.environ}
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for debugging; slow

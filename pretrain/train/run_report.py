@@ -1,0 +1,246 @@
+"""Records and prints the progress of a run: run directory, tracker and console.
+
+Only rank 0 writes, except that the first rank of each machine records the machine's metrics.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.foundation.command import STOPPED
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import masked, masked_values
+from data_pipeline.loading.stream import changes
+from pretrain import models
+from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
+from pretrain.engine.checkpoint import CONFIG
+from pretrain.engine.checkpoint.directory import checkpoint_directory
+from pretrain.engine.ranks import of_all_ranks, on_rank_0
+from pretrain.evaluate.hook import Findings
+from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
+from pretrain.run.environment import Machine
+from pretrain.run.metrics_file import SystemMonitor
+from pretrain.run.status import Status
+from pretrain.train.picture import draw
+from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
+from pretrain.train.tracking.tracker import Tracker
+from pretrain.train.validate import ValidatedRun
+
+_QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
+
+
+class RunReport:
+    """Keeps a run's directory and tracker. All ranks create one together.
+
+    As a context manager it marks the run as failed in the tracker when an exception leaves the block.
+    """
+
+    def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):
+        self.run, self._stop_at_step = run, stop_at_step
+        self._tracker: Tracker | None = None
+        self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
+        attempt = on_rank_0(lambda: self._open(self.machines), int)
+        self._monitor = _system_monitor(run, self.machines, attempt)
+        watchdog.alive()
+
+    def _open(self, machines: list[Machine]) -> int:
+        with _naming_directory(self.run.directory):
+            attempt, self._lock = _open_directory(self.run, machines)
+            self._tracker = _tracker(self.run, attempt, machines)
+        return attempt
+
+    def connects_to_mlflow(self) -> bool:
+        """True if this rank's processor also makes the first connection to MLflow now."""
+        return self._tracker is not None and self._tracker.connects
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records metrics of a step."""
+        if self._tracker is not None and metrics:
+            self._tracker.log(step, metrics)
+
+    def record_findings(self, step: int, findings: Findings) -> None:
+        """Records the metrics that a hook has found after a step and prints its lines."""
+        self.record(step, findings.metrics)
+        for line in findings.lines:
+            self.say(f"step {step}  {line}{'; training continues' if findings.failed else ''}")
+
+    def say(self, line: str, stream: TextIO | None = None) -> None:
+        """Prints a line on rank 0."""
+        if self.run.rank == 0:
+            with contextlib.suppress(OSError):  # a full disk under the log must not end the run
+                print(line, file=stream, flush=True)
+
+    def warn(self, line: str) -> None:
+        self.say(f"warning: {line}", sys.stderr)
+
+    def finish(self, step: int) -> int:
+        """Records that the run has finished, or stopped on request, after `step` steps. All ranks call it.
+
+        Returns the exit code: 0 or 75.
+        """
+        finished = step >= self.run.config.run.max_steps
+        self._end_monitor()
+        dist.barrier()  # before MLflow, for which only rank 0 waits
+        if self._tracker is not None:
+            with _naming_directory(self.run.directory):
+                self._end(self._tracker, step, finished)
+        return 0 if finished else STOPPED
+
+    def _end(self, tracker: Tracker, step: int, finished: bool) -> None:
+        with watchdog.unwatched():
+            if finished and self.run.config.tracking.mlflow:
+                self._draw(self.run.directory / ARTIFACTS_DIRECTORY / "picture.png")
+            tracker.close("FINISHED" if finished else "KILLED")
+        directory = self.run.directory
+        attempt, stop_file = status.read(directory).attempt, status.stop_requested(directory)
+        status.clear_stop(directory)
+        status.write(directory, Status("finished" if finished else "stopped", attempt, step, stop_file))
+        if finished:
+            self.say(f"finished {step} steps. Next: pretrain export {checkpoint_directory(directory, step)} OUT")
+        else:
+            there = self._stop_at_step is not None and step >= self._stop_at_step
+            again = f"without --stop-at-step {self._stop_at_step}" if there else "again"
+            self.say(f"stopped on request after step {step}; to resume, run the same command {again}")
+
+    def _draw(self, target: Path) -> None:
+        """Draws what `pretrain picture` does, for MLflow. A picture that fails must not fail the run."""
+        quick = models.outline(self.run.model).num_parameters() <= _QUICK
+        try:
+            draw(self.run.directory, target, attention=quick)
+        except UserError:
+            pass  # nothing was evaluated
+        except Exception as error:
+            self.warn(f"{target}: not drawn: {one_line(error)}")
+
+    def __enter__(self) -> "RunReport":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
+        self._end_monitor()
+        if kind is not None and self._tracker is not None:
+            with watchdog.unwatched():
+                self._tracker.close("FAILED")
+
+    def _end_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+@contextlib.contextmanager
+def _naming_directory(directory: Path) -> Iterator[None]:
+    """Turns an OSError into a FailedError that names the run directory."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
+
+
+def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:
+    """Prepares the run directory; returns the number of this attempt and the directory's lock."""
+    directory = run.directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
+    locked = status.lock(directory)
+    remove_leftovers(directory)
+    supervised = rank_logs.supervised()
+    if not supervised:  # a supervisor clears it before it accepts requests itself
+        status.clear_stop(directory)  # left from an earlier attempt
+    attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)
+    config, resolved = directory / CONFIG, masked_values(run.config.model_dump(mode="json"))
+    if config.exists() and (before := _settings_in(config)) != resolved:
+        renamed = directory / f"config.before-attempt-{attempt}.yaml"
+        if before is None:
+            print(f"warning: {config}: not a valid run file; kept as {renamed.name}", flush=True)
+        for change in changes(before, resolved) if before else []:
+            print(f"changed since the last start: {masked(change)}", flush=True)
+        config.rename(renamed)
+    write_bytes(config, OmegaConf.to_yaml(OmegaConf.create(resolved)).encode())
+    write_json(directory / "environment.json", environment.describe(machines))
+    write_bytes(directory / environment.DIFF, environment.git_diff().encode())
+    status.write(directory, Status("running", attempt))
+    return attempt, locked
+
+
+def _settings_in(config: Path) -> Mapping[Any, object] | None:
+    """The settings of the last start; None if the file isn't valid."""
+    try:
+        settings = OmegaConf.to_container(OmegaConf.load(config))
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracker:
+    config = run.config
+    mlflow, parameters = config.tracking.mlflow, models.outline(run.model).num_parameters()
+    uses = [("train", corpus.name, corpus) for corpus in run.training]
+    uses += [("validation", name, corpus) for name, corpus in run.validation.items()]
+    tracked = TrackedRun(
+        experiment=(mlflow or MlflowSection()).experiment,
+        run_name=config.run.name,
+        attempt=attempt,
+        parameters={**config.model_dump(mode="json"), "parameters": parameters},
+        tags={
+            **environment.git_tags(),
+            "ranks": str(run.ranks),
+            "zero_stage": str(config.zero_stage),
+            "precision": config.precision,
+            NOTE: _description(run, parameters),
+        },
+        datasets=[
+            DatasetInfo(
+                name=name,
+                digest=corpus.fingerprint,
+                source=f"{corpus.location}/manifest.json",
+                context=split,
+                profile={key: getattr(corpus.manifest.splits[split], key) for key in ("rows", "tokens", "documents")},
+            )
+            for split, name, corpus in uses
+        ],
+        artifacts=[CONFIG, "environment.json", environment.DIFF],
+        parent=mlflow.parent if mlflow else None,
+    )
+    uri = mlflow.uri if mlflow else None
+    if mlflow and not uri:
+        if slurm.disk_is_shared(len(machines)):
+            print("MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's", flush=True)
+        else:
+            uri = MLFLOW_FILE
+    return Tracker(run.directory, tracked, uri)
+
+
+def _description(run: ValidatedRun, parameters: int) -> str:
+    """The run in a few words of Markdown, for MLflow's page of it."""
+    config = run.config
+    corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in run.training)
+    objective = run.training[0].objective.name
+    steps = f"{config.run.max_steps:,} steps of {config.batch.global_batch_size:,} rows"
+    return (
+        f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
+        f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
+        "Curves and pictures: tab *Model metrics*, losses first. Tab *Artifacts*: `evaluation/samples.json`, what the "
+        "model writes, and once the run has ended `picture.png`, its held-out loss and what the decoder attends to."
+    )
+
+
+def _system_monitor(run: ValidatedRun, machines: list[Machine], attempt: int) -> SystemMonitor | None:
+    """The monitor of this machine, on its first rank."""
+    seconds = run.config.tracking.system_metrics_seconds
+    host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
+    if seconds is None or host is None:
+        return None
+    with _naming_directory(run.directory):
+        return SystemMonitor(run.directory, attempt, host, len(machines) == 1, seconds)

@@ -1,0 +1,73 @@
+"""How fast a run is: tokens per second and model FLOPs utilisation (MFU).
+
+MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
+what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
+fastest of several measured matrix products for other devices.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+
+from data_pipeline.loading.batch_facts import example_sizes
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import TrainingBatches
+from pretrain import models
+from pretrain.config import RunConfig
+from pretrain.hardware import gpu_of_device
+from pretrain.models.flops import Sizes, count_flops
+from pretrain.models.functional.arithmetic import matmul
+from pretrain.train.validate import ValidatedRun
+
+_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
+_LONG = 0.01  # s: a product that takes as long keeps the device busy
+_PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over a run, whose lengths stand for all
+_TIMES = 3  # of a product
+
+
+def peak_flops(config: RunConfig, device: torch.device) -> float:
+    """The peak FLOP/s of one rank's `device` in the arithmetic of the run."""
+    if device.type == "cuda" and (gpu := gpu_of_device(torch.cuda.get_device_name(device))):
+        return gpu.flops("tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision)
+    return measured_peak(torch.bfloat16 if config.precision == "bf16" else torch.float32, device)
+
+
+def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest of some matrix products, wider and wider until they keep the device busy."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
+    for width in _WIDTHS:
+        matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
+        seconds = _seconds_of(matrix)
+        best = max(best, 2 * width**3 / seconds)
+        if seconds > _LONG:
+            break
+    return best
+
+
+def _seconds_of(matrix: Tensor) -> float:
+    """The shortest time of a square matrix's product with itself; the first, which isn't timed, chooses a kernel."""
+    times = []
+    for _ in range(1 + _TIMES):
+        started = time.perf_counter()
+        result = matmul(matrix, matrix)
+        if result.is_cuda:
+            torch.cuda.synchronize(result.device)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def rows_per_step(config: RunConfig) -> float:
+    """The mean over the run, whose batch may grow."""
+    return config.batch.rows_before(config.run.max_steps) / config.run.max_steps
+
+
+def flops_per_step(setup: ValidatedRun) -> float:
+    """The mean FLOPs of a step of the run, forward and backward, counted on its own rows."""
+    model, rows = models.outline(setup.model), rows_per_step(setup.config)
+    batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
+    whole = setup.config.run.max_steps * rows
+    firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
+    counted = sum(count_flops(model, Sizes(*example_sizes(batches[first].batch).tolist())) for first in firsts)
+    return rows * counted / (_PLACES * _ROWS_COUNTED)

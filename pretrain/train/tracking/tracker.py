@@ -1,0 +1,193 @@
+"""Tracks a run in a local log of metrics, from which MLflow is fed.
+
+Training waits only for one line to be appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from that file. While
+MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
+"""
+
+import contextlib
+import logging
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import masked, masked_values
+from pretrain.run.metrics_file import MetricLog
+from pretrain.train.tracking.mlflow_store import (
+    HOST,
+    DeletedError,
+    MlflowRun,
+    TrackedRun,
+    absolute_uri,
+    one_line,
+    with_password,
+)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+SECONDS_BEFORE_FEEDS = 2.0  # MLflow's client takes seconds of the processor, which the first step needs
+SECONDS_BETWEEN_FEEDS = 2.0
+MOST_SECONDS_TO_CONNECT = 30.0  # in which importing the client and the first feed take this rank's processor
+SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
+SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
+SECONDS_BETWEEN_LAST_FEEDS = 0.5
+LONGEST_PAUSE = 120.0
+logger = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Logs a run's metrics and feeds them to MLflow, unless `uri` is None.
+
+    Files that appear in RUN/artifacts later, whole under their final names, are uploaded too. Nothing here raises or
+    waits because of MLflow. Passwords in URLs are recorded as ***.
+
+    >>> with Tracker(run_dir, TrackedRun("c4", "t5", attempt=1), "sqlite:///runs/mlflow.db") as tracker:
+    ...     tracker.log(10, {"train/loss": 9.8})
+    """
+
+    def __init__(self, run_dir: Path, run: TrackedRun, uri: str | None):
+        self.run_dir = run_dir
+        self._log = MetricLog(run_dir, run.attempt)
+        self._log_failing = False
+        self._run = replace(
+            run,
+            uri=masked(absolute_uri(uri)) if uri else None,
+            parameters=masked_values(run.parameters),
+            tags={HOST: platform.node(), **{key: masked(value) for key, value in run.tags.items()}},
+        )
+        if before := TrackedRun.load(run_dir):
+            self._run.key, self._run.started = before.key, before.started
+        self._run.save(run_dir)
+        self._uri = uri or ""
+        self._closing, self._closed = threading.Event(), threading.Event()
+        self._complete = self._tried = not uri
+        self._began = time.monotonic()
+        self._feeding = threading.Thread(target=self._feed, name="mlflow-feeder", daemon=True)
+        if uri:
+            self._feeding.start()
+
+    @property
+    def connects(self) -> bool:
+        """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
+        try:
+            self._log.log(step, metrics)
+            self._log_failing = False
+        except OSError as error:
+            if not self._log_failing:
+                logger.warning("%s: %s; metrics are kept in memory until it can be written", self._log.path, error)
+            self._log_failing = True
+
+    def close(self, status: Status, timeout: float | None = None) -> None:
+        """Ends the run. MLflow gets up to `timeout` seconds (default: 30) for what it lacks, or a few if it is away.
+
+        May be called twice.
+        """
+        if self._run.ended is not None:
+            return
+        self._run.status, self._run.ended = status, time.time()
+        try:
+            self._log.flush()
+            self._run.save(self.run_dir)
+        except OSError as error:
+            logger.warning("%s: %s", self.run_dir, error)
+        self._log.close()
+        self._closing.set()
+        if self._uri:
+            self._feeding.join(SECONDS_FOR_THE_REST if timeout is None else timeout)
+        self._closed.set()
+        if not self._complete:
+            logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
+
+    def _feed(self) -> None:
+        """Feeds MLflow every few seconds, less and less often while it fails."""
+        from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
+
+        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
+        connection: MlflowRun | None = None
+        self._closing.wait(SECONDS_BEFORE_FEEDS)
+        while not self._closed.is_set():
+            closing = self._closing.is_set()
+            if closing and last_try is None:
+                last_try = time.monotonic() + SECONDS_FOR_A_RETURN
+            try:
+                connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
+                feeder.feed(connection)
+                self._complete = closing
+                if failing:
+                    logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
+                failing, pause = False, SECONDS_BETWEEN_FEEDS
+            except Exception as error:
+                if isinstance(error, DeletedError):
+                    connection = None  # the next try makes another run
+                if not failing:
+                    address, reason = masked(self._uri), one_line(error)
+                    logger.warning("MLflow at %s: %s; training continues, will try again", address, reason)
+                failing, pause = True, min(2 * pause, LONGEST_PAUSE)
+            self._tried = True
+            if self._complete or (last_try is not None and time.monotonic() > last_try):
+                return
+            if closing:
+                self._closed.wait(SECONDS_BETWEEN_LAST_FEEDS)
+            else:
+                self._closing.wait(pause)
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
+        self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+
+
+def end_failed(run_dir: Path, ended: float | None = None) -> bool:
+    """Records that a run that couldn't record its own end has failed, now or when it `ended`. Returns whether MLflow,
+    if the run has one, lacks that now. Raises OSError if the disk refuses."""
+    run = TrackedRun.load(run_dir)
+    if run is None or run.ended is not None:
+        return False
+    replace(run, status="FAILED", ended=ended or time.time()).save(run_dir)
+    return run.uri is not None
+
+
+def sync_apart(run_dir: Path) -> None:
+    """`sync` in another process, since MLflow's client takes much memory; says so if MLflow isn't fed in time."""
+    command = [sys.executable, "-m", "pretrain", "sync", str(run_dir)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if not subprocess.run(command, capture_output=True, timeout=SECONDS_FOR_THE_REST).returncode:
+            return
+    print(f"MLflow lacks the end of this run; to feed it later: pretrain sync {run_dir}", file=sys.stderr)
+
+
+def sync(run_dir: Path, uri: str | None = None) -> int:
+    """Sends MLflow everything of `run_dir` that it lacks; returns the number of metrics sent.
+
+    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
+    UserError for a directory without a run, FailedError if MLflow can't be fed; what MLflow refuses is set aside.
+    """
+    from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
+
+    run = TrackedRun.load(run_dir)
+    if run is None:
+        raise UserError(f"{run_dir}: no tracking.json here; give the directory of a run that has been started")
+    uri = uri or run.uri
+    if uri is None:
+        raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
+    uri = with_password(uri)
+    try:
+        connection = feeder.connected(run_dir, run, uri)
+        return feeder.feed(connection)
+    except DeletedError as error:
+        raise DeletedError(f"{masked(uri)}: {error}") from None
+    except Exception as error:
+        raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error

@@ -1,0 +1,258 @@
+"""The training loop.
+
+`Trainer.fit` reads from top to bottom: load, choose the kernels and the micro-batch, then step after step. What happens
+besides steps is in callbacks (`pretrain.train.callbacks`), each a class that can be left out.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from data_pipeline.foundation.errors import StoreError
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.prefetch import Lookahead, on_device
+from data_pipeline.loading.stream import StreamState
+from pretrain import models
+from pretrain.config.batch import BatchPlan
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.engine_state import restore
+from pretrain.engine.checkpoint.tensors import verify_together
+from pretrain.engine.construction import keys_against_adding
+from pretrain.engine.engine import Engine, Outcome
+from pretrain.run import heartbeat, watchdog
+from pretrain.run.train_state import TrainState
+from pretrain.train import micro_batch
+from pretrain.train.attention_check import choose_attention
+from pretrain.train.callback import Callback
+from pretrain.train.run_report import RunReport
+from pretrain.train.validate import ValidatedRun
+
+
+class Trainer:
+    """A run in training: its engine, and how far it is. Each rank has one, and all ranks call its methods together.
+
+    Callbacks read these attributes.
+    """
+
+    run: ValidatedRun  # the checked run file, with everything that the file names
+    report: RunReport  # run directory, tracker and console
+    engine: Engine  # the model under DeepSpeed
+    plan: BatchPlan  # how this rank divides its rows of each step
+    layout: BatchLayout  # the same, for the steps after the ramp-up of the batch size
+
+    state: TrainState  # the progress after the last step
+    before: TrainState  # the progress before the last step, or before the one that is being taken
+    micro_batches: list[Batch]  # this rank's in the step
+    waited: float  # seconds for which this rank waited for them
+    outcome: Outcome  # of the last step
+    stopping: bool  # True if the run saves and stops after the last step
+    weights: str | None  # a fingerprint of the weights after the last step, if the step is saved
+
+    def __init__(self, run: ValidatedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
+        self.run = run
+        self.config = run.config
+        self.report = report
+        self.engine = engine
+        self.callbacks = callbacks
+        self.outline = models.outline(run.model)  # the model on the meta device, with whole shapes
+        self.state = run.train_state
+        self.before = run.train_state
+        self.waited = 0.0
+        self.stopping = False
+        self.weights = None
+        self._votes: dict[str, bool] = {}
+        self._asked_to_stop = False
+        self._compiled = False
+        self._rewound = False
+        self._lookahead: Lookahead[list[Batch]] | None = None
+
+    def fit(self) -> int:
+        """Trains from `state` until the run has finished or stops on request; returns the step that it has reached."""
+        self._load_weights()
+        self._tell_slow_keys()
+        self._choose_attention()
+        self.plan = micro_batch.choose(self.run, self.engine)
+        self.layout = self.plan.layout
+        self._load_callbacks(self.state)
+        for callback in self.callbacks.values():
+            callback.before_training(self)
+        while not self._train_until_rewind():
+            pass
+        for callback in self.callbacks.values():
+            callback.after_training(self)
+        watchdog.alive()
+        self.engine.close()
+        return self.state.step
+
+    def _train_until_rewind(self) -> bool:
+        """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
+        self._rewound = False
+        for seconds, micro_batches in _timed(self._batches()):
+            self.waited = seconds
+            self.micro_batches = micro_batches
+            if not self._compiled:
+                self.engine.compile(micro_batches[0])
+                self._compiled = True
+            self._train_step()
+            for callback in self.callbacks.values():
+                callback.after_step(self)
+                if self._rewound:
+                    return False
+            if self.stopping:
+                break
+        return True
+
+    def _train_step(self) -> None:
+        """Takes one step, within `during_step` of all callbacks, and moves `state` on."""
+        before = self.before = self.state
+        votes: dict[str, bool] = {}
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks.values():
+                for name, vote in callback.votes(self).items():
+                    votes[name] = votes.get(name, False) or vote
+                callback.before_step(self)
+                stack.enter_context(callback.during_step(self))
+            stack.enter_context(self.engine.times.step())
+            self.outcome = self.engine.step(before.step, before.position, self.micro_batches, votes)
+        watchdog.step_done()
+        self._tell_warnings()
+        self._votes = self.outcome.votes
+        self.stopping = self.any_rank("stop")
+        self.state = TrainState(
+            step=self.step,
+            position=before.position + self.layout.rows(len(self.micro_batches)),
+            skipped=self._training_batches.skipped,
+            health=before.health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
+            unlogged={} if self.logging else dict(self.engine.unlogged),
+        )
+
+    def _batches(self) -> Iterator[list[Batch]]:
+        """This rank's micro-batches of each step after `state`, on the device."""
+        config, start = self.config, self.state
+        stream = self.run.stream_from(start)
+        in_few_shapes = self.engine.in_few_shapes
+        rows = StreamState.at(stream, start.position, start.skipped)
+        self._training_batches = TrainingBatches(stream, self.layout, rows, self.run.lengths if in_few_shapes else None)
+        accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
+        pin = self.engine.device.type == "cuda"
+        loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
+        self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None
+        for callback in self.callbacks.values():
+            callback.before_steps(self)
+        watchdog.starting()  # the loader's processes start now
+        heartbeat.mark(start.step)
+        return self.engine.times.loading(on_device(self._lookahead or loaded, self.engine.device, in_few_shapes))
+
+    @property
+    def step(self) -> int:
+        """The number of the step that is being taken or was taken last, from 1."""
+        return self.before.step + 1
+
+    @property
+    def last(self) -> bool:
+        """True if the step is the last one of the run."""
+        return self.step == self.config.run.max_steps
+
+    @property
+    def logging(self) -> bool:
+        """True if metrics are logged after the step."""
+        return self.step % self.config.tracking.log_every_steps == 0 or self.last or self.stopping
+
+    @property
+    def saving(self) -> bool:
+        """True if a checkpoint is saved after the step."""
+        return self.step % self.config.checkpoint.every_steps == 0 or self.last or self.stopping
+
+    def any_rank(self, vote: str) -> bool:
+        """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
+        return self._votes.get(vote, False)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """True if `stop` has been called on this rank."""
+        return self._asked_to_stop
+
+    def stop(self) -> None:
+        """Asks all ranks to save and stop after the next step. One rank may call this alone."""
+        self._asked_to_stop = True
+
+    @property
+    def store_error(self) -> StoreError | None:
+        """Why the store of a remote corpus has stopped giving rows to this rank; None while the store answers."""
+        return self._lookahead.lost if self._lookahead else None
+
+    def state_to_save(self) -> TrainState:
+        """`state` with the states of the callbacks."""
+        states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
+        return replace(self.state, callbacks=states)
+
+    def paused(self) -> None:
+        """Tells the callbacks that an evaluation or a save has just taken time."""
+        for callback in self.callbacks.values():
+            callback.after_pause(self)
+
+    def finish_saving(self) -> None:
+        """Has the callbacks wait until the checkpoints that are being written are on disk."""
+        for callback in self.callbacks.values():
+            callback.finish_saving(self)
+
+    def drop_unsaved(self) -> None:
+        """Tells the callbacks to drop what isn't on disk, because the last steps were wrong."""
+        for callback in self.callbacks.values():
+            callback.before_rewind(self)
+
+    def rewind(self, checkpoint: Path, state: TrainState) -> None:
+        """Loads a checkpoint. Training continues from it with `state`: its step, or rows after those of the checkpoint.
+
+        A callback calls this in `after_step`; the callbacks after it are skipped in that step.
+        """
+        watchdog.starting()
+        self._load(checkpoint)
+        self._load_callbacks(state)
+        self.state = state
+        self._rewound = True
+
+    def _load_weights(self) -> None:
+        """Loads the checkpoint that the run resumes from, or the weights that it starts with."""
+        if self.run.resume:
+            self._load(self.run.resume)
+        elif self.run.initial_weights:
+            verify_together(self.run.initial_weights, self.run.model)
+            restore(self.engine, self.run.initial_weights, weights_only=True)
+
+    def _load(self, checkpoint: Path) -> None:
+        restore(self.engine, checkpoint)
+        self.engine.unlogged = checkpoint_index.read(checkpoint).unlogged
+        for callback in self.callbacks.values():
+            callback.after_load(self, checkpoint)
+
+    def _load_callbacks(self, state: TrainState) -> None:
+        for name, callback in self.callbacks.items():
+            callback.load_state_dict(state.callbacks.get(name, {}))
+
+    def _tell_slow_keys(self) -> None:
+        for key in keys_against_adding(self.config, self.run.ranks):
+            self.report.warn(
+                f"{key}: DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
+            )
+        self._tell_warnings()
+
+    def _choose_attention(self) -> None:
+        """Warns if the kernels of attention fail their check on this device and another backend is used."""
+        if problem := choose_attention(self.run, self.engine.device):
+            self.report.warn(problem)
+
+    def _tell_warnings(self) -> None:
+        while self.engine.warnings:
+            self.report.warn(self.engine.warnings.pop(0))
+
+
+def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:
+    """Yields each item with the seconds spent waiting for it."""
+    started = time.perf_counter()
+    for item in steps:
+        yield time.perf_counter() - started, item
+        started = time.perf_counter()

@@ -1,0 +1,410 @@
+"""Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
+from data_pipeline.objectives.objective import Objective
+from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.tokenizer import load as load_tokenizer
+from pretrain import models
+from pretrain.config.batch import BatchPlan
+from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig
+from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
+from pretrain.config.run_config import CacheSection, RunConfig
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.run import status
+from pretrain.run.train_state import TrainState, position_after
+
+_OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
+
+
+@dataclass(frozen=True)
+class ValidatedRun:
+    """A checked run file with everything that the file names."""
+
+    config: RunConfig
+    training: list[Corpus]
+    validation: dict[str, Corpus]  # by the name of the corpus in metrics
+    model: ModelConfig  # with the vocabulary of the corpus
+    rank: int
+    ranks: int
+    resume: Path | None  # the checkpoint that the run resumes from
+    directory: Path
+    initial_weights: Path | None  # the checkpoint whose weights the run starts with; None: random weights
+    train_state: TrainState  # the progress that this process resumes from
+    stream: Stream  # the training rows in their order
+    identity: checkpoint_index.Identity  # the settings that may not change over the life of a run
+    finished: bool  # True if the run has taken its last step and recorded it
+
+    def stream_from(self, state: TrainState) -> Stream:
+        """The training rows in their order, for steps from `state` on, whatever rows the steps before it took."""
+        return _stream(self.config, self.training, state)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The greatest lengths of inputs and targets that the objectives of the run allow."""
+        first = [stage.objective.shape for stage in self.config.data.curriculum]
+        shapes = [*first, *(corpus.objective.shape for corpus in self.training)]
+        return max(inputs for inputs, _ in shapes), max(targets for _, targets in shapes)
+
+    @property
+    def nothing_left(self) -> str:
+        """The message for a user who starts a finished run again."""
+        done = f"{self.train_state.step} of {self.config.run.max_steps} steps"
+        return f"{self.directory} is finished: {done}. Next: pretrain export {self.directory} OUT"
+
+    @property
+    def origin(self) -> checkpoint_index.Origin:
+        """The facts about this run that each of its checkpoints records."""
+        return checkpoint_index.Origin(
+            run=self.directory,
+            rank=self.rank,
+            ranks=self.ranks,
+            zero_stage=self.config.zero_stage,
+            identity=self.identity,
+            config_fingerprint=fingerprint(self.config.model_dump()),
+            tokenizer=self.training[0].tokenizer,
+            mixture=self.stream.mixture,
+            settings=self.config.checkpoint,
+            resumed=self.train_state.step if self.resume else None,
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the training rows that comes from each corpus, by its name."""
+        weights = self.stream.weights
+        return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
+
+    def tokens(self, position: int) -> float:
+        """Tokens of the corpora in the run's first `position` rows: a corpus's rows count with their mean length."""
+        rows = self.stream.mixture.consumed(position)
+        splits = [corpus.manifest.splits["train"] for corpus in self.training]
+        return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How this rank divides its rows."""
+        return BatchPlan(self.config.batch, self.ranks, self.rank)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Settings that work, but are probably a mistake."""
+        config, rows = self.config, self.config.batch.global_batch_size
+        steps, consumed = config.run.max_steps, self.stream.mixture.consumed
+        found = []
+        for number, (corpus, in_step, in_run) in enumerate(
+            zip(self.training, consumed(rows), consumed(rows * steps), strict=True)
+        ):
+            if in_step > corpus.rows("train"):
+                found.append(
+                    f"data.train.{number}: {corpus.location} has {corpus.rows('train')} rows, but a step takes "
+                    f"{in_step} of them (batch.global_batch_size), so some rows appear more than once in a step"
+                )
+            if not in_run:
+                found.append(
+                    f"data.train.{number}: {corpus.location} has so small a part that none of its rows is among the "
+                    f"{rows * steps:,} of this run"
+                )
+        if config.schedule.warmup_steps >= steps and getattr(config.schedule, "warmup", "linear") != "constant":
+            found.append(
+                f"schedule.warmup_steps: {config.schedule.warmup_steps:,}, but run.max_steps is {steps:,}, so the run "
+                "ends inside its warm-up; a twentieth of the steps is usual"
+            )
+        return found
+
+
+def validate(
+    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
+) -> ValidatedRun:
+    """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
+
+    Raises UserError with every problem found, one line each, and the problems `of_devices`.
+    """
+    data = config.data
+    training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
+    validation = [
+        _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
+    ]
+    stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
+    stage_uses = [*itertools.chain(*stages)]
+    names = [entry.name or corpus.name for entry, corpus in zip(data.validation, validation, strict=True)]
+    model, id_problems = with_tokenizer_ids(config.model, training[0])
+    problems = [
+        *BatchPlan(config.batch, ranks).problems(),
+        *of_devices,
+        *_corpus_problems("train", training),
+        *_corpus_problems("validation", validation),
+        *_name_problems(names, validation),
+        *_tokenizer_differences(training, validation),
+        *_objective_problems("data.objective", training),
+        *id_problems,
+        *_row_problems(config, model, [*stage_uses, *training, *validation]),
+        *_optimizer_problems(config, model),
+    ]
+    for number, corpora in enumerate(stages):
+        problems += _objective_problems(f"data.curriculum.{number}.objective", corpora, cut=True)
+    for number, (entry, corpus) in enumerate(zip(data.validation, validation, strict=True)):
+        problems += _objective_problems(f"data.validation.{number}.objective", [corpus] if entry.objective else [])
+    held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
+    for number, hook in enumerate(config.evaluation):
+        problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
+    wrapper_problems: list[str] = []
+    if config.wrapper:
+        from pretrain.train import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+
+        wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses])
+    problems += wrapper_problems
+    if resume is not None and not wrapper_problems:
+        problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
+    elif resume is None and config.checkpoint.init_from is not None:
+        problems += _differences_from_init(model, Path(config.checkpoint.init_from), training[0])
+    if problems:
+        raise UserError("\n".join(problems))
+    directory, init_from = Path(config.run.directory), config.checkpoint.init_from
+    train_state = state_of(directory, resume) if resume else TrainState()
+    return ValidatedRun(
+        config=config,
+        training=training,
+        validation=dict(zip(names, validation, strict=True)),
+        model=model,
+        rank=rank,
+        ranks=ranks,
+        resume=resume,
+        directory=directory,
+        initial_weights=checkpoint_in(Path(init_from)) if init_from else None,
+        train_state=train_state,
+        stream=_stream(config, training, TrainState()),
+        identity=identity(config, model, training),
+        finished=train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
+    )
+
+
+def state_of(run: Path, checkpoint: Path) -> TrainState:
+    """The state that a run resumes from with a checkpoint: past the rows of a spike, if it went back there."""
+    train_state = checkpoint_index.read(checkpoint).train_state
+    return replace(train_state, position=position_after(run, train_state))
+
+
+def _opened(location: str, cache: CacheSection) -> Corpus:
+    directory = Path(cache.directory) if cache.directory else None
+    return open_corpus(location, directory, int(cache.gigabytes * 1e9), cache.wait_seconds)
+
+
+def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
+    """The settings that may not change over the life of a run, under their keys in a run file."""
+    data, weights = config.data, _weights_in_rows(config, training)
+    return {
+        "run.seed": config.run.seed,
+        "model": model.model_dump(),
+        "optimizer.name": config.optimizer.name,
+        # Adafactor's; it decides the shape of the second moments
+        "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
+        "optimizer.ema_decay": config.optimizer.ema_decay,
+        "wrapper": _wrapper_identity(config),
+        "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
+        "data": {
+            "train": [
+                {"corpus": corpus.fingerprint, "weight": weight}
+                for corpus, weight in zip(training, weights, strict=True)
+            ],
+            **data.model_dump(mode="json", include={"objective", "curriculum", "lanes"}),
+        },
+    }
+
+
+def _wrapper_identity(config: RunConfig) -> checkpoint_index.Identity | None:
+    if config.wrapper is None:
+        return None
+    from pretrain.train import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+
+    return distillation.identity(config.wrapper)
+
+
+def _differences_from_resumed(
+    saved: checkpoint_index.Index, config: RunConfig, model: ModelConfig, training: list[Corpus]
+) -> list[str]:
+    """How this run differs from the run that saved the checkpoint, one line for each key."""
+    if problems := saved.differences(identity(config, model, training)):
+        by = "data.mixing" if config.data.mixing else "data.weights_of" if config.data.weights_of == "tokens" else ""
+        return [_OF_WEIGHTS.sub(rf"\g<0> (by {by})", line) for line in problems] if by else problems
+    problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.position)
+    found = f"the checkpoint of step {saved.step} is inconsistent: {problem}; {checkpoint_index.ANOTHER_RUN}"
+    return [found] if problem else []
+
+
+def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Stream:
+    """The rows for steps from `state` on: each stage of the curriculum ends with its step."""
+    data, rows_before = config.data, config.batch.rows_before
+    stages = [(max(stage.until_step, state.step), stage.objective) for stage in data.curriculum]
+    return Stream(
+        training,
+        _weights_in_rows(config, training),
+        config.run.seed,
+        data.lanes,
+        data.on_damage,
+        data.pack,
+        tuple((state.position + rows_before(end) - rows_before(state.step), objective) for end, objective in stages),
+    )
+
+
+def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
+    """The part of the rows that each corpus has, relative to the others."""
+    data = config.data
+    weights = [entry.weight for entry in data.train]
+    rows, tokens = (
+        [max(1, getattr(corpus.manifest.splits["train"], unit)) for corpus in training] for unit in ("rows", "tokens")
+    )
+    in_tokens = data.weights_of == "tokens"
+    if data.mixing is not None:
+        weights = rates(tokens if in_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
+    return rates_of_rows(weights, rows, tokens) if in_tokens else weights
+
+
+def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
+    if config.optimizer.groups == [NO_DECAY_OF_VECTORS] and config.optimizer.freeze is None:
+        return []
+    from pretrain.engine.optimizers import groups  # PyTorch takes 2 s, and the launcher does without where it can
+
+    return groups.problems(models.outline(model), config.optimizer)
+
+
+def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:
+    """Returns `model` with the size and the special ids of the corpus's tokenizer, and any contradictions."""
+    described = corpus.tokenizer.describe()
+    ids = {"vocab_size": described.size, "pad_id": described.pad, "eos_id": described.eos}
+    if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
+        ids["bos_id"] = corpus.tokenizer.vocabulary.start
+    problems = [
+        f"model.{name}: {given}, but {corpus.location}'s tokenizer has {value}"
+        for name, value in ids.items()
+        if name in model.model_fields_set and (given := getattr(model, name)) not in (None, value)
+    ]
+    return model.model_copy(update=ids), problems
+
+
+def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> list[str]:
+    """How the model and its tokenizer differ from those in `path`, one line for each key."""
+    try:
+        checkpoint = checkpoint_in(path)
+        saved = checkpoint_index.read(checkpoint).model
+        tokenizer = load_tokenizer(checkpoint)
+    except (UserError, FailedError) as error:
+        return [f"checkpoint.init_from: {error}"]
+    if saved.family != model.family:
+        return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
+    found = differences(_weight_settings(saved), _weight_settings(model))
+    found += differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer))
+    return [f"checkpoint.init_from: {path}: {line}" for line in found]
+
+
+def _weight_settings(model: ModelConfig) -> dict[str, object]:
+    """`architecture` with the number of embedding rows instead of the multiple these are padded to, since several
+    multiples give the same number."""
+    settings = model.architecture()
+    del settings["pad_vocab_to_multiple_of"]
+    return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
+
+
+def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
+    """Corpora without rows, and those listed twice: in training, both would give the same rows at the same time."""
+    first: dict[str, int] = {}
+    problems = [f"data.{split}: {corpus.location} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
+    return problems + [
+        f"data.{split}.{number}: {corpus.location} is the same corpus as data.{split}.{before}; leave one out"
+        for number, corpus in enumerate(corpora)
+        if (before := first.setdefault(corpus.fingerprint, number)) != number
+    ]
+
+
+def _name_problems(names: list[str], validation: list[Corpus]) -> list[str]:
+    """Held-out corpora that have the name of another in metrics."""
+    return [
+        f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
+        f"set another name as data.validation.{number}.name"
+        for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
+        if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
+    ]
+
+
+def _tokenizer_differences(training: list[Corpus], validation: list[Corpus]) -> list[str]:
+    first, *others = [*training, *validation]
+    return [
+        f"{corpus.location}: built with another tokenizer than {first.location}: {'; '.join(found)}"
+        for corpus in others
+        if (found := differences(_token_ids(first.tokenizer), _token_ids(corpus.tokenizer)))
+    ]
+
+
+def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
+    """The facts that decide what a tokenizer's ids mean."""
+    described = vars(tokenizer.describe())
+    return {f"tokenizer.{key}": described[key] for key in ("kind", "sha256", "special_tokens", "sentinels")}
+
+
+def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
+    """Corpora whose rows don't suit the objective at `key`, which replaces theirs. `cut`: rows are cut for it."""
+    problems = []
+    for corpus in corpora:
+        objective, rows = corpus.other_objective, corpus.manifest.rows
+        if objective is None:
+            continue
+        if rows.apply_at == "build":
+            problems.append(f"{corpus.location} was built with apply_at: build; its objective can't change")
+        elif objective.raw_length != rows.raw_length and not (
+            cut and not objective.columns and rows.raw_length % objective.raw_length == 0
+        ):
+            needs = f"rows of {objective.raw_length} tokens, but {corpus.location} has rows of {rows.raw_length}"
+            problems.append(f"needs {needs}; {_way_out(key, objective, corpus)}")
+        elif objective.columns and objective.as_cut != rows.objective:
+            problems.append(f"{objective.name} needs rows cut for it with the same settings")
+        else:
+            problems += objective.problems(corpus.tokenizer.vocabulary)
+    return [f"{key}: {problem}" for problem in problems]
+
+
+def _way_out(key: str, objective: Objective, corpus: Corpus) -> str:
+    """What to give where an objective needs rows of another length than a corpus has."""
+    given = objective.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
+    if fitted := objective.for_rows_of(corpus.manifest.rows.raw_length):
+        given = fitted.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
+        return f"with {key}='{_flow(given)}' it fits"
+    rows = f"rows.objective='{_flow(given)}'"
+    return f"build rows for it: data-pipeline build the corpus file with {rows} and another `output`"
+
+
+def _flow(values: dict[str, Any]) -> str:
+    """A mapping as YAML in one line, its name first."""
+    ordered = {"name": values["name"], **values}
+    return yaml.safe_dump(ordered, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+
+
+def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
+    """Corpora whose rows the model can't take because of their kind or length."""
+    problems = []
+    for corpus in corpora:
+        objective = corpus.objective
+        fitting = models.FAMILIES[model.family].objectives
+        inputs, targets = objective.shape
+        if objective.kind_of_batches not in fitting:
+            found = f"{corpus.location} has {objective.name}"
+            problems.append(f"model.family: {model.family} learns from {', '.join(fitting)}, but {found}")
+        elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
+            found = f"{corpus.location} gives up to {inputs} inputs and {targets} targets"
+            problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
+        elif config.data.pack > 1 and getattr(objective, "next_sentence", False):
+            problems.append(f"data.pack: {corpus.location} has rows with next sentences, one for each row")
+        elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
+            found = f"{corpus.location} has rows {'without' if model.next_sentence else 'with'} next sentences"
+            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
+    return list(dict.fromkeys(problems))  # without repeats: a corpus may serve both training and validation
