@@ -53,9 +53,9 @@ def process_group(
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
     there ends at once instead, with the code that it would have ended with.
     """
-    import deepspeed
+    import deepspeed  # chooses its accelerator when it is imported
 
-    from pretrain.engine import deepspeed_private, versions  # chooses its accelerator when it is imported
+    from pretrain.engine import deepspeed_private, versions  # import it too
 
     _environment_of_one_process()
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
