@@ -53,10 +53,6 @@ def process_group(
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
     there ends at once instead, with the code that it would have ended with.
     """
-    import deepspeed  # chooses its accelerator when it is imported
-
-    from pretrain.engine import deepspeed_private, versions  # import it too
-
     _environment_of_one_process()
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
     on_gpu = kind == "cuda"
@@ -70,6 +66,10 @@ def process_group(
     torch.set_num_threads(cpu_threads or rank_threads())
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
+    import deepspeed  # chooses its accelerator now, by the environment
+
+    from pretrain.engine import deepspeed_private, versions  # import it too
+
     if not any_version:
         versions.check_version()
     deepspeed.utils.logger.setLevel(logging.ERROR)

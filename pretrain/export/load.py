@@ -240,9 +240,7 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
     published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
     transformers can't build the model, or if two tensors have one name.
     """
-    import transformers
-
-    # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
     from transformers import conversion_mapping, core_model_loading
 
     with _by_transformers(path), torch.device("meta"):

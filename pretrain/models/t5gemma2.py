@@ -255,8 +255,8 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
 
 def _unused(saved: Json) -> Shapes:
     """Those for images."""
-    import transformers
-    from transformers.models.t5gemma2 import modeling_t5gemma2  # 7 s and 230 MB
+    import transformers  # 7 s and 230 MB
+    from transformers.models.t5gemma2 import modeling_t5gemma2
 
     config, encoder = transformers.T5Gemma2Config.from_dict(saved), modeling_t5gemma2.T5Gemma2Encoder
     with torch.device("meta"):

@@ -88,9 +88,10 @@ def train_in_group(
 
 def build_engine(run: ValidatedRun) -> "Engine":
     """The model of the run under DeepSpeed. Its weights are drawn unless they will be loaded."""
+    # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.train import distillation  # after DeepSpeed, in the process group
+    from pretrain.train import distillation
 
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     if run.config.wrapper:

@@ -256,8 +256,8 @@ def _of_server(error: BaseException) -> BaseException:
 
 def _refused(error: BaseException) -> bool:
     """True if sending the same again would fail again."""
-    import requests
-    from mlflow import exceptions  # 3.8 s and 170 MB, and many who need this module need no client
+    import requests  # it and MLflow take 4 s and 170 MB, and many who need this module need no client
+    from mlflow import exceptions
 
     error = _of_server(error)
     if isinstance(error, exceptions.MlflowException):
@@ -272,7 +272,7 @@ def _refused(error: BaseException) -> bool:
 
 def _late(error: BaseException) -> bool:
     """True if the next request would wait as long, and as much in vain."""
-    import requests  # 3.8 s and 170 MB, and many who need this module need no client
+    import requests  # 0.1 s, for a client alone
 
     error = _of_server(error)
     code = getattr(error, "error_code", None)
