@@ -83,8 +83,6 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
     It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
     varies during a batch-size ramp-up.
     """
-    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
-
     rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
@@ -106,6 +104,8 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
     stage = stage_on(config, ranks)
+    import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
+
     defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
     measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
     zero = given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
@@ -130,11 +130,11 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
 @contextlib.contextmanager
 def sharded(config: RunConfig) -> Iterator[None]:
     """Within the block, parameters are partitioned as they are created, if ZeRO's stage is 3."""
-    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
-
     if stage_on(config, ranks := dist.get_world_size()) < 3:
         yield
         return
+    import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
+
     with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
         yield
 
@@ -153,8 +153,6 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
     with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
-    import deepspeed  # chooses its accelerator when it is imported; `compiles` comes before
-
     compiled = compiles(compute)
     if compiled:
         _watch_compilations()
@@ -172,6 +170,8 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         if compiled:
             forward = torch.compile(forward, backend=BACKEND)
             if stage == 3:
+                import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
+
                 deepspeed.utils.set_z3_leaf_module(layer, True)
         if compute.activation_checkpointing:
             forward = recomputed(forward)

@@ -20,7 +20,6 @@ from mlflow.tracking import MlflowClient
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.train.tracking import feeder, mlflow_store
-from pretrain.train.tracking import tracker as tracker_module
 from pretrain.train.tracking import tracker as tracking
 from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, dashboard, in_mlflow
 from pretrain.train.tracking.tracker import Tracker, sync
@@ -320,8 +319,7 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
 
 
 def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
-    monkeypatch.delitem(vars(tracker_module.feeder), "module", raising=False)  # as before its first use
-    monkeypatch.delattr("pretrain.train.tracking.feeder")
+    monkeypatch.delattr("pretrain.train.tracking.feeder", raising=False)  # as before its first use
     monkeypatch.setitem(sys.modules, "pretrain.train.tracking.feeder", None)
     with start(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})

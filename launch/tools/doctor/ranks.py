@@ -68,13 +68,13 @@ def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
 
 def numerics(settings: Settings) -> list[Finding]:
     """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
-    # DeepSpeed chooses its accelerator when it is imported: in the process group
-    from pretrain.engine import numerics as zero_numerics
-    from pretrain.engine import versions
-
     path, *overrides = settings.run_file
     config = load(Path(path), overrides, RunConfig)
     with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
+        # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
+        from pretrain.engine import numerics as zero_numerics
+        from pretrain.engine import versions
+
         found = zero_numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
         untested = None if versions.is_tested() else versions.NEWEST
         return [] if rank else [comparison(found.trained, found.wrong, untested)]

@@ -111,8 +111,6 @@ class Tracker:
 
     def _feed(self) -> None:
         """Feeds MLflow every few seconds, less and less often while it fails."""
-        from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
-
         failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
         connection: MlflowRun | None = None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
@@ -121,6 +119,8 @@ class Tracker:
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
+                from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB, and may not be importable
+
                 connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
                 feeder.feed(connection)
                 self._complete = closing
