@@ -114,10 +114,10 @@ def cluster(nodes: int, folder: Path) -> dict[str, Any]:
     told = [line for line in said.splitlines() if line.startswith(("warning", "error"))]
     named = sum(any(f"node 127.0.1.{number}" in line for line in told) for number in (1, 2, 3))
     row = {"raylets": nodes, "killed": 2, "unfit": 3, "named": named, "exit code": code}
-    row |= {"seconds": seconds, "files that differ": _differences(output, undisturbed)}
+    row |= {"seconds": seconds, "files that differ": len(differ := _differences(output, undisturbed))}
     return row | {
         "GB of memory": round((free[0] - min(free)) / 1e9, 1),
-        "said": told if not code else said.splitlines(),
+        "said": [*(told if not code else said.splitlines()), *(f"differs: {name}" for name in differ)],
     }
 
 
@@ -190,8 +190,8 @@ def _build(folder: Path, config: Path, *overrides: str) -> "subprocess.Popen[byt
         return subprocess.Popen(command, stdout=said, stderr=said, cwd=folder, env=variables)
 
 
-def _differences(corpus: Path, other: Path) -> int:
-    """How many files differ, or are missing, that are neither intermediate nor the report."""
+def _differences(corpus: Path, other: Path) -> list[str]:
+    """The files that differ, or are missing, and are neither intermediate nor the report."""
     sums = [
         {
             (str(path.relative_to(one)), hashlib.sha256(path.read_bytes()).hexdigest())
@@ -200,7 +200,7 @@ def _differences(corpus: Path, other: Path) -> int:
         }
         for one in (corpus, other)
     ]
-    return len({name for name, _ in sums[0] ^ sums[1]})
+    return sorted({name for name, _ in sums[0] ^ sums[1]})
 
 
 def main() -> None:
