@@ -2,8 +2,8 @@
 
     python -m checks.results.gpu build/gpu-1.jsonl build/gpu-2.jsonl
 
-The files go into docs/results/gpu, in place of those of the same names, and their tables into the page's section
-`TITLE`. Afterwards `python -m checks.results` compares both as it does all pages.
+The files replace those of the same names in docs/results/gpu. Their tables go into the page's section `TITLE`.
+Afterwards `python -m checks.results` compares both as it does all pages.
 """
 
 import argparse

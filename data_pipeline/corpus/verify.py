@@ -110,8 +110,11 @@ def _wrong(corpus: Corpus, files: dict[str, _Expected]) -> list[str]:
 
 
 def _problems(location: str, manifest: str | None, files: dict[str, _Expected]) -> list[tuple[str, str]]:
-    """(name, what is wrong) of those of `files`, at `location`, that aren't as expected. Runs in a worker, whose node
-    has the corpus if that has a `manifest` with this sha256."""
+    """Compares `files` of the corpus at `location` with what is expected; returns (name, problem) for each difference.
+
+    Runs in a worker. `manifest` is the sha256 of the corpus's manifest, by which the worker's node is known to see the
+    corpus; None: not checked.
+    """
     try:
         if manifest is not None and sha256(Path(location, MANIFEST)) != manifest:
             raise NodeUnfit(f"{location} isn't the corpus that is verified")

@@ -28,7 +28,7 @@ _LARGEST_GROUP = 256  # files that a unit holds open at once; a process may usua
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """`files`, neighbours in the order of all files, of which the first is number `first`, become `output`."""
+    """Merges neighbouring `files` into `output`. `first`: the number of the first of these files among all."""
 
     files: tuple[str, ...]
     first: int

@@ -15,18 +15,15 @@ from data_pipeline.stages.parts import Part, grouped
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files: its name, what they hold and, of those that stages write, their folder in the corpus and how
-    they are called.
-
-    `of`: what the speed of a stage that reads them is measured by: the bytes of the inputs, of the evaluation sets, or
-    of the text before deduplication or after it.
-    """
+    """A kind of files that stages read or write."""
 
     name: str
     of: Literal["inputs", "sets", "read", "kept"]
-    holds: str = ""
-    folder: str = ""
-    files: str = ""
+    """Whose bytes measure the speed of a stage that reads the files: the inputs', the evaluation sets', or those of the
+    text before deduplication (read) or after it (kept)."""
+    holds: str = ""  # what the files hold
+    folder: str = ""  # in the corpus
+    files: str = ""  # a pattern of their names
 
 
 INPUTS = Kind("input files", "inputs")

@@ -199,7 +199,7 @@ def as_text(found: Forecast) -> str:
 def _read(found: Forecast) -> str:
     """How much of the corpus's folder training reads."""
     shards = next((one.disk for one in found.stages if one.name == "shards"), None)
-    return f", of which training reads {human_size(shards)} (shards)" if shards else ""
+    return f"; training reads {human_size(shards)} (shards)" if shards else ""
 
 
 def _amounts(
