@@ -9,13 +9,8 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
+from pretrain.models.functional import cross_entropy
 from pretrain.models.functional.arithmetic import linear, soft_capped
-from pretrain.models.functional.cross_entropy import (
-    CrossEntropy,
-    chunked_cross_entropy,
-    indices_of_targets,
-    token_losses,
-)
 from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
@@ -122,14 +117,16 @@ class Head(Linear):
         assert config is not None
         z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         if x.is_cuda and _hits is None:
-            settings = CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
-            return chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
+            settings = cross_entropy.CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
+            return cross_entropy.chunked_cross_entropy(
+                x, self.weight, self.offsets(x), labels, settings, target_indices
+            )
         indices = _indices_worth_selecting(labels)
         selected = labels if indices is None else labels.flatten()[indices]
         logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
         if _hits is not None:
             _hits.append(logits.argmax(dim=-1) == selected)
-        losses = token_losses(logits, selected, z_loss, label_smoothing)
+        losses = cross_entropy.token_losses(logits, selected, z_loss, label_smoothing)
         if indices is None:
             return losses
         return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
@@ -150,5 +147,5 @@ def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
     """The indices of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None
-    indices = indices_of_targets(labels)
+    indices = cross_entropy.indices_of_targets(labels)
     return indices if len(indices) <= _MOST_TARGETS * labels.numel() else None

@@ -48,6 +48,7 @@ class Trainer:
     micro_batches: list[Batch]  # this rank's in the step
     waited: float  # seconds for which this rank waited for them
     outcome: Outcome  # of the last step
+    asked_to_stop: bool  # True if `stop` has been called on this rank
     stopping: bool  # True if the run saves and stops after the last step
     weights: str | None  # a fingerprint of the weights after the last step, if the step is saved
 
@@ -64,7 +65,7 @@ class Trainer:
         self.stopping = False
         self.weights = None
         self._votes: dict[str, bool] = {}
-        self._asked_to_stop = False
+        self.asked_to_stop = False
         self._compiled = False
         self._rewound = False
         self._lookahead: Lookahead[list[Batch]] | None = None
@@ -170,14 +171,9 @@ class Trainer:
         """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
         return self._votes.get(vote, False)
 
-    @property
-    def asked_to_stop(self) -> bool:
-        """True if `stop` has been called on this rank."""
-        return self._asked_to_stop
-
     def stop(self) -> None:
         """Asks all ranks to save and stop after the next step. One rank may call this alone."""
-        self._asked_to_stop = True
+        self.asked_to_stop = True
 
     @property
     def store_error(self) -> StoreError | None:
