@@ -93,7 +93,10 @@ class Workers:
         """The same `answers` of this `each`; shows how many there are or, if all `sizes` are known, of how many
         bytes."""
         return progress.track(
-            *(answers, len(sizes), what, (lambda one: sizes[one[0]]) if all(sizes.values()) else None),
+            answers,
+            len(sizes),
+            what,
+            (lambda one: sizes[one[0]]) if all(sizes.values()) else None,
             total_size=sum(sizes.values()),
             in_progress=lambda: sum(activity.done for activity in self.at_work()),
             doing=lambda: next((activity.doing for activity in self.at_work()), ""),
