@@ -20,11 +20,13 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from data_pipeline.config import RayConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
-from data_pipeline.execution import checking, dispatch, ownership
+from data_pipeline.execution import checking, dispatch, ownership, workers
+from data_pipeline.execution.dispatch import rooms_of_nodes
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.command import print_error
@@ -100,9 +102,31 @@ def cluster(folder: Path, *nodes: Node, path: Path | None = TOP) -> Iterator[tup
         yield f"127.0.0.1:{port}", started[1:]
 
 
-def build(config: Path, *overrides: str) -> subprocess.Popen:
+def build(config: Path, errors: Path, *overrides: str) -> subprocess.Popen:
+    """A build that writes its warnings and errors to a file."""
     program = [sys.executable, "-m", "data_pipeline", "build", str(config), *overrides]
-    return subprocess.Popen(program, stdout=-1, stderr=-1, text=True, env={**os.environ, **OF_RAY})
+    with errors.open("w") as file:
+        return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=file, env={**os.environ, **OF_RAY})
+
+
+def keep_busy(all_but: list[str], log: Path, words: str) -> list[ray.ObjectRef]:
+    """Takes the CPUs of all nodes but those with these addresses, until `words` are in a log. Units that are submitted
+    meanwhile go to the nodes that are left. Returns when the CPUs are taken."""
+
+    def hold(taken: Path) -> None:
+        taken.touch()
+        while words not in log.read_text():
+            time.sleep(0.05)
+
+    held = {node: log.with_name(f"held-{node}") for node, (name, _) in rooms_of_nodes().items() if name not in all_but}
+    tasks = []
+    for node, taken in held.items():
+        taken.unlink(missing_ok=True)
+        only_there = NodeAffinitySchedulingStrategy(node, soft=False)
+        tasks.append(ray.remote(num_cpus=1)(hold).options(scheduling_strategy=only_there).remote(taken))
+    while not all(taken.exists() for taken in held.values()):
+        time.sleep(0.05)
+    return tasks
 
 
 def can_unshare() -> bool:
@@ -125,17 +149,23 @@ def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left
     nodes = [Node(with_fault("a lost node", "documents", "before the work", held))]
     if can_unshare():  # a mount namespace of its own takes root
         nodes += [Node({}, hidden=shared), Node({}, hidden=inputs)]
+    log = tmp_path / "build.log"
+    log.touch()
     with cluster(tmp_path, *nodes) as (address, (node, *_)), processes() as started:
-        started.append(driver := build(config, f"output={shared}", f"ray.address={address}"))
+        if can_unshare():  # the third node gets units, however long its worker takes to start
+            started.append(program(f"keep_others_busy({address!r}, Path({str(log)!r}))", tmp_path))
+            assert started[0].stdout.readline() == "busy\n"
+        started.append(driver := build(config, log, f"output={shared}", f"ray.address={address}"))
         while not held.exists():
             assert driver.poll() is None
             time.sleep(0.05)
-        workers = at_work(family(node.pid), shared)
-        assert workers
+        at_node = at_work(family(node.pid), shared)
+        assert at_node
         kill_tree(node)
-        assert not any(worker.is_running() for worker in workers)
+        assert not any(worker.is_running() for worker in at_node)
         assert driver.poll() is None
-        _, errors = driver.communicate()
+        driver.wait()
+        errors = log.read_text()
         assert driver.returncode == 0, errors
         shards = sorted(shared.glob("shards/*/*.tar"))
         for damaged in (shards[0], shared / "documents/part-00001.parquet"):
@@ -289,7 +319,8 @@ def fail_or_not(corpus: Path, spec: Work) -> Result:
     return Result()
 
 
-def in_another_process(call: str, folder: Path) -> subprocess.CompletedProcess:
+def program(call: str, folder: Path) -> subprocess.Popen:
+    """A process that calls a function of this module."""
     program = f"""
 from pathlib import Path
 from data_pipeline.foundation.command import run_command
@@ -299,7 +330,13 @@ run_command(lambda: test_cluster.{call})
     # not in the working directory, which workers would search for code first
     variables = {**os.environ, "PYTHONPATH": f"{TOP}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **OF_RAY}
     command = [sys.executable, "-P", "-c", program]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=variables)
+    return subprocess.Popen(command, cwd=folder, stdout=-1, stderr=-1, text=True, env=variables)
+
+
+def in_another_process(call: str, folder: Path) -> subprocess.CompletedProcess:
+    process = program(call, folder)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.mark.slow
@@ -358,8 +395,26 @@ def check_all(corpus: Path, address: str) -> None:
     """Prints what is wrong with a corpus, and then the files that are damaged. A worker reads one file at once."""
     checking._BYTES_AT_ONCE = 1
     cluster = RayConfig(address=address, small_bytes=0)
-    print("\n".join(verify(open_corpus(corpus), cluster)))
-    print("\n".join(checking.forget_damaged(corpus, cluster)))
+    workers.ready(cluster)
+    log = corpus.with_name("check.log")
+    checks = {
+        "verify": lambda: verify(open_corpus(corpus), cluster),
+        "checking": lambda: checking.forget_damaged(corpus, cluster),
+    }
+    with log.open("w", buffering=1) as file, contextlib.redirect_stderr(file):
+        for what, check in checks.items():
+            busy = keep_busy(["127.0.0.3"], log, f"{what}: node 127.0.0.3") if can_unshare() else []
+            print("\n".join(check()))
+            ray.get(busy)
+    print(log.read_text(), file=sys.stderr)
+
+
+def keep_others_busy(address: str, log: Path) -> None:
+    """Takes the CPUs of all nodes but the second, which is to be killed, and the third, until this one is left out."""
+    workers.ready(RayConfig(address=address))
+    busy = keep_busy(["127.0.0.2", "127.0.0.3"], log, "documents: node 127.0.0.3")
+    print("busy", flush=True)
+    ray.get(busy)
 
 
 def do_where_possible(corpus: Path, address: str) -> None:
