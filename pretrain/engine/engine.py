@@ -32,7 +32,7 @@ from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, Ste
 from pretrain.engine.totals import Totals
 from pretrain.models.functional.arithmetic import to_device
 from pretrain.models.model import Losses, Model
-from pretrain.run import heartbeat
+from pretrain.run import watchdog
 
 Count = TypeVar("Count", float, Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
@@ -103,7 +103,7 @@ class Engine:
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
         """
-        heartbeat.mark(step + 1)
+        watchdog.mark(step + 1)
         agreed = self._agreed(batches, votes or {})
         counted = agreed["labels"]
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
@@ -112,14 +112,14 @@ class Engine:
         for number, batch in enumerate(batches):
             torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
             losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
-            heartbeat.mark()
+            watchdog.mark()
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
         totals = Totals(losses=sums)
         self.before_update()
         self.applied = self._gradients.update()
-        heartbeat.mark()
+        watchdog.mark()
         return self._outcome(totals.read()["losses"], **agreed.read())
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ class Engine:
         and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
         in `step` and from `counted`.
         """
-        heartbeat.mark()
+        watchdog.mark()
         self._release_graphs()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_private import forget_gradients, give_gradients, weights_by_group
 from pretrain.engine.optimizers.flat_buffers import sum_of_squares
-from pretrain.run import heartbeat
+from pretrain.run import watchdog
 
 
 class Gradients(Protocol):
@@ -124,7 +124,7 @@ class ReducedByDeepSpeed:
         self._engine = engine
 
     def add(self, loss: Tensor, first: bool, last: bool) -> None:
-        heartbeat.mark()  # ranks have met in the forward pass, too
+        watchdog.mark()  # ranks have met in the forward pass, too
         if first:
             forget_gradients(self._engine)
         self._engine.set_gradient_accumulation_boundary(last)

@@ -1,7 +1,7 @@
-"""The signs that a rank gives its supervisor: that it is alive, how far it is, and that it fails, hangs or is done.
+"""What a rank and its supervisor exchange: heartbeats, and messages that the rank fails, hangs or is done.
 
 A supervisor gives its ranks a directory of their node. Each rank maps a file of a few numbers there into its memory,
-so that writing one is no system call. A thread beats twice a second. It stops beating when the process is stopped, or
+so that writing one is no system call (`watchdog.py` writes them). A rank stops beating when the process is stopped, or
 when native code hangs with the interpreter's lock. Where a step hangs for another reason, the rank that others wait
 for is behind them. All times are of the machine's monotonic clock.
 
@@ -14,10 +14,8 @@ import contextlib
 import ctypes
 import mmap
 import os
-import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,10 +23,9 @@ from typing import Literal, NamedTuple
 from data_pipeline.foundation.errors import UserError
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
-_SECONDS = 0.5
 
 
-class _File(ctypes.Structure):
+class Signs(ctypes.Structure):
     """The content of a rank's file: as `Heartbeat`, but with the times of its signs; 0 if there was no first step."""
 
     process: int
@@ -41,9 +38,6 @@ class _File(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("process", "step", "marks")),
         *((name, ctypes.c_double) for name in ("beat", "marked", "first_step")),
     )
-
-
-_own: _File | None = None  # mapped
 
 
 @dataclass(frozen=True)
@@ -71,39 +65,16 @@ class Message(NamedTuple):
     text: str
 
 
-def mark(step: int | None = None) -> None:
-    """Notes that this rank has passed another point of its work; `step`: it begins this step."""
-    if _own is None:
-        return
-    if step is not None:
-        _own.step = step
-    _own.marks += 1
-    _own.marked = time.monotonic()
-
-
-def first_step_done() -> None:
-    if _own is not None:
-        _own.first_step = time.monotonic()
-
-
-@contextlib.contextmanager
-def beating(rank: int) -> Iterator[None]:
-    """Within the block, this rank shows its supervisor that it is alive, if it has one."""
-    global _own
+def shown(rank: int) -> Signs:
+    """The signs of this rank, in a file that its supervisor reads, or in its own memory without a supervisor."""
     directory = os.environ.get(DIRECTORY)
     if directory is None:
-        yield
-        return
-    done = threading.Event()
-    _own = _opened(Path(directory), rank)
-    thread = threading.Thread(target=_beat, args=(_own, done), name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        _own = None
+        return Signs()
+    now, unnamed = time.monotonic(), Path(directory, f".{rank}")
+    unnamed.write_bytes(bytes(Signs(os.getpid(), beat=now, marked=now)))
+    path = unnamed.rename(Path(directory, f"rank-{rank}"))
+    with path.open("r+b") as file:
+        return Signs.from_buffer(mmap.mmap(file.fileno(), 0))
 
 
 def read(directory: Path) -> dict[int, Heartbeat]:
@@ -112,10 +83,15 @@ def read(directory: Path) -> dict[int, Heartbeat]:
     now = time.monotonic()
     for path in directory.glob("rank-*"):
         if not path.suffix:
-            file = _File.from_buffer_copy(path.read_bytes())
-            first_step = now - file.first_step if file.first_step else None
-            signs = (file.step, file.marks, now - file.beat, now - file.marked, first_step, _is_stopped(file.process))
-            found[int(path.name.removeprefix("rank-"))] = Heartbeat(*signs)
+            signs = Signs.from_buffer_copy(path.read_bytes())
+            found[int(path.name.removeprefix("rank-"))] = Heartbeat(
+                signs.step,
+                signs.marks,
+                silent=now - signs.beat,
+                marked=now - signs.marked,
+                first_step=now - signs.first_step if signs.first_step else None,
+                stopped=_is_stopped(signs.process),
+            )
     return found
 
 
@@ -127,11 +103,12 @@ def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str
     directory = os.environ.get(DIRECTORY)
     if directory is None:
         return
-    now, unnamed, named = time.time_ns(), Path(directory, f".{rank}.{kind}"), Path(directory, f"rank-{rank}.{kind}")
+    now = time.time_ns()
+    unnamed = Path(directory, f".{rank}.{kind}")
     with contextlib.suppress(OSError):
         unnamed.write_text(text)
         os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
-        os.link(unnamed, named)  # not over an earlier one
+        os.link(unnamed, Path(directory, f"rank-{rank}.{kind}"))  # not over an earlier one
 
 
 def tell_failed(rank: int, error: BaseException) -> None:
@@ -160,20 +137,6 @@ def _words(error: BaseException) -> str:
         return ""
     said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
     return next(iter(said.splitlines()), "")
-
-
-def _opened(directory: Path, rank: int) -> _File:
-    now = time.monotonic()
-    unnamed = directory / f".{rank}"
-    unnamed.write_bytes(bytes(_File(os.getpid(), beat=now, marked=now)))
-    path = unnamed.rename(directory / f"rank-{rank}")
-    with path.open("r+b") as file:
-        return _File.from_buffer(mmap.mmap(file.fileno(), 0))
-
-
-def _beat(own: _File, done: threading.Event) -> None:
-    while not done.wait(_SECONDS):
-        own.beat = time.monotonic()
 
 
 def _is_stopped(process: int) -> bool:

@@ -1,7 +1,9 @@
-"""Ends a rank that hangs, with the stacks of all its threads on stderr.
+"""Shows how far this rank is, and ends it if it hangs, with the stacks of all its threads on stderr.
 
-Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The limit follows the time that
-steps take. A rank that starts, compiles, loads, saves or evaluates has a longer one, which depends on other things.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. Where the ranks of a run pass
+the same points, they call `mark()`: the supervisor sees which rank is behind. A thread looks twice a second whether
+there was progress within the limit, and beats for the supervisor. The limit follows the time that steps take. A rank
+that starts, compiles, loads, saves or evaluates has a longer one, which depends on other things.
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from pretrain.run import heartbeat
@@ -23,21 +26,39 @@ class Store(Protocol):
     def add(self, key: str, amount: int, /) -> int: ...
 
 
+SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
 GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
 LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
-_last = _last_step = time.monotonic()
-_steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps; of the first after a start, none
-_phases = {"starting"}  # that this rank is in: "starting", "compiling", "slow phase", "unwatched"
-_shared: Store | None = None  # where the ranks count how many of them compile
 _COMPILING = "watchdog/compiling"
-_changed = threading.Event()  # set when these change, and with them the limit
+
+
+class _Rank:
+    """The progress of this process. Times are of the machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.signs = heartbeat.Signs()
+        self.last = time.monotonic()  # of its progress
+        self.last_step = self.last
+        self.steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest; of the first after a start, none
+        self.phases = {"starting"}  # that it is in: "starting", "compiling", "slow phase", "unwatched"
+        self.store: Store | None = None  # where the ranks count how many of them compile
+
+
+_rank = _Rank()  # a process is one rank
 
 
 def alive() -> None:
     """Notes that the rank has just made progress."""
-    global _last
-    _last = time.monotonic()
+    _rank.last = time.monotonic()
+
+
+def mark(step: int | None = None) -> None:
+    """Notes that this rank has passed another point of its work; `step`: it begins this step."""
+    if step is not None:
+        _rank.signs.step = step
+    _rank.signs.marks += 1
+    _rank.signs.marked = time.monotonic()
 
 
 def starting() -> None:
@@ -48,34 +69,31 @@ def starting() -> None:
 
 def step_done() -> None:
     """Notes that a step has ended, and with it the start."""
-    global _last_step
-    if "starting" in _phases:
-        _set("compiling", False)
-        _set("starting", False)
-        heartbeat.first_step_done()
-    else:
-        _steps.append(time.monotonic() - _last_step)
-    _last_step = time.monotonic()
     alive()
+    if "starting" in _rank.phases:
+        _rank.phases -= {"starting", "compiling"}
+        _rank.signs.first_step = _rank.last
+    else:
+        _rank.steps.append(_rank.last - _rank.last_step)
+    _rank.last_step = _rank.last
 
 
 def share(store: Store) -> None:
     """From now on, the other ranks know while this one compiles, and this one while they do."""
-    global _shared
-    _shared = store
+    _rank.store = store
 
 
 def compiling(begins: bool) -> None:
     """Notes that a compilation begins or ends. During one, the limit is `start_seconds`, on all ranks: in a collective
     the others wait for this one."""
-    if _shared is not None:
-        _shared.add(_COMPILING, 1 if begins else -1)
+    if _rank.store is not None:
+        _rank.store.add(_COMPILING, 1 if begins else -1)
     _set("compiling", begins)
 
 
 def _another_compiles() -> bool:
     try:
-        return _shared is not None and _shared.add(_COMPILING, 0) > 0
+        return _rank.store is not None and _rank.store.add(_COMPILING, 0) > 0
     except Exception:  # the store's rank is gone: whatever PyTorch raises then
         return False
 
@@ -93,26 +111,25 @@ def unwatched() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _within(phase: str) -> Iterator[None]:
     """Within the block, the rank is in `phase`, whose time isn't that of a step."""
-    global _last_step
-    before = phase in _phases
+    before = phase in _rank.phases
     _set(phase, True)
     try:
         yield
     finally:
-        _last_step = time.monotonic()
         _set(phase, before)
+        _rank.last_step = _rank.last
 
 
 def _set(phase: str, begins: bool) -> None:
     """Notes that a phase begins or ends, which is progress too."""
     alive()
-    (_phases.add if begins else _phases.discard)(phase)
-    _changed.set()
+    (_rank.phases.add if begins else _rank.phases.discard)(phase)
 
 
 @contextlib.contextmanager
 def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float = 0.0) -> Iterator[None]:
-    """Within the block, ends the process with exit code 1 when it makes no progress within the limit.
+    """Within the block, beats for the supervisor of `rank`, if it has one, and ends the process with exit code 1 when
+    it makes no progress within the limit.
 
     The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
     None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
@@ -120,19 +137,26 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_
     `store_seconds`, for which the store of a remote corpus is waited for, are added to the limit.
     """
     faulthandler.enable()  # so that a crash in native code prints its stacks too
-    done = threading.Event()
+    _rank.signs = heartbeat.shown(rank)
     starting()
-    thread = threading.Thread(
-        target=_watch, args=(rank, hang_seconds, start_seconds, store_seconds, done), name="watchdog", daemon=True
-    )
+    done = threading.Event()
+
+    look = partial(_look, rank, hang_seconds, start_seconds, store_seconds)
+
+    def watch() -> None:
+        while not done.wait(SECONDS_BETWEEN_LOOKS):
+            look()
+
+    look()
+    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
-        _changed.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
+        _rank.signs = heartbeat.Signs()
 
 
 def hang_limit(seconds: Sequence[float]) -> float | None:
@@ -142,36 +166,29 @@ def hang_limit(seconds: Sequence[float]) -> float | None:
 
 def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float]:
     """The limit in seconds, and the setting that it comes from."""
-    if _phases.isdisjoint(("starting", "compiling")):
+    if _rank.phases.isdisjoint(("starting", "compiling")):
         if hang_seconds is not None:
             return "faults.hang_seconds", hang_seconds
-        if (usual := hang_limit(_steps)) is not None and "slow phase" not in _phases:
+        if (usual := hang_limit(_rank.steps)) is not None and "slow phase" not in _rank.phases:
             return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
     return "faults.start_seconds", start_seconds
 
 
-def _watch(
-    rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float, done: threading.Event
-) -> None:
-    while True:
-        _changed.clear()
-        if done.is_set():
-            return
-        if "unwatched" in _phases:
-            faulthandler.cancel_dump_traceback_later()
-            _changed.wait()
-            continue
-        setting, limit = _limit(hang_seconds, start_seconds)
-        limit += store_seconds
-        left = _last + limit - time.monotonic()
-        if left <= 0 and limit < start_seconds and _another_compiles():
-            setting, limit = "faults.start_seconds", start_seconds
-            left = _last + limit - time.monotonic()
-        if left <= 0:
-            break
+def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float) -> None:
+    """Beats, and ends the process if it hangs."""
+    _rank.signs.beat = now = time.monotonic()
+    if "unwatched" in _rank.phases:
+        faulthandler.cancel_dump_traceback_later()
+        return
+    setting, limit = _limit(hang_seconds, start_seconds)
+    limit += store_seconds
+    if now > _rank.last + limit and limit < start_seconds and _another_compiles():
+        setting, limit = "faults.start_seconds", start_seconds
+    left = _rank.last + limit - now
+    if left > 0:
         # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL
         faulthandler.dump_traceback_later(left + GRACE, exit=True)
-        _changed.wait(left)
+        return
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)

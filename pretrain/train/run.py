@@ -12,7 +12,6 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
 from pretrain.hardware import local_ranks, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
-from pretrain.run.heartbeat import beating
 from pretrain.run.watchdog import watching
 from pretrain.train.preflight import NOT_FRESH, device_problems, note_death
 from pretrain.train.run_report import RunReport
@@ -43,7 +42,6 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     configure_arithmetic(config.compute)
     own = int(os.environ.get("RANK", "0"))
     with (
-        beating(own),
         watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
             rank,

@@ -22,7 +22,7 @@ from pretrain.engine.checkpoint.engine_state import restore
 from pretrain.engine.checkpoint.tensors import verify_together
 from pretrain.engine.construction import keys_against_adding
 from pretrain.engine.engine import Engine, Outcome
-from pretrain.run import heartbeat, watchdog
+from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.train import micro_batch
 from pretrain.train.attention_check import choose_attention
@@ -144,7 +144,7 @@ class Trainer:
         for callback in self.callbacks.values():
             callback.before_steps(self)
         watchdog.starting()  # the loader's processes start now
-        heartbeat.mark(start.step)
+        watchdog.mark(start.step)
         return self.engine.times.loading(on_device(self._lookahead or loaded, self.engine.device, in_few_shapes))
 
     @property

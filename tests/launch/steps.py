@@ -91,8 +91,7 @@ def _end_time_of_watchdog(path: Path) -> None:
         time.sleep(0.05)
     time.sleep(_SEEN_AS_SILENT)
     while True:  # the main thread may still have been on its way to where it waits
-        watchdog._last = -1e9
-        watchdog._changed.set()
+        watchdog._rank.last = -1e9
         time.sleep(0.1)
 
 

@@ -41,12 +41,12 @@ fi
 """
 HANGS = """
 import os, sys, time
-from pretrain.run import heartbeat
+from pretrain.run import heartbeat, watchdog
 stopped = lambda: open(f"/proc/{open(sys.argv[1]).read().strip()}/stat").read().rpartition(")")[2].split()[0] == "T"
-with heartbeat.beating(0):
+with watchdog.watching(0, None, 3600):
     while not (os.path.exists(sys.argv[1]) and stopped()):
         time.sleep(0.05)
-    heartbeat.mark()
+    watchdog.mark()
     heartbeat.tell(0, "hung")
     time.sleep(3600)
 """

@@ -207,8 +207,8 @@ def test_a_stopped_rank_is_not_waited_for(tmp_path):
 
 ALL_STOP = """
 import os, signal
-from pretrain.run import heartbeat
-with heartbeat.beating(int(os.environ["RANK"])):
+from pretrain.run import watchdog
+with watchdog.watching(int(os.environ["RANK"]), None, 3600):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 

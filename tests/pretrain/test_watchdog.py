@@ -31,13 +31,15 @@ from pretrain.run import watchdog
 
 skipped = 0.0
 watchdog.time = SimpleNamespace(monotonic=lambda: time.monotonic() + skipped, sleep=time.sleep)
+watchdog.SECONDS_BETWEEN_LOOKS = 0.01
 
 def skip(seconds):
     global skipped
     skipped += seconds
-    for _ in range(2):  # it looks at the clock after the first change, and not at the second if it has ended this rank
-        watchdog._changed.set()
-        while watchdog._changed.is_set():
+    signs = watchdog._rank.signs
+    for _ in range(3):  # the first look may have begun before; the third begins after the second has ended
+        beat = signs.beat
+        while signs.beat == beat:
             time.sleep(0.01)
 """
 HANGS = "skip(1e4); print('continues'); raise SystemExit"
@@ -97,6 +99,29 @@ def test_a_rank_that_hangs_is_ended_with_its_stacks(code, said, error):
     assert (done.returncode, done.stdout) == (1, said)
     assert done.stderr.startswith(error)
     assert f'File "<string>", line {program.count(chr(10)) + 1} in <module>' in done.stderr
+
+
+SIGNS = """
+from pathlib import Path
+from pretrain.run import heartbeat, watchdog
+def seen():
+    one = heartbeat.read(Path())[3]
+    return one.step, one.marks, one.first_step is None, one.stopped
+with watchdog.watching(3, None, 3600):
+    watchdog.mark(7)
+    watchdog.mark()
+    print(seen())
+    watchdog.step_done()
+    print(seen())
+watchdog.mark()
+print(seen())
+"""
+
+
+def test_the_supervisor_sees_a_ranks_step_its_marks_and_that_its_first_step_is_done(tmp_path):
+    environment = {**os.environ, heartbeat.DIRECTORY: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SIGNS], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["(7, 2, True, False)", "(7, 2, False, False)", "(7, 2, False, False)"]
 
 
 def test_a_hang_is_as_long_as_twenty_usual_steps_and_at_least_two_minutes():

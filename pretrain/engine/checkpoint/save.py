@@ -32,7 +32,7 @@ from pretrain.engine.checkpoint.index import Files, Origin, write_run_index
 from pretrain.engine.checkpoint.tensors import model_buffers, write_buffers, write_part
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import first_value, from_rank_0, group_of_threads, of_all_ranks, on_each_rank, words
-from pretrain.run import heartbeat, watchdog
+from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 
 _ROUND_SECONDS = 1.0
@@ -77,7 +77,9 @@ class Saver:
     """Saves a run while it trains, one checkpoint at a time. All ranks create one and call it together."""
 
     def __init__(self, engine: Engine, origin: Origin):
-        self._engine, self._origin, self._group = engine, origin, group_of_threads()
+        self._engine = engine
+        self._origin = origin
+        self._group = group_of_threads()
         self._copies: HostCopies | None = None
         self._writing: _Writing | None = None
         self._thread = threading.Thread()
@@ -127,7 +129,7 @@ class Saver:
                 self._thread.join(_ROUND_SECONDS)
                 busy, ended = self._thread.is_alive(), writing.parts_ended  # in this order: both have ended then
                 for _ in range(marked, ended):
-                    heartbeat.mark()
+                    watchdog.mark()
                 marked, advanced = ended, writing.advanced.is_set()
                 writing.advanced.clear()
                 ranks = torch.tensor([busy, advanced], dtype=torch.int32, device=self._engine.device)
@@ -135,7 +137,8 @@ class Saver:
                 unfinished, advanced_anywhere = ranks.tolist()
                 if advanced_anywhere:
                     watchdog.alive()
-        saved, error, self._writing = writing.saved, first_value(writing.error), None
+        saved, self._writing = writing.saved, None
+        error = first_value(writing.error)
         saved.pause_seconds = writing.copy.seconds
         if error:
             saved.error = f"{saved.directory}: can't be saved: {error}; the previous checkpoint is untouched"
@@ -150,11 +153,12 @@ class Saver:
         weights: str | None,
     ) -> None:
         """Writes this rank's files; on rank 0, also completes the checkpoint. Called in a thread."""
-        started, rank, copy, saved = time.perf_counter(), self._origin.rank, writing.copy, writing.saved
+        started = time.perf_counter()
+        rank, saved = self._origin.rank, writing.saved
 
         def write_own() -> Files:
-            copy.finish()
-            files = write_part(temporary, rank, copy.image, copy.pieces, writing.advanced.set)
+            writing.copy.finish()
+            files = write_part(temporary, rank, writing.copy.image, writing.copy.pieces, writing.advanced.set)
             writing.parts_ended = 1
             return files
 
