@@ -249,6 +249,8 @@ def _parts(plan: Plan) -> Iterator[str]:
     if config.wrapper:
         yield f"Not counted: what the wrapper {config.wrapper.name} adds."
     in_memory = f"; those in memory take {_gib(plan.kept_in_memory)} GiB of /dev/shm" if plan.kept_in_memory else ""
+    if in_memory and not plan.on_cpu:
+        in_memory += " and a second copy"
     yield f"Checkpoints on disk are written from a copy: {_gib(plan.copied)} GiB of each node's memory{in_memory}."
     size, checkpoint, steps = plan.parameters.state, config.checkpoint, config.run.max_steps
     apart = f" and every {checkpoint.keep_every_steps:,} steps" if checkpoint.keep_every_steps else ""

@@ -1,10 +1,8 @@
-"""Checkpoints in memory: which state a run resumes from, whose the memory is, and how it is locked for a GPU."""
+"""Checkpoints in memory: which state a run resumes from, and whose the memory is."""
 
 import errno
-import gc
 import json
 import math
-import mmap
 import os
 import shutil
 import struct
@@ -12,9 +10,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import xxhash
@@ -22,7 +20,6 @@ import xxhash
 from data_pipeline.foundation.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
-from pretrain.engine.checkpoint.engine_state import host_memory
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
@@ -30,6 +27,7 @@ from tests.launch.steps import store_each
 from tests.pretrain.checkpoint_runs import flip, rewrite
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
 
 
 def trained(path: Path, stop: int | None, node: str = "node") -> Any:
@@ -171,16 +169,16 @@ def cramped(path: Path, nodes: int) -> tuple[int, list[str]]:
     from pretrain.engine.checkpoint import memory
     from pretrain.train.run_report import RunReport
 
-    allocate = memory.host_memory
+    allocate = memory.memory_file
     warned: list[str] = []
 
-    def too_much(size: int, page_locked: bool, file: Path) -> torch.Tensor:
+    def too_much(file: Path, size: int) -> torch.Tensor:
         if dist.get_rank() == 1 and (file.parent.name, file.stem) == (".slot-1", f"rank-{2 - nodes:05d}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return allocate(size, page_locked, file)
+        return allocate(file, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "host_memory", too_much)
+        patch.setattr(memory, "memory_file", too_much)
         patch.setattr(RunReport, "warn", lambda _, line: warned.append(line))
         code = trained(path, None) if nodes == 1 else on_own_node(path, [0, 1], None)
         return code, [line.partition(": ")[2] for line in warned]
@@ -290,38 +288,22 @@ def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run
     assert made[0].is_dir()
 
 
-# Page-locked memory without a GPU: stand-ins for CUDA's runtime
+def by_way_of_other_memory(node: Path) -> list[bytes]:
+    """The two files of a rank's state: copied right into the memory file system, and first into other memory."""
+    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.checkpoint.memory import _Slot
+
+    engine, layout = engine_of(run_config(2)), own_layout()
+    engine.step(0, 0, micro_batches(layout, 0))
+    slots = [_Slot(engine, node, 0, number, copies) for number, copies in enumerate((None, HostCopies(engine)))]
+    for slot in slots:
+        slot.directory.mkdir(parents=True)
+        slot.describe(0, slot.copies.take())
+    return [(slot.directory / "rank-00000.safetensors").read_bytes() for slot in slots]
 
 
-def mapped(address: int) -> bool:
-    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
-    return any(int(first, 16) <= address < int(last, 16) for first, last in ranges)
-
-
-def test_no_more_is_locked_than_is_needed_and_it_is_unlocked_before_it_is_given_back():
-    """1.5 · 2²⁰ + 1 bytes: a power of two would be 2²¹. Not while a view lives; the runtime asks for the pages."""
-    size, unlocked = 3 * 2**19 + 1, []
-    runtime = Mock(cudaHostUnregister=lambda address: unlocked.append(mapped(address)))
-    runtime.cudaHostRegister.return_value = 0
-    found = host_memory(size, True, runtime=runtime)
-    assert found.shape == (size,)
-    assert found.data_ptr() % mmap.PAGESIZE == 0
-    runtime.cudaHostRegister.assert_called_once_with(found.data_ptr(), size, 0)
-    assert torch.equal(found.fill_(3), torch.full((size,), 3, dtype=torch.uint8))
-    part = found[5:7]
-    del found
-    gc.collect()
-    assert unlocked == []
-    part.fill_(1)
-    del part
-    gc.collect()
-    assert unlocked == [True]
-
-
-def test_a_refusal_says_how_much_was_asked_for_and_a_file_in_memory_is_used_all_the_same(tmp_path):
-    refuses = Mock(cudaHostRegister=lambda address, size, flags: 2)
-    with pytest.raises(MemoryError, match="4,194,304 bytes"):
-        host_memory(2**22, True, runtime=refuses)
-    found = host_memory(5000, True, tmp_path / "file", refuses)
-    found.fill_(7)
-    assert (tmp_path / "file").read_bytes() == bytes([7]) * 5000
+def test_a_copy_by_way_of_page_locked_memory_is_the_same_file(tmp_path):
+    """As a GPU makes it, here in memory that isn't locked."""
+    direct, other = on_ranks(1, by_way_of_other_memory, tmp_path)[0]
+    assert direct == other
+    assert len(safetensors.torch.load(direct)) > 0

@@ -6,13 +6,10 @@ and that step waits for it: on a GPU in a stream of its own, on a CPU in the thr
 """
 
 import math
-import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +23,6 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.fragments import fragments, in_memory
 from pretrain.engine.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
-
-
-class _Pages(mmap.mmap):
-    """Pages that are unlocked, if a GPU may read and write them by itself, before they are given back."""
-
-    unlock: Callable[[], object] = staticmethod(lambda: None)
-
-    def __del__(self) -> None:
-        self.unlock()
-
-
-def host_memory(size: int, page_locked: bool = False, path: Path | None = None, runtime: Any = None) -> Tensor:
-    """`size` bytes (size,) on the host: of this process alone, or the content of a new file in a memory file system.
-
-    PyTorch's own page-locked memory rounds up to a power of two: 1.5 GB take 2.1 GB. `runtime`: CUDA's, by default
-    PyTorch's. Raises OSError if the file system is full, MemoryError where the system locks no more pages; those of a
-    file then stay as they are.
-    """
-    if path is None:
-        pages = _Pages(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        with path.open("x+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
-            pages = _Pages(file.fileno(), size)
-    whole = torch.frombuffer(pages, dtype=torch.uint8)
-    if not page_locked:
-        return whole
-    if path is None:
-        pages.madvise(mmap.MADV_DONTFORK)  # else a write after a fork would move a page away from under the GPU
-    runtime, address = runtime or torch.cuda.cudart(), whole.data_ptr()
-    code = int(runtime.cudaHostRegister(address, size, 0))
-    if code == 0:
-        pages.unlock = partial(runtime.cudaHostUnregister, address)
-    elif path is None:
-        raise MemoryError(f"cudaHostRegister: error {code} for {size:,} bytes (ulimit -l, memory of the node)")
-    return whole
 
 
 @dataclass
@@ -121,18 +82,24 @@ def copy_bytes(engine: Engine) -> int:
 class HostCopies:
     """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy.
 
-    The memory has the content of a safetensors file. `allocate` makes it: so many bytes, page-locked if a GPU copies.
+    The memory has the content of a safetensors file. `allocate` makes that many bytes of it; by default it is memory of
+    this process, page-locked if a GPU copies. PyTorch takes the next power of two of page-locked bytes, unless
+    PYTORCH_ALLOC_CONF has pinned_max_round_threshold_mb.
     """
 
-    def __init__(self, engine: Engine, allocate: Callable[[int, bool], Tensor] = host_memory):
-        self._engine, self._current, self._allocate = engine, Copy(), allocate
-        self._image, self._shapes = torch.empty(0), dict[str, list[int]]()
+    def __init__(self, engine: Engine, allocate: Callable[[int], Tensor] | None = None):
+        self._engine = engine
+        self._allocate = allocate
+        self._image = torch.empty(0)
+        self._shapes: dict[str, list[int]] = {}
         self._tensors: dict[str, Tensor] = {}
+        self._current = Copy()
         self._current.finish()
         wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
 
     def take(self) -> Copy:
-        """Begins a copy. The one before must not be used any more. Raises OSError if there is too little memory."""
+        """Begins a copy. The one before must not be used any more. Raises what `allocate` does, or RuntimeError if the
+        system locks no more pages."""
         copy, deepspeed = Copy(), self._engine.deepspeed
         optimizer = wrapped(deepspeed)
         state: dict[Tensor, dict[str, Tensor]] = optimizer.state
@@ -166,12 +133,16 @@ class HostCopies:
         self._current = copy
         return copy
 
-    def _lay_out(self, shapes: dict[str, list[int]], page_locked: bool) -> None:
+    def _lay_out(self, shapes: dict[str, list[int]], on_gpu: bool) -> None:
         """Has memory for tensors of these shapes, which an optimizer may change in its first step."""
         if shapes == self._shapes:
             return
         beginning, sizes = bytearray(header(shapes)), [math.prod(shape) for shape in shapes.values()]
-        self._image = self._allocate(len(beginning) + 4 * sum(sizes), page_locked)
+        size = len(beginning) + 4 * sum(sizes)
+        if self._allocate:
+            self._image = self._allocate(size)
+        else:
+            self._image = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
         self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
         values = self._image[len(beginning) :].view(torch.float32).split(sizes)
         self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}

@@ -1,15 +1,18 @@
 """Checkpoints in the memory of each node, taken every few steps: after a failure, a run resumes from the newest.
 
 They are those that `save.py` writes, below the node's directory in a memory file system. A rank's file of tensors stays
-mapped, so that the state is copied right into it. Each rank has two such files and fills one after the other: at any
-moment a whole checkpoint is there. Ranks take the same steps, since they agree beside the sums that they exchange in
-each step anyway. When the state of all of them is copied, the first rank of each node gives the checkpoint its name.
+mapped: the state is copied right into it, on a GPU by way of page-locked memory. Each rank has two such files and fills
+one after the other: at any moment a whole checkpoint is there. Ranks take the same steps, since they agree beside the
+sums that they exchange in each step anyway. When the state of all of them is copied, the first rank of each node gives
+the checkpoint its name.
 
 A node that is lost takes its memory with it. So on several nodes, each rank also sends its files to a rank of the next
 node, which keeps them beside its own (Wang et al. 2023, Gemini).
 """
 
 import contextlib
+import mmap
+import os
 import shutil
 import threading
 import time
@@ -27,7 +30,7 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.engine.checkpoint import rank_file
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
-from pretrain.engine.checkpoint.engine_state import Copy, HostCopies, copy_bytes, host_memory
+from pretrain.engine.checkpoint.engine_state import Copy, HostCopies, copy_bytes
 from pretrain.engine.checkpoint.index import Files, MappedFile, Origin, write_run_index, write_table
 from pretrain.engine.checkpoint.save import write_common, write_together
 from pretrain.engine.checkpoint.tensors import model_buffers
@@ -57,7 +60,7 @@ def run_name(directory: Path) -> str | None:
 
 def memory_bytes(engine: Engine, nodes: int) -> int:
     """About the bytes that checkpoints in memory take for this rank of a run on so many nodes: a copy of its state in
-    each slot."""
+    each slot. On a GPU the page-locked copy comes on top, which isn't in the memory file system."""
     copies = 2 if nodes > 1 else 1  # those of another node's rank too
     return copies * _SLOTS * copy_bytes(engine)
 
@@ -70,10 +73,13 @@ class MemoryCheckpoints:
     """
 
     def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
-        self._engine, self._origin, self._node = engine, origin, node
+        self._engine = engine
+        self._origin = origin
+        self._node = node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
         self._first_of_node = origin.rank in [ranks[0] for ranks in nodes]
-        self._slots = [_Slot(engine, node, origin.rank, number) for number in range(_SLOTS)]
+        page_locked = HostCopies(engine) if engine.device.type == "cuda" else None
+        self._slots = [_Slot(engine, node, origin.rank, number, page_locked) for number in range(_SLOTS)]
         self._number = self._step = 0
         self._storing: threading.Thread | None = None
         self._began, self._seconds = time.monotonic(), 0.0
@@ -119,18 +125,18 @@ class MemoryCheckpoints:
             self._adjust(self._seconds)
         slot = self._slots[self._number % _SLOTS]
         self._number, self._step = self._number + 1, train_state.step
-        copy: Copy | OSError
+        copy: Copy | Exception
         try:
             slot.withdraw()
             copy = slot.copies.take()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # no room in the memory file system; no more page-locked memory
             copy = error
         self._seconds = time.perf_counter() - started
         arguments = (slot, copy, train_state)
         self._storing = threading.Thread(target=self._store, args=arguments, name="memory checkpoint", daemon=True)
         self._storing.start()
 
-    def _store(self, slot: "_Slot", copy: "Copy | OSError", train_state: TrainState) -> None:
+    def _store(self, slot: "_Slot", copy: "Copy | Exception", train_state: TrainState) -> None:
         """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
         try:
             files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
@@ -193,20 +199,21 @@ class MemoryCheckpoints:
 class _Slot:
     """One of the files that this rank fills by turns, beside those that it keeps for ranks of another node.
 
-    They are in `directory`, and then in the checkpoint that they are a part of: `place` says where.
+    They are in `directory`, and then in the checkpoint that they are a part of: `place` says where. `page_locked`: the
+    copies that a GPU makes, from which this rank's file is then filled.
     """
 
-    def __init__(self, engine: Engine, node: Path, rank: int, number: int):
+    def __init__(self, engine: Engine, node: Path, rank: int, number: int, page_locked: HostCopies | None):
         self.directory = self.place = node / "checkpoints" / f".slot-{number}"
         self.files: dict[int, Tensor] = {}  # the bytes of tensors' files by rank, mapped
-        self.copies = HostCopies(engine, lambda size, page_locked: self.file(rank, size, page_locked))
+        self.copies = page_locked or HostCopies(engine, partial(self.file, rank))
 
-    def file(self, rank: int, size: int, page_locked: bool = False) -> Tensor:
-        """The file of the tensors of `rank`. Raises OSError if there is too little memory."""
+    def file(self, rank: int, size: int) -> Tensor:
+        """The bytes (size,) of the file of the tensors of `rank`. Raises OSError if there is too little memory."""
         if rank not in self.files or self.files[rank].numel() != size:
             path = self.directory / f"{rank_file(rank)}.safetensors"
             path.unlink(missing_ok=True)
-            self.files[rank] = host_memory(size, page_locked, path)
+            self.files[rank] = memory_file(path, size)
         return self.files[rank]
 
     def room(self, rank: int, files: Files) -> list[Tensor]:
@@ -226,13 +233,23 @@ class _Slot:
             self.place.rename(self.directory)
         self.place = self.directory
 
-    def describe(self, rank: int, copy: Copy | OSError) -> Files:
+    def describe(self, rank: int, copy: Copy | Exception) -> Files:
         """Completes the copy and writes the table of this rank's fragments; returns the descriptions of its files."""
-        if isinstance(copy, OSError):
+        if isinstance(copy, Exception):
             raise copy
         copy.finish()
+        file = self.file(rank, copy.image.numel())
+        if file is not copy.image:
+            file.copy_(copy.image)
         tensors = MappedFile(copy.image.numel(), xxhash.xxh3_128_hexdigest(copy.image.numpy().data))
         return {f"{rank_file(rank)}.safetensors": tensors, **write_table(self.directory, rank, copy.pieces)}
+
+
+def memory_file(path: Path, size: int) -> Tensor:
+    """The bytes (size,) of a new file in a memory file system. Raises OSError if the file system is full."""
+    with path.open("x+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
 def _neighbours(own: int, nodes: list[list[int]]) -> tuple[int, list[int]]:

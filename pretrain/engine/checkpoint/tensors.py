@@ -52,7 +52,9 @@ def write_part(
     Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
     disk soon: a write that gets on can be told from one that hangs.
     """
-    name, content, digest = f"{rank_file(rank)}.safetensors", image.numpy().data, hashlib.sha256()
+    name = f"{rank_file(rank)}.safetensors"
+    content = image.numpy().data
+    digest = hashlib.sha256()
     with atomic_file(directory / name) as opened:
         for number, begin in enumerate(range(0, len(content), _BLOCK), 1):
             block = content[begin : begin + _BLOCK]
