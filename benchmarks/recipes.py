@@ -13,7 +13,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.config_file import load
 from data_pipeline.objectives.ul2 import UL2
 from pretrain.config import RunConfig
-from pretrain.hardware import gpu_named
+from pretrain.device_speed import gpu_named
 from pretrain.tools.plan import Plan, resolve_rows
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from data_pipeline.foundation.processes import Process, ProcessGroup, caught
 from launch import rank_wrapper
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
-from pretrain.hardware import ACCELERATOR, count_gpus, free_port, network_interface_to, threads_per_rank
+from pretrain.hardware import ACCELERATOR, count_gpus, free_port, threads_per_rank
 from pretrain.run import heartbeat, node_memory, rank_logs, status, watchdog
 from pretrain.run.heartbeat import Heartbeat
 
@@ -155,6 +155,17 @@ class NodeProcesses:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
             self._answers.append({"event": Event("refused", lines=[f"run.directory: {reason}"])})
             self._waiting = None
+
+
+def network_interface_to(address: str) -> str | None:
+    """The network interface of this machine on the way to `address`; None for a loopback one or none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if not own.startswith("127.") and any(one.address == own for one in addresses):
+                return str(name)
+    return None
 
 
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:

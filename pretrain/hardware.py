@@ -1,7 +1,4 @@
-"""This machine: the device that ranks compute on, its GPUs, CPU threads and ports, and how fast devices are.
-
-GPUs' speeds are those of their data sheets, the CPU's as measured in half a second.
-"""
+"""This machine: the device that ranks compute on, its GPUs, CPU threads and ports."""
 
 import contextlib
 import itertools
@@ -9,18 +6,11 @@ import os
 import re
 import secrets
 import socket
-import subprocess
-import sys
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
-import psutil
 import pynvml
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import available_memory
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
@@ -128,26 +118,6 @@ def rank_threads() -> int:
     return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks())
 
 
-def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """The cores nearest to the device at a PCI address, say 0000:17:00.0; none if Linux doesn't say."""
-    try:
-        ranges = (devices / address / "local_cpulist").read_text().strip().split(",")
-        ends = [[int(end) for end in one.split("-")] for one in ranges if one]
-    except (OSError, ValueError):
-        return set()
-    return {core for one in ends for core in range(one[0], one[-1] + 1)}
-
-
-def bind_to(cores: set[int]) -> bool:
-    """Runs this process, and the threads and processes that it will start, on those of `cores` that it may use. Returns
-    whether that changes anything; if it may use none of them, it doesn't."""
-    allowed = os.sched_getaffinity(0)
-    if not cores & allowed or allowed <= cores:
-        return False
-    os.sched_setaffinity(0, cores & allowed)
-    return True
-
-
 def free_port() -> int:
     """A TCP port of this machine that nothing listens on. It lies below the ports that Linux hands out by itself
     (32768 and up), so that no other program gets it before a rank listens there."""
@@ -156,142 +126,3 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port
-
-
-def network_interface_to(address: str) -> str | None:
-    """The network interface of this machine on the way to `address`; None for a loopback one or none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing
-        own = probe.getsockname()[0]
-        for name, addresses in psutil.net_if_addrs().items():
-            if not own.startswith("127.") and any(one.address == own for one in addresses):
-                return str(name)
-    return None
-
-
-Arithmetic = Literal["bf16", "tf32", "fp32"]
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU, by the vendor's data sheet.
-
-    - `words`: a device is this GPU if all of them are words of its name in CUDA.
-    - `bf16`, `tf32`, `fp32`: TFLOP/s without sparsity: of tensor cores in bf16 and in TF32, and of fp32 without them.
-    - `memory`: GiB (the data sheets call them GB). `memory_bandwidth`: GB/s.
-    - `link`: GB/s that a GPU can send to the others of its node, in one direction: half of what the data sheets give
-      for NVLink or PCIe. Bridges that join only pairs of PCIe cards don't count.
-    - `network`: GB/s that a GPU can send to other nodes in a typical cluster. For SXM it is the network of NVIDIA's own
-      servers (DGX A100: 200 Gb/s for each GPU; DGX H100 and H200: 400 Gb/s); for PCIe cards, half of that.
-    """
-
-    words: str
-    bf16: float
-    tf32: float
-    fp32: float
-    memory: float
-    memory_bandwidth: float
-    link: float
-    network: float
-
-    def flops(self, arithmetic: Arithmetic) -> float:
-        """Peak FLOP/s."""
-        return getattr(self, arithmetic) * 1e12
-
-
-# The documents of NVIDIA that have these figures. Most were compared by way of pages that quote them, but those of the
-# NVL models and of GH200 were not. Where a sheet gives arithmetic with sparsity only, this is half of it.
-# - A100: data sheet 1758950, which has the SXM and PCIe models: 312 TFLOP/s; 1,555, 1,935 or 2,039 GB/s; NVLink 600 and
-#   PCIe 4.0 64 GB/s in both directions together.
-# - H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture", which gives dense figures (989.4, 756
-#   TFLOP/s); memory from the data sheets (3.35, 4.8 and 2 TB/s; product brief PB-11133 for PCIe); NVLink 900 GB/s; PCIe
-#   5.0 128 GB/s.
-# - H100 NVL and H200 NVL: their data sheets: 1,671 TFLOP/s with sparsity, 3.9 and 4.8 TB/s. The bridges of 600 and
-#   900 GB/s join two cards, or four H200.
-# - GH200: data sheet of the model with 96 GB: 4 TB/s, and arithmetic as of H100 SXM.
-# - L40S: data sheet: 362.05 TFLOP/s, 864 GB/s, PCIe 4.0, no NVLink.
-# - Networks: user guide of DGX A100 (DU-09821: eight ConnectX-6 of 200 Gb/s), reference architecture of DGX BasePOD
-#   (DGX H100 and H200: eight ConnectX-7 of 400 Gb/s).
-_HOPPER = {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
-_HOPPER_NVL = {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
-_A100 = {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5}
-
-# A name in CUDA belongs to the first GPU whose words it has.
-GPUS: dict[str, Gpu] = {
-    "gh200": Gpu("GH200", **_HOPPER, memory=96, memory_bandwidth=4000, link=450, network=50),
-    "h200-nvl": Gpu("H200 NVL", **_HOPPER_NVL, memory=141, memory_bandwidth=4800, link=64, network=25),
-    "h200": Gpu("H200", **_HOPPER, memory=141, memory_bandwidth=4800, link=450, network=50),
-    "h100-nvl": Gpu("H100 NVL", **_HOPPER_NVL, memory=94, memory_bandwidth=3900, link=64, network=25),
-    "h100-pcie": Gpu(
-        "H100 PCIe", bf16=756.0, tf32=378.0, fp32=51.0, memory=80, memory_bandwidth=2000, link=64, network=25
-    ),
-    "h100-sxm": Gpu("H100", **_HOPPER, memory=80, memory_bandwidth=3350, link=450, network=50),
-    "a100-80gb-pcie": Gpu("A100 80GB PCIe", **_A100, memory=80, memory_bandwidth=1935, link=32, network=12.5),
-    "a100-80gb": Gpu("A100 80GB", **_A100, memory=80, memory_bandwidth=2039, link=300, network=25),
-    "a100-40gb-pcie": Gpu("A100 PCIE 40GB", **_A100, memory=40, memory_bandwidth=1555, link=32, network=12.5),
-    "a100-40gb": Gpu("A100", **_A100, memory=40, memory_bandwidth=1555, link=300, network=25),
-    "l40s": Gpu("L40S", bf16=362.0, tf32=183.0, fp32=91.6, memory=48, memory_bandwidth=864, link=32, network=12.5),
-}
-
-
-def gpu_named(name: str) -> Gpu:
-    """The GPU with this key of GPUS. Raises UserError, which lists the keys."""
-    if name not in GPUS:
-        raise UserError(f"--gpu: {name!r} isn't known; choose {', '.join(sorted(GPUS))}")
-    return GPUS[name]
-
-
-def gpu_of_device(device: str) -> Gpu | None:
-    """The GPU that CUDA calls `device`; None for an unknown one, and for a slice of a GPU (MIG)."""
-    words = set(re.split(r"\W+", device))
-    if "MIG" in words:
-        return None
-    return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.words.split())), None)
-
-
-CPU = "cpu"
-_WIDTH, _SECONDS = 512, 0.3  # of the products that are timed, and for how long
-_PRODUCTS = """
-import sys, time
-import numpy as np
-width, seconds = int(sys.argv[1]), float(sys.argv[2])
-matrix = np.random.default_rng(0).random((width, width), dtype=np.float32)
-best, begun = float("inf"), time.process_time()
-while (started := time.process_time()) - begun < seconds:
-    matrix @ matrix
-    best = min(best, time.process_time() - started)
-print(best)
-"""
-# The share of the rate of wide products that training reached on an AVX-512 Xeon, in processor seconds, fp32, rows of
-# 512 and 114 tokens: 19 % at a width of 64, 22 % at 128, 39 % at 256 and 46 % at 512 (t5-v1.1-1m, 5m, 15m and small).
-_MOST, _HALF_AT = 0.6, 150
-
-
-@cache
-def product_flops() -> float:
-    """FLOP/s of all cores together in fp32 matrix products: of one core, by its processor time, times the cores.
-
-    This is the rate of an idle machine. With numpy's own threads, a product on a busy machine would take ten times as
-    long, since the threads wait for each other.
-    """
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    done = subprocess.run(
-        [sys.executable, "-c", _PRODUCTS, str(_WIDTH), str(_SECONDS)],
-        env={**os.environ, **one_thread},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return 2 * _WIDTH**3 / float(done.stdout) * min(threads_per_rank(1), psutil.cpu_count(logical=False) or 1)
-
-
-def cpu_share(width: int) -> float:
-    """The share of `product_flops` that training a model of this width reaches: the wider, the more is products."""
-    return _MOST * width / (width + _HALF_AT)
-
-
-def this_cpu() -> Gpu:
-    """This machine in the place of a GPU. bf16 counts like fp32: numpy has none that could be timed."""
-    rate = product_flops() / 1e12
-    gigabytes = available_memory() / 2**30
-    return Gpu(CPU, rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)

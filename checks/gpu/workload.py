@@ -18,7 +18,7 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import on_device
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware import gpu_of_device
+from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 
 BASE, LARGE = "t5-v1.1-base-c4", "t5-v1.1-large-c4"

@@ -130,21 +130,21 @@ def _plan(
 ) -> str:
     from data_pipeline.foundation import config_file
     from pretrain import config as configs
-    from pretrain import hardware
+    from pretrain import device_speed
     from pretrain.tools import plan as planning
 
-    settings, on_cpu = config_file.load(config, overrides, configs.RunConfig), gpu == hardware.CPU
+    settings, on_cpu = config_file.load(config, overrides, configs.RunConfig), gpu == device_speed.CPU
     if on_cpu and (gpus or nodes or price is not None):
         raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
     if gpus is None and not on_cpu:
         raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-    kind = hardware.this_cpu() if on_cpu else hardware.gpu_named(gpu)
+    kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)
     gpus = gpus or 1
     nodes = nodes or -(-gpus // GPUS_PER_NODE)
     if gpus % nodes:
         raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
     settings, row, corpus_file = planning.resolve_rows(settings, config)
-    mfu = mfu or (hardware.cpu_share(settings.model.width) if on_cpu else _MFU)
+    mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else _MFU)
     price = 0.0 if on_cpu else _PRICE if price is None else price
     progress.set_activity("counting parameters")
     return planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file))
@@ -171,9 +171,9 @@ def dashboard_command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.train.tracking import mlflow_store
+    from pretrain.train.tracking import dashboard
 
-    mlflow_store.dashboard(run_dir, uri, port)
+    dashboard.dashboard(run_dir, uri, port)
 
 
 @app.command("watch", epilog="Example: pretrain watch runs/quickstart")

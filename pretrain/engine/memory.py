@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.processes import available_memory, total_memory
-from pretrain.hardware import local_ranks
+from pretrain.hardware import device_type, local_ranks
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 2**30  # bytes: a block above this size is always mapped, and given back, on its own
+_USUAL = 2**25  # where glibc's own adjustment of this size ends up
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -85,20 +86,15 @@ def freed_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        _mallopt(_M_MMAP_THRESHOLD, _mapped_from)
-
-
-_mapped_from = 2**25  # where glibc's own adjustment ends up
+        _mallopt(_M_MMAP_THRESHOLD, _LARGEST if device_type() == "cpu" else _USUAL)
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc keeps freed memory for the next tensor of its size, also outside of `freed_at_once`.
+    """From now on glibc keeps freed memory for the next tensor of its size. For ranks on a CPU.
 
     By default it maps each block above 32 MB anew and returns it when it is freed. Where a model trains on a CPU, the
     kernel then zeroes its logits and the gradients of its embeddings page by page at every step.
     """
-    global _mapped_from
-    _mapped_from = _LARGEST
     _mallopt(_M_MMAP_THRESHOLD, _LARGEST)
     _mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST - 1)
 

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -20,21 +21,12 @@ from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.foundation.json_file import adapter
 from pretrain.engine.memory import keep_freed_memory
-from pretrain.hardware import (
-    ACCELERATOR,
-    bind_to,
-    cores_beside,
-    device_type,
-    free_port,
-    local_gpu,
-    rank_threads,
-)
+from pretrain.hardware import ACCELERATOR, device_type, free_port, local_gpu, rank_threads
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.1"
 _OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_opened: list[dist.TCPStore] = []
 _of_threads: list[dist.ProcessGroup] = []
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
 
@@ -78,7 +70,7 @@ def process_group(
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()
-    with _store_on_loopback(timeout):
+    with _store_on_loopback(timeout) as store:
         deepspeed.init_distributed(timeout=timeout)
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
@@ -90,29 +82,28 @@ def process_group(
     except BaseException as error:
         raise _leave(error, rank) from None
     dist.destroy_process_group()
+    del store  # `dist` holds on to connections alone, and all ranks connect to the server, this one too
 
 
 @contextlib.contextmanager
-def _store_on_loopback(timeout: timedelta) -> Iterator[None]:
-    """Has the store, where ranks meet, listen for this machine alone if all ranks are on it.
+def _store_on_loopback(timeout: timedelta) -> Iterator[dist.TCPStore | None]:
+    """Has the store, where ranks meet, listen for this machine alone if all ranks are on it. Yields its server, if it
+    is in this process.
 
     PyTorch's own would listen on all interfaces, and it asks nobody for a token.
     """
     ours = os.environ["MASTER_ADDR"] == _LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
     if not ours or os.environ["RANK"] != "0":
-        yield
+        yield None
         return
     port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     listener = socket.create_server((_LOOPBACK, port), backlog=ranks + 16)
-    # all ranks connect to it, this one too; `dist` holds on to connections alone, so this module keeps the server
-    _opened.append(
-        dist.TCPStore(
-            _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+    server = dist.TCPStore(
+        _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     os.environ[_STORE_EXISTS] = "True"
     try:
-        yield
+        yield server
     finally:
         del os.environ[_STORE_EXISTS]
 
@@ -275,6 +266,26 @@ def _reduced(value: int, device: torch.device, operation: dist.ReduceOp.RedOpTyp
     found = torch.tensor(value, device=device)
     dist.all_reduce(found, op=operation)
     return int(found)
+
+
+def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """The cores nearest to the device at a PCI address, say 0000:17:00.0; none if Linux doesn't say."""
+    try:
+        ranges = (devices / address / "local_cpulist").read_text().strip().split(",")
+        ends = [[int(end) for end in one.split("-")] for one in ranges if one]
+    except (OSError, ValueError):
+        return set()
+    return {core for one in ends for core in range(one[0], one[-1] + 1)}
+
+
+def bind_to(cores: set[int]) -> bool:
+    """Runs this process, and the threads and processes that it will start, on those of `cores` that it may use. Returns
+    whether that changes anything; if it may use none of them, it doesn't."""
+    allowed = os.sched_getaffinity(0)
+    if not cores & allowed or allowed <= cores:
+        return False
+    os.sched_setaffinity(0, cores & allowed)
+    return True
 
 
 def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:

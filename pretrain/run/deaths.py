@@ -36,9 +36,15 @@ def record(run: Path, checkpoint: int) -> Status | None:
     """
     if (found := death(run)) is None:
         return None
-    began, ended, step = (run / status.STATUS).stat().st_mtime, found.ended or 0.0, found.step
     died = AttemptRecord(
-        found.attempt, "failed", began, ended, step=step, cause=CAUSE, killed=True, checkpoint=checkpoint
+        found.attempt,
+        "failed",
+        began=(run / status.STATUS).stat().st_mtime,
+        ended=found.ended or 0.0,
+        step=found.step,
+        cause=CAUSE,
+        killed=True,
+        checkpoint=checkpoint,
     )
     with contextlib.suppress(OSError):  # a full disk is reported by others
         status.write(run, found)

@@ -17,7 +17,9 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.json_file import read_valid_json
 
-STATUS, STOP, LOCK = "status.json", "stop", "lock"
+STATUS = "status.json"
+STOP = "stop"
+LOCK = "lock"
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
+from pretrain.device_speed import CPU, Gpu
 from pretrain.engine.construction import adds_locally
 from pretrain.engine.memory import SAFE
-from pretrain.hardware import CPU, Gpu
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
 from pretrain.train.throughput import rows_per_step

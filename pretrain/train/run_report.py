@@ -28,8 +28,8 @@ from pretrain.engine.ranks import of_all_ranks, on_rank_0
 from pretrain.evaluate.hook import Findings
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
-from pretrain.run.metrics_file import SystemMonitor
 from pretrain.run.status import Status
+from pretrain.run.system_metrics import SystemMonitor
 from pretrain.train.picture import draw
 from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
 from pretrain.train.tracking.tracker import Tracker

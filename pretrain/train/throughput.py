@@ -15,7 +15,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.hardware import gpu_of_device
+from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.functional.arithmetic import matmul
 from pretrain.train.validate import ValidatedRun

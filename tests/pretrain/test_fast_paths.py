@@ -130,8 +130,8 @@ import resource, sys
 from pretrain.engine.memory import freed_at_once, keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
-with freed_at_once():
-    pass
+    with freed_at_once():
+        pass
 bytearray(64 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):

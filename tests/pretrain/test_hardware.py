@@ -9,6 +9,7 @@ import torch
 from data_pipeline.foundation.errors import UserError
 from launch.agent import ranks_environment
 from pretrain import hardware
+from pretrain.engine import ranks
 from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks, rank_threads
 from pretrain.run import environment
 from tests.tables import each
@@ -92,9 +93,9 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
     for address, cores in {"0000:07:00.0": "0-7,16-23\n", "0000:b7:00.0": "8-15,24-31\n", "0001:00:00.0": "\n"}.items():
         (tmp_path / address).mkdir()
         (tmp_path / address / "local_cpulist").write_text(cores)
-    near = hardware.cores_beside("0000:b7:00.0", tmp_path)
+    near = ranks.cores_beside("0000:b7:00.0", tmp_path)
     assert near == {*range(8, 16), *range(24, 32)}
-    assert hardware.cores_beside("0001:00:00.0", tmp_path) == hardware.cores_beside("none", tmp_path) == set()
+    assert ranks.cores_beside("0001:00:00.0", tmp_path) == ranks.cores_beside("none", tmp_path) == set()
     bound = []
     monkeypatch.setattr(hardware.os, "sched_setaffinity", lambda process, cores: bound.append(cores))
     for allowed, expected in (
@@ -105,9 +106,9 @@ def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
     ):
         bound.clear()
         monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process, allowed=allowed: allowed)
-        assert hardware.bind_to(near) == bool(expected)
+        assert ranks.bind_to(near) == bool(expected)
         assert bound == expected
-    assert not hardware.bind_to(set())
+    assert not ranks.bind_to(set())
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):

@@ -20,8 +20,8 @@ from pretrain.engine.checkpoint.directory import newest
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import Findings
-from pretrain.run import metrics_file
-from pretrain.run.metrics_file import MetricLog, SystemMonitor, read_metrics
+from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.run.system_metrics import SystemMonitor, files_of_machines
 from pretrain.train.tracking.checkpoints import Registration, metric_dataset
 from pretrain.train.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
 from pretrain.train.tracking.tracker import Tracker, sync
@@ -164,7 +164,7 @@ def test_system_metrics_have_the_names_of_mlflows_own(tmp_path, uri, client):
 
 
 def lines(run):
-    (file,) = metrics_file.files_of_machines(run) or [run]
+    (file,) = files_of_machines(run) or [run]
     return file.read_text().splitlines() if file.is_file() else []
 
 

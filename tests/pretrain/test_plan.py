@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration, human_size
-from pretrain import hardware, models
+from pretrain import device_speed, models
 from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
+from pretrain.device_speed import GPUS, Gpu
 from pretrain.engine.construction import adds_locally, layers, prepare_layers
-from pretrain.hardware import GPUS, Gpu, threads_per_rank
+from pretrain.hardware import threads_per_rank
 from pretrain.models.functional.attention import using
 from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
@@ -301,13 +302,13 @@ def run_plan(*arguments: object) -> None:
 @pytest.mark.slow
 def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
     """Rows times FLOPs over the share of 100 GFLOP/s that a width of 128 reaches."""
-    monkeypatch.setattr(hardware, "product_flops", lambda: 100e9)
-    monkeypatch.setattr(hardware, "available_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr(device_speed, "product_flops", lambda: 100e9)
+    monkeypatch.setattr(device_speed, "available_memory", lambda: 64 * 2**30)
     file, keys = RUNS / "t5-v1.1-1m-wikipedia-c4.yaml", ["run.max_steps=100_000", "model.vocab_size=1100"]
     keys.append("run.cpu_threads=null")
     keys.append("data.objective={name: span_corruption, inputs_length: 128}")
     config, row, _ = resolve_rows(load(file, keys, RunConfig), file)
-    flops = sum(Plan(config, row, "cpu", hardware.this_cpu(), 1, 1.0, 0.0).flops.values())
+    flops = sum(Plan(config, row, "cpu", device_speed.this_cpu(), 1, 1.0, 0.0).flops.values())
     hours = 100_000 * 32 * flops / (0.6 * 128 / (128 + 150) * 100e9) / 3600
     run_plan(file, *keys, "--gpu", "cpu")
     assert f"on this CPU: {duration(3600 * hours)} (stage" in " ".join(capsys.readouterr().out.split())
@@ -315,7 +316,7 @@ def test_this_cpu_is_planned_for_by_its_measured_products(monkeypatch, capsys):
 
 @pytest.mark.timing
 def test_a_measured_cpu_computes_faster_than_a_tenth_and_slower_than_a_hundred_of_its_kind():
-    assert 1e9 < hardware.product_flops() / threads_per_rank(1) < 1e12
+    assert 1e9 < device_speed.product_flops() / threads_per_rank(1) < 1e12
 
 
 @tables.each(

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_facts import example_sizes
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.hardware import GPUS, gpu_of_device
+from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.train import throughput

@@ -21,7 +21,8 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.train.tracking import feeder, mlflow_store
 from pretrain.train.tracking import tracker as tracking
-from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, dashboard, in_mlflow
+from pretrain.train.tracking.dashboard import dashboard
+from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, in_mlflow
 from pretrain.train.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
@@ -478,7 +479,7 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.train.tracking.mlflow_store import dashboard
+from pretrain.train.tracking.dashboard import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]))
 """
 

@@ -23,7 +23,8 @@ from data_pipeline.foundation.formatting import counted, human_size, masked
 from data_pipeline.foundation.packages import PACKAGE
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
-from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, product_flops, threads_per_rank
+from pretrain.device_speed import product_flops
+from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
 from pretrain.run import slurm
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"

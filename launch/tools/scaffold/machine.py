@@ -12,14 +12,8 @@ from data_pipeline.foundation.config_file import Section, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
-from pretrain.hardware import (
-    cpu_multiplies_bf16,
-    cpu_share,
-    device_type,
-    gpu_of_device,
-    product_flops,
-    threads_per_rank,
-)
+from pretrain.device_speed import cpu_share, gpu_of_device, product_flops
+from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 
@@ -39,7 +33,7 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 _MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
 _MFU = 0.31  # of a GPU; the default of pretrain plan
-_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/hardware.py
+_UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/device_speed.py
 
 
 Precision = Literal["bf16", "fp32"]

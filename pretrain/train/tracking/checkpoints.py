@@ -85,7 +85,8 @@ def _index(name: str) -> str:
 
 
 def _log(run: MlflowRun, step: int, key: str) -> None:
-    directory, state, client = checkpoint_directory(run.directory, step), run.state, run.client
+    directory = checkpoint_directory(run.directory, step)
+    state, client = run.state, run.client
     found = client.search_logged_models([state.experiment_id], f"tags.{_KEY} = '{key}'", max_results=1)
     model = found[0] if found else _new_model(run, step, key)
     model_id = model.model_id

@@ -32,6 +32,7 @@ from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import masked, printable
 from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
+from pretrain.run.system_metrics import files_of_machines
 from pretrain.train.tracking.checkpoints import log_checkpoints
 from pretrain.train.tracking.mlflow_store import (
     ARTIFACTS,
@@ -96,7 +97,7 @@ def feed(run: MlflowRun) -> int:
     ended = run.description.status != "RUNNING"
     if ended:
         run.aside.clear()  # which may have been repaired meanwhile
-    files = [run.directory / metrics_file.FILE_NAME, *metrics_file.files_of_machines(run.directory)]
+    files = [run.directory / metrics_file.FILE_NAME, *files_of_machines(run.directory)]
     sent = 0
     try:
         if not run.described:

@@ -111,7 +111,9 @@ class Tracker:
 
     def _feed(self) -> None:
         """Feeds MLflow every few seconds, less and less often while it fails."""
-        failing, pause, last_try = False, SECONDS_BETWEEN_FEEDS, None
+        failing = False
+        pause = SECONDS_BETWEEN_FEEDS
+        last_try: float | None = None
         connection: MlflowRun | None = None
         self._closing.wait(SECONDS_BEFORE_FEEDS)
         while not self._closed.is_set():

@@ -1,0 +1,134 @@
+"""How fast devices are: GPUs by their data sheets, this machine's CPU as measured in half a second."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import psutil
+
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.processes import available_memory
+from pretrain.hardware import threads_per_rank
+
+Arithmetic = Literal["bf16", "tf32", "fp32"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, by the vendor's data sheet.
+
+    - `words`: a device is this GPU if all of them are words of its name in CUDA.
+    - `bf16`, `tf32`, `fp32`: TFLOP/s without sparsity: of tensor cores in bf16 and in TF32, and of fp32 without them.
+    - `memory`: GiB (the data sheets call them GB). `memory_bandwidth`: GB/s.
+    - `link`: GB/s that a GPU can send to the others of its node, in one direction: half of what the data sheets give
+      for NVLink or PCIe. Bridges that join only pairs of PCIe cards don't count.
+    - `network`: GB/s that a GPU can send to other nodes in a typical cluster. For SXM it is the network of NVIDIA's own
+      servers (DGX A100: 200 Gb/s for each GPU; DGX H100 and H200: 400 Gb/s); for PCIe cards, half of that.
+    """
+
+    words: str
+    bf16: float
+    tf32: float
+    fp32: float
+    memory: float
+    memory_bandwidth: float
+    link: float
+    network: float
+
+    def flops(self, arithmetic: Arithmetic) -> float:
+        """Peak FLOP/s."""
+        return getattr(self, arithmetic) * 1e12
+
+
+# NVIDIA's documents with these figures; where a sheet gives arithmetic with sparsity only, this is half of it.
+# - A100: data sheet 1758950. H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture"; memory from
+#   their data sheets and product brief PB-11133. L40S: its data sheet. These were compared by way of pages that quote
+#   them; the data sheets of H100 NVL, H200 NVL and GH200 (96 GB) were not.
+# - Networks: user guide of DGX A100 (DU-09821: eight ConnectX-6 of 200 Gb/s), reference architecture of DGX BasePOD
+#   (DGX H100 and H200: eight ConnectX-7 of 400 Gb/s).
+_HOPPER = 989.4, 494.7, 66.9
+_HOPPER_NVL = 835.5, 417.5, 60.0
+_A100 = 312.0, 156.0, 19.5
+
+# Words; TFLOP/s in bf16, tf32 and fp32; memory and its bandwidth; link; network. A name in CUDA belongs to the first
+# GPU whose words it has.
+GPUS: dict[str, Gpu] = {
+    "gh200": Gpu("GH200", *_HOPPER, 96, 4000, 450, 50),
+    "h200-nvl": Gpu("H200 NVL", *_HOPPER_NVL, 141, 4800, 64, 25),
+    "h200": Gpu("H200", *_HOPPER, 141, 4800, 450, 50),
+    "h100-nvl": Gpu("H100 NVL", *_HOPPER_NVL, 94, 3900, 64, 25),
+    "h100-pcie": Gpu("H100 PCIe", 756.0, 378.0, 51.0, 80, 2000, 64, 25),
+    "h100-sxm": Gpu("H100", *_HOPPER, 80, 3350, 450, 50),
+    "a100-80gb-pcie": Gpu("A100 80GB PCIe", *_A100, 80, 1935, 32, 12.5),
+    "a100-80gb": Gpu("A100 80GB", *_A100, 80, 2039, 300, 25),
+    "a100-40gb-pcie": Gpu("A100 PCIE 40GB", *_A100, 40, 1555, 32, 12.5),
+    "a100-40gb": Gpu("A100", *_A100, 40, 1555, 300, 25),
+    "l40s": Gpu("L40S", 362.0, 183.0, 91.6, 48, 864, 32, 12.5),
+}
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU with this key of GPUS. Raises UserError, which lists the keys."""
+    if name not in GPUS:
+        raise UserError(f"--gpu: {name!r} isn't known; choose {', '.join(sorted(GPUS))}")
+    return GPUS[name]
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """The GPU that CUDA calls `device`; None for an unknown one, and for a slice of a GPU (MIG)."""
+    words = set(re.split(r"\W+", device))
+    if "MIG" in words:
+        return None
+    return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.words.split())), None)
+
+
+CPU = "cpu"
+_WIDTH, _SECONDS = 512, 0.3  # of the products that are timed, and for how long
+_PRODUCTS = """
+import sys, time
+import numpy as np
+width, seconds = int(sys.argv[1]), float(sys.argv[2])
+matrix = np.random.default_rng(0).random((width, width), dtype=np.float32)
+best, begun = float("inf"), time.process_time()
+while (started := time.process_time()) - begun < seconds:
+    matrix @ matrix
+    best = min(best, time.process_time() - started)
+print(best)
+"""
+# The share of the rate of wide products that training reached on an AVX-512 Xeon, in processor seconds, fp32, rows of
+# 512 and 114 tokens: 19 % at a width of 64, 22 % at 128, 39 % at 256 and 46 % at 512 (t5-v1.1-1m, 5m, 15m and small).
+_MOST, _HALF_AT = 0.6, 150
+
+
+@cache
+def product_flops() -> float:
+    """FLOP/s of all cores together in fp32 matrix products: of one core, by its processor time, times the cores.
+
+    This is the rate of an idle machine. With numpy's own threads, a product on a busy machine would take ten times as
+    long, since the threads wait for each other.
+    """
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, "-c", _PRODUCTS, str(_WIDTH), str(_SECONDS)],
+        env={**os.environ, **one_thread},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return 2 * _WIDTH**3 / float(done.stdout) * min(threads_per_rank(1), psutil.cpu_count(logical=False) or 1)
+
+
+def cpu_share(width: int) -> float:
+    """The share of `product_flops` that training a model of this width reaches: the wider, the more is products."""
+    return _MOST * width / (width + _HALF_AT)
+
+
+def this_cpu() -> Gpu:
+    """This machine in the place of a GPU. bf16 counts like fp32: numpy has none that could be timed."""
+    rate = product_flops() / 1e12
+    gigabytes = available_memory() / 2**30
+    return Gpu(CPU, rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
