@@ -139,20 +139,17 @@ def test_an_empty_variable_is_one_that_is_not_set_but_that_which_hides_gpus(monk
     assert [name for name in names if name in os.environ] == ["CUDA_VISIBLE_DEVICES"]
 
 
-FOR_HOOKS = "for hooks, which {} replaces"
 CORPUS = "launch slurm configs:corpora/quickstart.yaml"
 
 
 @each(
     "arguments, said",
     [
-        ("pretrain evaluate run --lm-eval a --hook samples", f"--hook: {FOR_HOOKS.format('--lm-eval')}"),
+        ("pretrain evaluate run --lm-eval a --hook samples", "--hook: for hooks, which --lm-eval replaces"),
         ("pretrain evaluate run --lm-eval a --corpus c --suite fast", "--corpus and --suite: for hooks, which "),
-        ("pretrain evaluate run --minimal-pairs p --hook samples", f"--hook: {FOR_HOOKS.format('--minimal-pairs')}"),
-        ("pretrain evaluate run --minimal-pairs p --few-shot 0", "--few-shot: for --lm-eval"),
-        ("pretrain evaluate run --lm-eval a --minimal-pairs p", "--lm-eval and --minimal-pairs: each runs instead of "),
+        ("pretrain evaluate run --few-shot 0", "--few-shot: for --lm-eval"),
         ("pretrain evaluate run --hook samples --suite full", "--suite: not with --hook, which names the hooks"),
-        ("pretrain evaluate run --limit 3", "--limit: for --lm-eval and --minimal-pairs"),
+        ("pretrain evaluate run --limit 3", "--limit: for --lm-eval"),
         ("pretrain export run out --uri sqlite:///a.db", "--uri: for --register"),
         ("pretrain generate run text -n 5", "-n: for --corpus"),
         ("launch doctor --ssh '-p 22'", "--ssh: for --hostfile"),

@@ -169,7 +169,7 @@ def test_the_wheel_holds_what_ships(installed):
     (commands,) = installed.glob("*.dist-info/entry_points.txt")
     named = {line.partition(" =")[0] for line in commands.read_text().split("\n")}
     assert named >= {"data-pipeline", "pretrain", "launch"}
-    assert not (installed / "tests").exists()
+    assert not any((installed / folder).exists() for folder in ("tests", "examples"))
 
 
 def test_an_installed_wheel_works_in_an_empty_folder(installed, tmp_path):

@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"(?ms)^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]+`")
 # a file of the repository by its path, or a Python file by its name alone
-TOPS = "configs|data_pipeline|pretrain|launch|tests|checks|benchmarks|docs|docker|deploy"
+TOPS = "configs|examples|experiments|data_pipeline|pretrain|launch|tests|checks|benchmarks|docs|docker|deploy"
 PATH = re.compile(rf"(?<![\w./~:-])(?:{TOPS})/[\w./*-]+")
 PYTHON_FILE = re.compile(r"(?<![\w./-])\w+\.py\b")
 SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
 LISTED = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 PYTHON_FILES = {Path(path).name for path in LISTED.split()}
-MODULE = re.compile(r"python -m ((?:tests|checks)[\w.]+)")
+MODULE = re.compile(r"python -m ((?:tests|checks|examples|experiments)[\w.]+)")
 
 
 def text_of(page: Path) -> str:

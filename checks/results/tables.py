@@ -29,13 +29,13 @@ from checks.results.data import (
 )
 from checks.results.pages import Rows
 from data_pipeline.foundation.json_file import read_json
+from examples.experiment import experiment_folder
+from examples.experiment.experiment_folder import Experiment, Group
+from examples.experiment.report import Line, lines
+from examples.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 from experiments import speedrun
 from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
-from pretrain.tools.experiment import experiment_folder
-from pretrain.tools.experiment.experiment_folder import Experiment, Group
-from pretrain.tools.experiment.report import Line, lines
-from pretrain.tools.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 
 TABLES: dict[str, Callable[[Path], Rows]] = {}
 

@@ -131,17 +131,11 @@ def evaluate_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="The form of prompts: answer, blank or copy. Default: as the model was trained."),
+        typer.Option(help="For --lm-eval: prompts as answer, blank or copy. Default: as the model was trained."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
-    minimal_pairs: Annotated[
-        Path | None, path_option("--minimal-pairs", "Instead of hooks: a folder of minimal pairs such as BLiMP's.")
-    ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="At most this many examples of each task or paradigm, for --lm-eval and --minimal-pairs."
-        ),
+        int | None, typer.Option(min=1, help="For --lm-eval: at most this many examples of each task.")
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
@@ -152,23 +146,16 @@ def evaluate_command(
 
     if suite not in evaluation.SUITES:
         raise UserError(f"--suite: expected {' or '.join(evaluation.SUITES)}, got {suite!r}")
-    if lm_eval is not None and minimal_pairs is not None:
-        raise UserError("--lm-eval and --minimal-pairs: each runs instead of hooks; give only one")
-    if lm_eval is not None or minimal_pairs is not None:
-        instead = "--lm-eval" if lm_eval is not None else "--minimal-pairs"
-        refuse_options(context, f"for hooks, which {instead} replaces", "corpora", "suite", "hooks")
+    if lm_eval is not None:
+        refuse_options(context, "for hooks, which --lm-eval replaces", "corpora", "suite", "hooks")
     else:
-        refuse_options(context, "for --lm-eval and --minimal-pairs", "form", "limit")
-    if lm_eval is None:
-        refuse_options(context, "for --lm-eval", "include_path", "few_shot")
+        refuse_options(context, "for --lm-eval", "include_path", "form", "few_shot", "limit")
     if hooks:
         refuse_options(context, "not with --hook, which names the hooks one by one", "suite")
     directory = directories.checkpoint_in(checkpoint)
     if lm_eval is not None:
         settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
         evaluate.evaluate_on_tasks(directory, settings, form, batch_size, out, json_)
-    elif minimal_pairs is not None:
-        evaluate.evaluate_on_pairs(directory, minimal_pairs, form, limit, batch_size, out, json_)
     else:
         evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from data_pipeline.foundation import paths, progress
-from data_pipeline.foundation.command import config_path, path_argument, path_option
+from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from pretrain.cli.app import Overrides, RunPath, app
 
@@ -17,12 +17,6 @@ from pretrain.cli.app import Overrides, RunPath, app
 GPUS_PER_NODE = 8  # of the common servers
 _MFU = 0.31  # nanoT5's on one A100
 _PRICE = 2.0  # dollars for a GPU and an hour
-
-
-_MOST_RUNS = 1000  # of a row, or at the same time
-AtOnce = Annotated[
-    int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs at the same time. Default: one per GPU, or one.")
-]
 
 
 @app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
@@ -51,40 +45,6 @@ def train_command(
     if rank_logs.supervised():
         heartbeat.tell(int(os.environ["RANK"]), "done")
         code = 0
-    raise typer.Exit(code)
-
-
-@app.command(epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%")
-def experiment(
-    directory: Annotated[
-        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", config_path)
-    ],
-    overrides: Overrides = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file: seeds run.seed, run.seed + 1, …")
-    ] = 3,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="STEPS", help="400steps, 5% or 2e13flops: sets each run's length and schedule."),
-    ] = None,
-    at_once: AtOnce = None,
-    out: Annotated[
-        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
-    ] = None,
-    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="ROW", help="The row that others are compared with. Default: `baseline`, else the first."),
-    ] = None,
-) -> None:
-    """Train every run file of a folder with several seeds, and compare them in a table.
-
-    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
-    """
-    with progress.activity_shown("reading the run files"):
-        from pretrain.tools.experiment import run_experiment
-
-        code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
     raise typer.Exit(code)
 
 

@@ -54,11 +54,19 @@ class Outcome(NamedTuple):
 class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
-    `optimizer`: instead of that of `config`.
+    `optimizer`: instead of that of `config`. `wrapper`: wraps the model in the module whose losses are trained; None:
+    the model's own losses are.
     """
 
-    def __init__(self, model: nn.Module, config: RunConfig, optimizer: Optimizer | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        config: RunConfig,
+        optimizer: Optimizer | None = None,
+        wrapper: Callable[[nn.Module], nn.Module] | None = None,
+    ):
         self.config = config
+        self._wrapped = wrapper or (lambda model: model)
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         with contextlib.redirect_stdout(io.StringIO()):
             self.deepspeed, *_ = deepspeed.initialize(
@@ -85,6 +93,7 @@ class Engine:
             if self._local
             else ReducedByDeepSpeed(self.deepspeed)
         )
+        self._trained_model = self._wrapped(self._gradients.model)
         self.warnings: list[str] = []
         """Lines about what doesn't run as configured. Who has told one takes it away."""
         self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
@@ -140,7 +149,7 @@ class Engine:
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
             self.module.begin_step(self.config.run.seed, step)
-            losses = _summed(self.module(**self._inputs(batch)))
+            losses = _summed(self._wrapped(self.module)(**self._inputs(batch)))
             parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
             torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
@@ -169,7 +178,7 @@ class Engine:
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its wrapper."""
         with contextlib.nullcontext() if self._local or self._sharded else self.times.computing():
-            return self._gradients.model(**self._inputs(batch))
+            return self._trained_model(**self._inputs(batch))
 
     @property
     def in_few_shapes(self) -> bool:

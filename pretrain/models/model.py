@@ -19,6 +19,8 @@ _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost m
 # the sum of their means over the labels that count. A loss of any other name is averaged over "labels". In training, a
 # loss without a gradient is only reported.
 Losses = dict[str, Tensor]
+# Instead of cross-entropy: called as loss(head, states, labels, config, target_indices) within the head's forward.
+HeadLoss = Callable[["Head", Tensor, Tensor, ModelConfig, Tensor | None], Tensor]
 
 
 class Model(nn.Module):
@@ -105,16 +107,20 @@ class Head(Linear):
         labels: Tensor | None = None,
         config: ModelConfig | None = None,
         target_indices: Tensor | None = None,
+        loss: HeadLoss | None = None,
     ) -> Tensor:
         """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
 
         Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
-        of the labels that count, among all labels; without them the host waits for the GPU to find them.
+        of the labels that count, among all labels; without them the host waits for the GPU to find them. `loss`:
+        computes the losses, of states that are scaled already.
         """
         x = self.scaled(x)
         if labels is None:
             return self._logits(x)
         assert config is not None
+        if loss is not None:
+            return loss(self, x, labels, config, target_indices)
         z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         if x.is_cuda and _hits is None:
             settings = cross_entropy.CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)

@@ -30,7 +30,7 @@ from pretrain.models.layers import (
     one_use,
     scaled_embeddings,
 )
-from pretrain.models.model import Head, Losses, Model, shift_right
+from pretrain.models.model import Head, HeadLoss, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rotary_embedding, sinusoids
 
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
@@ -304,6 +304,7 @@ class EncoderDecoder(Model):
         *,
         decoder_input_ids: Tensor | None = None,
         target_indices: Tensor | None = None,
+        loss: HeadLoss | None = None,
         **attention: Tensor,
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label (batch, target_length), fp32; 0 where the label is -100}.
@@ -311,7 +312,7 @@ class EncoderDecoder(Model):
         `encoder_input_ids` (batch, input_length). `decoder_input_ids` are by default the labels shifted one to the
         right. Padding after the targets needs no mask: the decoder is causal. `attention`: the tensors of
         `AttentionInputs`. Label smoothing and z-loss apply in training only. `target_indices`: the indices of the
-        labels that count, among all labels.
+        labels that count, among all labels. `loss`: instead of cross-entropy.
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
@@ -319,7 +320,7 @@ class EncoderDecoder(Model):
             decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
-        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
+        return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices, loss)}
 
     def embedded(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of both kinds of ids. Two look-ups in one matrix would make one more gradient of its whole size,

@@ -21,21 +21,20 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
-from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HOOKS, SUITES, HookSettings
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.engine.ranks import process_group
-from pretrain.evaluate import attention, minimal_pairs, record
+from pretrain.evaluate import attention, record
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import input_ids
 from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
-from pretrain.evaluate.prompt_format import FORMS, PromptFormat, PromptScores
+from pretrain.evaluate.prompt_format import FORMS, PromptFormat
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 
@@ -83,7 +82,7 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
 
 
 @dataclass(frozen=True)
-class _Session:
+class Session:
     """A checkpoint on this rank, and the config of its run, if that is there."""
 
     trained: TrainedModel
@@ -106,13 +105,13 @@ class _Session:
 
 
 @contextlib.contextmanager
-def _opened(checkpoint: Path, batch_size: int) -> Iterator[_Session]:
+def opened_checkpoint(checkpoint: Path, batch_size: int) -> Iterator[Session]:
     """`checkpoint` on the ranks that a launcher started; a process by itself needs no process group."""
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     alone = contextlib.nullcontext((0, 1))
     with process_group(None, _HANG_SECONDS) if "RANK" in os.environ else alone as (rank, ranks):
         trained = TrainedModel.open(checkpoint, together=ranks > 1).on_best_device()
-        yield _Session(trained, config, rank, ranks, batch_size)
+        yield Session(trained, config, rank, ranks, batch_size)
 
 
 def evaluate(
@@ -132,7 +131,7 @@ def evaluate(
     """
     metrics: dict[str, float] = {}
     failed = False
-    with _opened(checkpoint, micro_batch) as session:
+    with opened_checkpoint(checkpoint, micro_batch) as session:
         hooks = selected_hooks(suite, names, session.config.evaluation if session.config else [])
         held_out = _corpora(corpora, session.config, session.trained)
         objectives = {name: corpus.objective.full_name for name, corpus in held_out.items()}
@@ -176,7 +175,7 @@ def evaluate_on_tasks(
     On several ranks if a launcher started them. `form`: the form of an encoder-decoder's prompts, a key of FORMS; None:
     that of its training. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be prompted so.
     """
-    with _opened(checkpoint, batch_size) as session:
+    with opened_checkpoint(checkpoint, batch_size) as session:
         prompt_format, evaluation = session.prompt_format(form), session.evaluation(session.trained)
         requests = LmEvalRequests(session.trained.model, prompt_format, evaluation, batch_size)
         found, results = run_tasks(requests, settings)
@@ -190,51 +189,7 @@ def evaluate_on_tasks(
         print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
 
 
-def evaluate_on_pairs(
-    checkpoint: Path,
-    directory: Path,
-    form: str | None = None,
-    limit: int | None = None,
-    batch_size: int = 8,
-    out: Path | None = None,
-    as_json: bool = False,
-) -> None:
-    """Scores the minimal pairs in `directory` by a checkpoint and prints a table of groups × scores, with controls.
-
-    On several ranks if a launcher started them. `limit`: the most pairs of each paradigm. Accuracies of all paradigms
-    go to `out`/minimal_pairs.json. Raises UserError as `evaluate_on_tasks` does, and for wrong pairs.
-    """
-    pairs = minimal_pairs.read_pairs(directory, limit)
-    with _opened(checkpoint, batch_size) as session:
-        trained, prompt_format = session.trained, session.prompt_format(form)
-        tokenizer, prompts = trained.tokenizer, minimal_pairs.SentencePrompts(prompt_format)
-        torch.manual_seed(0)
-        untrained = TrainedModel(models.build(trained.model.config).eval(), tokenizer).on_best_device()
-        scores: dict[str, minimal_pairs.Score] = {}
-        for name, score, one in [*((name, name, trained) for name in prompts.scores), ("random", "", untrained)]:
-            likelihoods = PromptScores(prompt_format, session.evaluation(one), batch_size)
-            scores[name] = minimal_pairs.model_score(score or prompts.scores[0], prompts, tokenizer, likelihoods)
-        if corpora := _training_corpora(session.config):
-            scores["unigram"] = minimal_pairs.unigram_score(corpora, tokenizer)
-        found = {}
-        for name, by in scores.items():
-            found[name] = minimal_pairs.accuracies(pairs, by)
-            if session.rank == 0:
-                print(f"{name}: {100 * found[name].of_paradigms:.1f} %", file=sys.stderr, flush=True)
-        if session.rank == 0:
-            _show_accuracies(found, out, as_json)
-
-
-def _show_accuracies(found: dict[str, minimal_pairs.Accuracies], out: Path | None, as_json: bool) -> None:
-    if out is not None:
-        whole = {name: {"by_group": one.by_group, "by_paradigm": one.by_paradigm} for name, one in found.items()}
-        write_json(out / "minimal_pairs.json", whole)
-    metrics = {f"minimal_pairs/{name}/mean_of_groups": one.of_groups for name, one in found.items()}
-    metrics |= {f"minimal_pairs/{name}/mean_of_paradigms": one.of_paradigms for name, one in found.items()}
-    print(json.dumps(metrics, indent=1) if as_json else "\n".join(minimal_pairs.lines(found)), flush=True)
-
-
-def _training_corpora(config: RunConfig | None) -> list[Corpus]:
+def training_corpora(config: RunConfig | None) -> list[Corpus]:
     """Those of a run that are there."""
     found = []
     for entry in config.data.train if config else []:
@@ -247,7 +202,7 @@ def _trained_on(config: RunConfig | None) -> str | None:
     """The name of the objective that a run trains with; None if it isn't known."""
     if config and config.data.objective:
         return config.data.objective.name
-    return next((corpus.objective.name for corpus in _training_corpora(config)), None)
+    return next((corpus.objective.name for corpus in training_corpora(config)), None)
 
 
 def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:

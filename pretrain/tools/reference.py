@@ -1,4 +1,4 @@
-"""The page docs/reference/settings.md: every key of corpus, run and experiment files, from their classes."""
+"""The page docs/reference/settings.md: every key of corpus and run files, from their classes."""
 
 import itertools
 import re
@@ -20,13 +20,12 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
-from pretrain.tools.experiment.experiment_folder import ExperimentFile
 
 _INTRODUCTION = """\
 # Reference
 
-Every key of corpus files, of run files and of the files of experiments. `pretrain reference` prints this
-page from the code, where each key's meaning stands below its field.
+Every key of corpus files and of run files. `pretrain reference` prints this page from the code, where each key's
+meaning stands below its field.
 
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the index in a list,
 from 0. A key without a default is **required**; a section without one has the defaults of its keys.
@@ -146,7 +145,6 @@ def _parts() -> Iterator[Part]:
         TrainingObjective,
     )
     yield from _file("Run files", RunConfig)
-    yield from _file("Experiment files", ExperimentFile)
 
 
 def _file(title: str, schema: type[Section]) -> Iterator[Part]:

@@ -12,11 +12,13 @@ q is over the student's whole vocabulary. The cross-entropy has the student's la
 weighted. The teacher is whole on each rank's device and outside of DeepSpeed.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_pipeline.corpus import Corpus
@@ -36,8 +38,7 @@ from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.functional.arithmetic import at_least_fp32, linear, soft_capped
 from pretrain.models.functional.cross_entropy import indices_of_targets, token_losses
-from pretrain.models.model import Losses, Model
-from pretrain.models.stacks import EncoderDecoder
+from pretrain.models.model import Head, Losses
 
 LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once
 _IDS = ("kind", "sha256", "special_tokens")
@@ -84,40 +85,40 @@ def identity(settings: DistillationSection) -> checkpoint_index.Identity:
     return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
 
 
-def wrap(model: Model, settings: DistillationSection, precision: str, device: torch.device) -> None:
-    """Loads the teacher, on all ranks together, and stands around `model`. Raises FailedError if the teacher's
+def load(settings: DistillationSection, precision: str, device: torch.device) -> Callable[[nn.Module], "Distillation"]:
+    """Loads the teacher, on all ranks together; returns what wraps a student. Raises FailedError if the teacher's
     checkpoint is damaged."""
     trained = TrainedModel.open(_checkpoint(settings), together=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
     vocabulary = min(trained.tokenizer.size, teacher.config.padded_vocab_size)
-    Distillation(cast("EncoderDecoder", model), teacher, vocabulary, settings)
+    return lambda student: Distillation(student, teacher, vocabulary, settings)
 
 
 def _checkpoint(settings: DistillationSection) -> Path:
     return checkpoint_in(Path(settings.teacher))
 
 
-class Distillation:
-    """Replaces the loss of `student` in training, whose parameters keep their names; evaluation doesn't know it.
+class Distillation(nn.Module):
+    """The losses of `student` in training: an encoder-decoder, or DeepSpeed's engine around one. Evaluation calls the
+    student itself.
 
     `vocabulary`: the ids of the teacher's tokenizer, all of which the student has. The teacher may have more rows.
     """
 
-    def __init__(self, student: EncoderDecoder, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
-        self.student, self.teacher, self.vocabulary, self.settings = student, teacher, vocabulary, settings
-        self._student_forward, self._head_forward = student.forward, student.lm_head.forward
-        student.forward = self.forward  # type: ignore[method-assign, assignment]
-        student.lm_head.forward = self.of_head  # type: ignore[method-assign]
+    def __init__(self, student: nn.Module, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
+        super().__init__()
+        self.student = student
+        self.teacher = teacher
+        self.vocabulary = vocabulary
+        self.settings = settings
 
     def forward(self, **batch: Tensor) -> Losses:
         """{"labels": the loss, "cross_entropy": what it would be without a teacher, "distillation_loss": T² · KL, 0
         where the teacher has nothing to say}, each (batch, targets), of which the first alone has a gradient."""
-        if not self.student.training:
-            return self._student_forward(**batch)
-        self._said = self.read(batch)
-        losses = self._student_forward(**batch)
-        return {**losses, **self._parts}
+        losses = self.student(**batch, loss=partial(self.losses, *self.read(batch)))["labels"]
+        loss, cross_entropy, divergence = losses.unbind()
+        return {"labels": loss, "cross_entropy": cross_entropy.detach(), "distillation_loss": divergence.detach()}
 
     @torch.no_grad()
     def read(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -144,42 +145,47 @@ class Distillation:
         before = (order.argsort(dim=1)[:, ids.size(1) :] - 1).clamp(min=0)
         return states.gather(1, before[..., None].expand(-1, -1, states.size(-1))), in_text > 0
 
-    def of_head(
+    def losses(
         self,
+        teacher_states: Tensor,
+        in_text: Tensor,
+        head: Head,
         x: Tensor,
-        labels: Tensor | None = None,
-        config: ModelConfig | None = None,
-        target_indices: Tensor | None = None,
-    ) -> Any:
-        """In place of `Head.forward`. Only a chunk of the logits exists at a time, which the backward pass computes
-        again."""
-        if labels is None or config is None or not self.student.training:
-            return self._head_forward(x, labels, config, target_indices)
+        labels: Tensor,
+        config: ModelConfig,
+        target_indices: Tensor | None,
+    ) -> Tensor:
+        """(3, batch, targets) The losses of `forward`, of the student's states `x` (batch, targets, d_model). Only a
+        chunk of the logits exists at a time, which the backward pass computes again."""
         indices = indices_of_targets(labels) if target_indices is None else target_indices
-        tensors = self.student.lm_head.scaled(x), labels, *self._said
+        tensors = x, labels, teacher_states, in_text
         rows = [one.flatten(0, 1).index_select(0, indices) for one in tensors]
         # in fp32: a bf16 sum of the chunks' gradients would lose the share of a chunk
-        weight = self.student.lm_head.weight.to(at_least_fp32(x))
+        weight = head.weight.to(at_least_fp32(x))
         step = max(1, LOGITS_PER_CHUNK // len(weight))
+        of_chunk = partial(self._losses_of_chunk, head, config)
         chunks = [
-            checkpoint(self._losses, weight, config, *chunk, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(of_chunk, weight, *chunk, use_reentrant=False, preserve_rng_state=False)
             for chunk in zip(*(one.split(step) for one in rows), strict=True)
         ]
-        loss, cross_entropy, divergence = (
-            weight.new_zeros(labels.numel()).index_copy(0, indices, torch.cat(parts)).view(labels.shape)
-            for parts in zip(*chunks, strict=True)
-        )
-        self._parts = {"cross_entropy": cross_entropy.detach(), "distillation_loss": divergence.detach()}
-        return loss
+        found = torch.cat(chunks, dim=1)
+        return found.new_zeros(len(found), labels.numel()).index_copy(1, indices, found).view(-1, *labels.shape)
 
-    def _losses(
-        self, weight: Tensor, config: ModelConfig, x: Tensor, labels: Tensor, said: Tensor, in_text: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, the cross-entropy and T² · KL (n,) of states x (n, d_model), and of the teacher's `said`."""
-        head, temperature, top_k = self.student.lm_head, self.settings.temperature, self.settings.top_k
+    def _losses_of_chunk(
+        self,
+        head: Head,
+        config: ModelConfig,
+        weight: Tensor,
+        x: Tensor,
+        labels: Tensor,
+        teacher_states: Tensor,
+        in_text: Tensor,
+    ) -> Tensor:
+        """(3, n) The loss, the cross-entropy and T² · KL of states x (n, d_model)."""
+        temperature, top_k = self.settings.temperature, self.settings.top_k
         logits = soft_capped(linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
         with torch.no_grad():
-            of_teacher = self.teacher.lm_head(said)[:, : self.vocabulary].to(weight.dtype) / temperature
+            of_teacher = self.teacher.lm_head(teacher_states)[:, : self.vocabulary].to(weight.dtype) / temperature
         log_q = torch.log_softmax(logits / temperature, dim=-1)
         if top_k is None or top_k >= self.vocabulary:
             log_q = log_q[:, : self.vocabulary]
@@ -191,7 +197,8 @@ class Distillation:
         own = token_losses(logits, labels, 0.0, config.label_smoothing)
         z_loss = config.z_loss * logits.logsumexp(dim=-1).square()
         weights = self.settings.weight * in_text.to(weight.dtype)
-        return (1 - weights) * own + weights * divergence + z_loss, own + z_loss, divergence
+        loss = (1 - weights) * own + weights * divergence + z_loss
+        return torch.stack([loss, (own + z_loss).detach(), divergence.detach()])
 
 
 def _without_last(segments: Tensor) -> Tensor:

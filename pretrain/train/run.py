@@ -92,9 +92,9 @@ def build_engine(run: ValidatedRun) -> "Engine":
     from pretrain.train import distillation
 
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
-    if run.config.wrapper:
-        distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
-    return Engine(model, run.config)
+    section = run.config.wrapper
+    wrapper = distillation.load(section, run.config.precision, communication_device()) if section else None
+    return Engine(model, run.config, wrapper=wrapper)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:

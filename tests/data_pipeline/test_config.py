@@ -331,7 +331,7 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
         ("data-pipeline diff NAME b", "A"),
         ("data-pipeline diff a NAME", "B"),
         ("pretrain plan NAME --gpu cpu", "RUN.yaml"),
-        ("pretrain experiment NAME", "DIR"),
+        ("examples.experiment NAME", "DIR"),
         ("launch hosts NAME --hostfile hosts", "RUN.yaml"),
         ("launch slurm NAME", "FILE.yaml"),
         ("launch slurm run.yaml --cluster NAME", "--cluster"),

@@ -1,4 +1,4 @@
-"""The command `pretrain` in processes that are forked from a server, which has imported DeepSpeed already.
+"""Commands in processes that are forked from a server, which has imported DeepSpeed already.
 
 A process of its own, with its own output, signals and exit code, without the seconds that its imports take.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,19 @@ from tests.pretrain.rank_processes import PROCESSES, environments
 class Forked:
     """`pretrain ARGUMENTS` in the background, in a session of its own, on `terminal` if one is given.
 
-    `variables`: what its environment has besides that of this process. A `ProcessGroup` can take charge of it.
+    `command`: another package with a `cli`. `variables`: what its environment has besides that of this process. A
+    `ProcessGroup` can take charge of it.
     """
 
-    def __init__(self, *arguments: str | Path, terminal: str | None = None, **variables: str):
+    def __init__(
+        self, *arguments: str | Path, command: str = "pretrain", terminal: str | None = None, **variables: str
+    ):
         self.arguments = [str(argument) for argument in arguments]
         self._files = tempfile.TemporaryDirectory(prefix="forked-")
         self._output = [Path(self._files.name, name) for name in ("stdout", "stderr")]
         environment = {**os.environ, "COLUMNS": "120", **variables}
         self._process = PROCESSES.Process(
-            target=_main, args=(self.arguments, environment, Path.cwd(), self._output, terminal)
+            target=_main, args=(command, self.arguments, environment, Path.cwd(), self._output, terminal)
         )
         self._process.start()
         assert self._process.pid
@@ -92,14 +96,19 @@ def forked_ranks(ranks: int, *arguments: str | Path) -> Iterator[list[Forked]]:
         yield [stack.enter_context(Forked(*arguments, **own)) for own in environments(ranks)]
 
 
-def run_forked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What `pretrain ARGUMENTS` comes to."""
-    with Forked(*arguments) as forked:
+def run_forked(*arguments: str | Path, command: str = "pretrain") -> subprocess.CompletedProcess[str]:
+    """What `pretrain ARGUMENTS` comes to, or that of another `command`."""
+    with Forked(*arguments, command=command) as forked:
         return subprocess.CompletedProcess(forked.arguments, forked.wait(), forked.stdout, forked.stderr)
 
 
 def _main(
-    arguments: list[str], environment: dict[str, str], folder: Path, output: list[Path], terminal: str | None
+    command: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    output: list[Path],
+    terminal: str | None,
 ) -> None:
     os.setsid()
     gc.freeze()  # as in ranks
@@ -110,7 +119,5 @@ def _main(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["pretrain", *arguments]
-    from pretrain.cli import main
-
-    main()
+    sys.argv = [command, *arguments]
+    import_module(f"{command}.cli").main()

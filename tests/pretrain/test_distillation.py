@@ -99,8 +99,10 @@ def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
 
     config = step_config()
     student = models.build(config.model)
-    Distillation(student, random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.wrapper)
-    engine = Engine(student, config)
+    teacher = random_teacher(vocab_size=VOCABULARY.size)
+    engine = Engine(
+        student, config, wrapper=lambda model: Distillation(model, teacher, VOCABULARY.size, config.wrapper)
+    )
     batches = micro_batches()
     targets = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches)
     with torch.no_grad():

@@ -240,8 +240,8 @@ class OnlyHead(nn.Module):
         super().__init__()
         self.lm_head, self.config = head, config
 
-    def forward(self, x, labels):
-        return {"labels": self.lm_head(x, labels, self.config)}
+    def forward(self, x, labels, loss=None):
+        return {"labels": self.lm_head(x, labels, self.config, loss=loss)}
 
 
 class Distillation(distillation.Distillation):
@@ -257,7 +257,7 @@ def losses_of(case, student, teacher, vocabulary, **settings):
     section = DistillationSection(name="distillation", teacher="t", **settings)
     wrapper = Distillation(student, teacher, vocabulary, section)
     wrapper.states, wrapper.in_text = case.states, case.in_text
-    return student(x=case.x, labels=case.labels)
+    return wrapper(x=case.x, labels=case.labels)
 
 
 class Case:
@@ -319,7 +319,8 @@ def test_losses_and_gradients_are_those_of_the_formula(settings, dtype, device):
         assert float(((one.double() - other).norm() / other.norm()).detach()) < MOST[dtype]
 
 
-def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
+def test_the_teacher_gets_no_gradient_and_the_student_by_itself_knows_none():
+    """Neither in evaluation nor in training: the wrapper replaces nothing of the student."""
     case = Case(torch.float32)
     case.states.requires_grad_()
     student = OnlyHead(Head(24, VOCABULARY, 1.0), ModelConfig(family="none"))
@@ -327,9 +328,10 @@ def test_the_teacher_gets_no_gradient_and_evaluation_knows_none():
     losses["labels"].sum().backward()
     assert case.teacher.lm_head.weight.grad is case.states.grad is None
     assert not losses["cross_entropy"].requires_grad
-    of_text = student.eval()(x=case.x, labels=case.labels)
-    assert of_text.keys() == {"labels"}
-    torch.testing.assert_close(of_text["labels"], losses["cross_entropy"], check_stride=False)
+    for alone in (student, student.eval()):
+        of_text = alone(x=case.x, labels=case.labels)
+        assert of_text.keys() == {"labels"}
+        torch.testing.assert_close(of_text["labels"].detach(), losses["cross_entropy"], check_stride=False)
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):

@@ -380,7 +380,7 @@ def test_a_number_that_no_machine_works_with_is_refused_before_anything_begins(c
 @each(
     "command, bound",
     [
-        *(("pretrain experiment none --seeds", 1000), ("pretrain experiment none --at-once", 1000)),
+        *(("examples.experiment none --seeds", 1000), ("examples.experiment none --at-once", 1000)),
         *(("launch local none.yaml --ranks", 1024), ("launch doctor --ranks", 1024)),
         *(("launch slurm none.yaml --gpus-per-node", 1024), ("launch slurm none.yaml --chain", 1000)),
     ],

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
+from examples.experiment.experiment_folder import PlannedRun
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import newest
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment.experiment_folder import PlannedRun
 
 _VALIDATION = re.compile(r"validation/(.+)/loss")
 _ROUNDING = 1e-12

@@ -95,7 +95,7 @@ def read_pairs(directory: Path, limit: int | None = None) -> dict[str, list[Pair
             if limit is None or len(found[pair.paradigm]) < limit:
                 found[pair.paradigm].append(pair)
     if not found:
-        raise UserError(f"--minimal-pairs: {directory}: no *.jsonl with pairs there")
+        raise UserError(f"{directory}: no *.jsonl with pairs there")
     return dict(found)
 
 

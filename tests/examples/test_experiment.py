@@ -1,4 +1,4 @@
-"""`pretrain experiment`: budgets, the runs of a folder, statistics over seeds, the table and the picture."""
+"""`python -m examples.experiment`: budgets, the runs of a folder, statistics over seeds, the table and the picture."""
 
 import csv
 import math
@@ -19,15 +19,15 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration
 from data_pipeline.foundation.processes import Process
+from examples.experiment import experiment_folder, report, results, run_experiment
+from examples.experiment.experiment_folder import plan_experiment, plan_runs, shortened
+from examples.experiment.results import Comparison, Result, compare, holm, read_csv
+from examples.experiment.run_experiment import experiment
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import metrics_file, status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
-from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_runs, shortened
-from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
-from pretrain.tools.experiment.run_experiment import experiment
 from pretrain.train.validate import validate
 from tests.conftest import TOP
 from tests.pretrain.forked import Forked

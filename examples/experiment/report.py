@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from data_pipeline.foundation.formatting import aligned
-from pretrain.tools.experiment.experiment_folder import Experiment, Group, Published
-from pretrain.tools.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm, shown
+from examples.experiment.experiment_folder import Experiment, Group, Published
+from examples.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm, shown
 
 _NOTE = (
     "±: standard deviation over seeds; (n): of n seeds only. Δ: validation loss, or what is in its place, minus the "

@@ -1,4 +1,4 @@
-"""`pretrain experiment`: trains the run files of a folder with several seeds, through `launch local`, and compares."""
+"""Trains the run files of a folder with several seeds, through `launch local`, and compares them."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.formatting import counted, duration, masked
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
 from data_pipeline.foundation.progress import set_activity
+from examples.experiment import experiment_folder, report
+from examples.experiment.experiment_folder import PlannedRun, plan_experiment
+from examples.experiment.results import as_csv, results
 from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
 from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.run import metrics_file
-from pretrain.tools.experiment import experiment_folder, report
-from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
-from pretrain.tools.experiment.results import as_csv, results
 from pretrain.train.tracking.mlflow_store import client, one_line, parent_run
 from pretrain.train.tracking.tracker import sync
 

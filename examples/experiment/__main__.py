@@ -1,0 +1,3 @@
+from examples.experiment.cli import main
+
+main()

@@ -1,0 +1,55 @@
+"""`python -m examples.experiment DIR`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.foundation import progress
+from data_pipeline.foundation.command import config_path, path_argument, path_option, run_command
+from pretrain.cli.app import Overrides
+
+_MOST_RUNS = 1000  # of a row, or at the same time
+AtOnce = Annotated[
+    int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs at the same time. Default: one per GPU, or one.")
+]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: python -m examples.experiment configs:experiments/adaptation --seeds 3 --budget 5%")
+def _experiment(
+    directory: Annotated[
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", config_path)
+    ],
+    overrides: Overrides = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file: seeds run.seed, run.seed + 1, …")
+    ] = 3,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="STEPS", help="400steps, 5% or 2e13flops: sets each run's length and schedule."),
+    ] = None,
+    at_once: AtOnce = None,
+    out: Annotated[
+        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
+    ] = None,
+    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="The row that others are compared with. Default: `baseline`, else the first."),
+    ] = None,
+) -> None:
+    """Train every run file of a folder with several seeds, and compare them in a table.
+
+    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
+    """
+    with progress.activity_shown("reading the run files"):
+        from examples.experiment import run_experiment  # PyTorch takes 2 s, MLflow more
+
+        code = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    run_command(app)

@@ -1,0 +1,1 @@
+"""How often a model prefers the acceptable sentence of two."""

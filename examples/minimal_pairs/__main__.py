@@ -1,0 +1,3 @@
+from examples.minimal_pairs.cli import main
+
+main()

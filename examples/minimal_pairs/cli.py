@@ -1,0 +1,35 @@
+"""`python -m examples.minimal_pairs CHECKPOINT DIR`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.foundation.command import path_argument, path_option, run_command
+from pretrain.cli.app import Checkpoint
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: python -m examples.minimal_pairs runs/babylm/t5gemma2/seed-0 blimp/data --limit 50")
+def _minimal_pairs(
+    checkpoint: Checkpoint,
+    directory: Annotated[Path, path_argument("DIR", "A folder of minimal pairs such as BLiMP's.")],
+    form: Annotated[
+        str | None,
+        typer.Option(help="The form of prompts: answer, blank or copy. Default: as the model was trained."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many pairs of each paradigm.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that a rank evaluates at once.")] = 8,
+    out: Annotated[Path | None, path_option("--out", "A directory for minimal_pairs.json.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
+) -> None:
+    """Tell how often a checkpoint prefers the acceptable sentence of two, on one rank or those of a launcher."""
+    from examples.minimal_pairs.score_checkpoint import score_checkpoint  # PyTorch takes 2 s
+    from pretrain.engine.checkpoint.directory import checkpoint_in
+
+    score_checkpoint(checkpoint_in(checkpoint), directory, form, limit, batch_size, out, json_)
+
+
+def main() -> None:
+    run_command(app)

@@ -1,0 +1,3 @@
+"""Fixtures that these tests share with those of training."""
+
+from tests.pretrain.conftest import empty_mlflow as empty_mlflow
