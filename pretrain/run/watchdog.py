@@ -1,7 +1,7 @@
-"""Ends a rank that hangs, with the stacks of all its threads on stderr.
+"""Ends a rank that hangs, and prints the stacks of all its threads to stderr.
 
-Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The limit follows the time that
-steps take. A rank that starts, compiles, loads, saves or evaluates has a longer one, which depends on other things.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The timeout follows the time
+that steps take. It is longer while a rank starts, compiles, loads, saves or evaluates, which depends on other things.
 """
 
 import contextlib
@@ -144,10 +144,10 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     """The limit in seconds, and the setting that it comes from."""
     if _phases.isdisjoint(("starting", "compiling")):
         if hang_seconds is not None:
-            return "faults.hang_seconds", hang_seconds
+            return "faults.hang_timeout_seconds", hang_seconds
         if (usual := hang_limit(_steps)) is not None and "slow phase" not in _phases:
-            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
-    return "faults.start_seconds", start_seconds
+            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_timeout_seconds sets another limit", usual
+    return "faults.start_timeout_seconds", start_seconds
 
 
 def _watch(
@@ -165,7 +165,7 @@ def _watch(
         limit += store_seconds
         left = _last + limit - time.monotonic()
         if left <= 0 and limit < start_seconds and _another_compiles():
-            setting, limit = "faults.start_seconds", start_seconds
+            setting, limit = "faults.start_timeout_seconds", start_seconds
             left = _last + limit - time.monotonic()
         if left <= 0:
             break
