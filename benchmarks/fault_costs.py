@@ -60,7 +60,7 @@ def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, rank
         "deepspeed": {"zero_optimization": {"stage": stage}},
         "tracking": {"mlflow": None, "log_every_steps": 1, "system_metrics_seconds": None},
         "checkpoint": {"every_steps": 10 * steps, **changes["checkpoint"]},
-        "faults": {"restarts": 1, "replay_every_steps": None, "checksum_every_steps": None, **changes["faults"]},
+        "faults": {"max_restarts": 1, "replay_every_steps": None, "checksum_every_steps": None, **changes["faults"]},
     }
     path.write_text(json.dumps(config))
     return path

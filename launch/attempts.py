@@ -122,7 +122,7 @@ class Attempts:
                 if not self.ready():
                     print(NOTHING_STARTED, file=sys.stderr, flush=True)
                     return Ended(STOPPED, self._requests.by_scheduler)
-                follows = restarts.left(self.failures, self._faults.restarts, time.time()) > 0
+                follows = restarts.left(self.failures, self._faults.max_restarts, time.time()) > 0
                 patience = self._faults.dead_rank_seconds
                 names = [node.name for node in self.nodes for _ in range(node.ranks)]
                 attempt = watch(self._start, names, self._directory, self._requests, patience, follows)
@@ -168,7 +168,7 @@ class Attempts:
         environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)
-        asked = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_seconds)
+        asked = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_timeout_seconds)
         for number, agent in enumerate(agents):
             launcher = deepspeed_launcher.command(ranks, number, first.address, first.port)
             agent.start(replace(asked, launcher=launcher, ranks=ranks[agent.name]))
@@ -183,7 +183,7 @@ class Attempts:
             restarts.add(directory, recorded)
         if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
             if code == 1:
-                self._record_failure(recorded, "it was killed as it was to stop")
+                self._record_failure(recorded, "it was killed before it had stopped")
             return Ended(code, code == STOPPED and self._interrupted())
         self.failures.append(recorded)
         if attempt.lost:
@@ -192,11 +192,11 @@ class Attempts:
         elif node := restarts.faulty_again(self.failures):
             if self._run.min_nodes is None or not self.leave_out([node]):
                 return self._failed(recorded, _without(node))
-        elif (reason := restarts.refusal(self.failures, self._faults.restarts)) is not None:
+        elif (reason := restarts.refusal(self.failures, self._faults.max_restarts)) is not None:
             return self._failed(recorded, reason)
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""
-        print(f"starting attempt {recorded.attempt + 1}{when} (faults.restarts)", file=sys.stderr, flush=True)
+        print(f"starting attempt {recorded.attempt + 1}{when} (faults.max_restarts)", file=sys.stderr, flush=True)
         self._alerts.send(
             "restarted", f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}{when}"
         )
@@ -207,7 +207,7 @@ class Attempts:
         """Has the next attempt begin without the nodes `lost`; returns whether the others may continue."""
         self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
         if self._run.min_nodes is None:
-            return self._access.tries_again and self._faults.restarts > 0
+            return self._access.tries_again and self._faults.max_restarts > 0
         left = [node for node in self.nodes if node.name not in lost]
         firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
         shared = (some for some in firsts if not BatchPlan(self._batch, _number_of_ranks(some)).problems())
@@ -281,6 +281,6 @@ def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
 
 def _without(node: str) -> str:
     return (
-        f"the arithmetic of {node} was found wrong twice. Take the node away, or exchange the processor or GPU that "
-        "the log names, and run the same command again. On several nodes, --min-nodes has the others continue at once"
+        f"the arithmetic of {node} was wrong twice. Remove the node, or replace the processor or GPU that "
+        "the log names, and run the same command again. On several nodes, --min-nodes lets the others continue at once"
     )

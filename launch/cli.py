@@ -28,55 +28,72 @@ def _commands(version: Version = False) -> None:
 
 
 RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys that override the file: run.max_steps=100")
+]
 _MOST_RANKS = 1024  # of a machine, which has fewer cores and GPUs
 StopAtStep = Annotated[
     int | None,
-    typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
+    typer.Option(
+        min=1,
+        help="Save and stop after this step (exit code 75). A run that has reached it takes no further step.",
+    ),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start a new run; an existing run directory is renamed to RUN.old-N.")
+]
 MinNodes = Annotated[
-    int | None, typer.Option(min=1, help="When a node is lost, continue on the others if at least this many are left.")
+    int | None,
+    typer.Option(min=1, help="When a node is lost, continue on the others if at least this many nodes are left."),
 ]
 
 
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The name of the files, the corpus and the run.")
-    ] = "first",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the files, the corpus and the run.")] = "first",
     text: Annotated[
-        str | None, path_option("--text", "Text: a path, glob or URL. Default: what ships.", paths.location)
+        str | None,
+        path_option(
+            "--text", "The text to train on: a path, glob or URL. Default: the sample text that ships.", paths.location
+        ),
     ] = None,
     text_format: Annotated[
         str | None,
-        typer.Option("--format", help="The format of --text: text, jsonl, csv, … Default: by names and first bytes."),
+        typer.Option(
+            "--format", help="Format of --text: text, jsonl, csv, … Default: detected from names and first bytes."
+        ),
     ] = None,
     corpus: Annotated[
-        str | None, path_option("--corpus", "Train on this finished corpus; write no corpus file.", paths.location)
+        str | None,
+        path_option(
+            "--corpus", "A finished corpus to train on, instead of --text. No corpus file is written.", paths.location
+        ),
     ] = None,
     family: Annotated[
-        str | None, typer.Option(metavar="NAME", help="t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
+        str | None, typer.Option(metavar="NAME", help="Model family: t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Of the family: small, base, … Default: what this machine can train in --hours."
+            metavar="NAME", help="Model size: small, base, … Default: the size that this machine can train in --hours."
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A file of configs/models, instead of family and size.")
+        str | None, typer.Option(metavar="NAME", help="A file in configs/models, instead of --family and --size.")
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="NAME", help="span_corruption, ul2, prefix_lm, … Default: the family's.")
+        str | None,
+        typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, prefix_lm, … Default: the family's."),
     ] = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, max=100_000, help="How long training may take; sets the number of steps.")
+        float,
+        typer.Option(min=0.01, max=100_000, help="How long training may take, in hours. Sets the number of steps."),
     ] = 1.0,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
 
-    The vocabulary follows from a sample of the text; the model, its steps and the precision from this machine.
+    `init` chooses the vocabulary size from a sample of the text, and the model, its steps and the precision from this
+    machine.
     """
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
@@ -92,15 +109,15 @@ def local(
     config: RunPath,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Number of processes; default: one per GPU, or one.")
+        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks. Default: one per GPU, or one.")
     ] = None,
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file and start nothing.")] = False,
 ) -> None:
     """Start or resume a run on this machine through the deepspeed launcher.
 
-    The first Ctrl-C, SIGTERM or SIGUSR1 makes the run save and stop (exit code 75); the second kills it.
+    On the first Ctrl-C, SIGTERM or SIGUSR1 the run saves and stops (exit code 75). The second signal kills the run.
     """
     from launch import attempts
 
@@ -110,16 +127,18 @@ def local(
 @app.command("hosts", epilog="Example: launch hosts configs/runs/t5-v1.1-base-c4.yaml --hostfile hosts.txt")
 def hosts_command(
     config: RunPath,
-    hostfile: Annotated[Path, path_option("--hostfile", "DeepSpeed's format: NAME slots=N in each line.")],
+    hostfile: Annotated[
+        Path, path_option("--hostfile", "A hostfile in DeepSpeed's format: NAME slots=N in each line.")
+    ],
     overrides: Overrides = None,
     min_nodes: MinNodes = None,
-    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help='More options of ssh: "-p 2222 -i KEY".')] = "",
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help='Further options of ssh: "-p 2222 -i KEY".')] = "",
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
 ) -> None:
-    """Start or resume a run on hosts that ssh reaches, through the deepspeed launcher on each.
+    """Start or resume a run on hosts that ssh reaches, through the deepspeed launcher on each host.
 
-    Signals do what they do to `launch local`.
+    Signals work as in `launch local`.
     """
     from launch import attempts, hosts
 
@@ -140,30 +159,36 @@ def slurm_command(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST_RANKS, help="GPUs, and ranks, of each node; default: all, by the cluster file."),
+        typer.Option(
+            min=1,
+            max=_MOST_RANKS,
+            help="GPUs per node, and so ranks per node. Default: gpus_per_node of the cluster file, or one.",
+        ),
     ] = None,
     cluster: Annotated[
-        Path | None, path_option("--cluster", "A cluster file: partition, environment, …", config_path)
+        Path | None, path_option("--cluster", "The cluster file: partition, environment, …", config_path)
     ] = None,
     time: Annotated[str | None, typer.Option(help="SLURM's time limit: days-hours:minutes:seconds.")] = None,
     min_nodes: MinNodes = None,
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="Back into the queue when the time is nearly over or a node is lost.")
+        bool, typer.Option("--requeue", help="Requeue the job when its time is nearly over or a node is lost.")
     ] = False,
     warn_seconds: Annotated[
-        int, typer.Option(min=1, max=65535, help="How long before the time limit the run saves and stops.")
+        int, typer.Option(min=1, max=65535, help="The run saves and stops this many seconds before the time limit.")
     ] = 300,
-    chain: Annotated[int, typer.Option(min=1, max=1000, help="Jobs to submit that follow one another.")] = 1,
+    chain: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of jobs to submit, each after the one before.")
+    ] = 1,
     stop_at_step: StopAtStep = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; write nothing.")] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="Hand the batch script to sbatch.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and write nothing.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the batch script with sbatch.")] = False,
     doctor: Annotated[
-        bool, typer.Option("--doctor", help="The job runs the doctor first, and ends if anything would stop the run.")
+        bool, typer.Option("--doctor", help="The job runs `launch doctor` first, and ends if doctor finds an error.")
     ] = False,
 ) -> None:
-    """Write the batch script of a run, or of a build, and submit it.
+    """Write the batch script of a run or of a corpus build; --submit also submits the script.
 
-    SIGUSR1 makes the job save and stop, and go back into the queue with --requeue. scancel also saves and stops.
+    On SIGUSR1 the job saves and stops, and with --requeue it goes back into the queue. On scancel it saves and stops.
     """
     from data_pipeline.foundation import config_file
     from launch import slurm, slurm_head
@@ -199,7 +224,7 @@ def head(
     stop_at_step: StopAtStep = None,
     stage: Annotated[Path | None, path_option("--stage", "Where each node first copies the corpora.")] = None,
     cluster: Annotated[Path | None, path_option("--cluster", "For the doctor.", config_path)] = None,
-    srun: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of srun.")] = "",
+    srun: Annotated[str, typer.Option(metavar="OPTIONS", help="Further options of srun.")] = "",
     container: Annotated[str, typer.Option(metavar="COMMAND", help="Put before what srun starts.")] = "",
     requeue: Annotated[bool, typer.Option("--requeue", help="As of launch slurm.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor", help="Run the doctor first.")] = False,
@@ -241,28 +266,34 @@ def doctor_command(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        path_argument("RUN.yaml", "The run file; without it, only the machine is checked.", config_path),
+        path_argument(
+            "RUN.yaml", "The run file to check. Without a run file, doctor checks only the machine.", config_path
+        ),
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Ranks of each machine; default: one per GPU, or one.")
+        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per machine. Default: one per GPU, or one.")
     ] = None,
     hostfile: Annotated[
-        Path | None, path_option("--hostfile", "Check these hosts; the file is that of launch hosts.")
+        Path | None, path_option("--hostfile", "Check the hosts of this file, as for `launch hosts`.")
     ] = None,
-    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="More options of ssh.")] = "",
+    ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Further options of ssh.")] = "",
     cluster: Annotated[
         Path | None,
-        path_option("--cluster", "In an allocation: the cluster file, with its container and variables.", config_path),
+        path_option(
+            "--cluster",
+            "In a SLURM allocation: the cluster file, whose container and variables the checks use.",
+            config_path,
+        ),
     ] = None,
     numerics: Annotated[
         bool, typer.Option("--numerics", help="Also compare DeepSpeed with plain PyTorch on a small model.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine before a run; in an allocation of SLURM all its nodes.
+    """Check this machine before a run. In a SLURM allocation, check all its nodes.
 
-    Exit code 0 means that nothing would stop a run.
+    Exit code 0: no error was found.
     """
     from launch.tools.doctor import doctor
 

@@ -60,7 +60,7 @@ class Agent:
             said = "; ".join(self.connection.said) or "it said nothing"
             return f"{self._process.program} ended with exit code {code}: {said}"
         seconds = TIMEOUT_SECONDS if self.machine else _SECONDS_TO_CONNECT
-        return f"no word from it for {seconds:.0f} s" if self.connection.silent > seconds else None
+        return f"no message from it for {seconds:.0f} s" if self.connection.silent > seconds else None
 
     def start(self, asked: Start) -> None:
         self.connection.send({"start": asdict(asked)})

@@ -33,7 +33,7 @@ class Start:
     """Asks an agent to start `command`, whose environment is changed by `environment`: a program, or ranks.
 
     Events of a program have its `number`. `launcher` is the command that starts the node's `ranks`, before that of a
-    rank. Their output goes to the directory `logs`. `hang_seconds`: the run's `faults.hang_seconds`.
+    rank. Their output goes to the directory `logs`. `hang_seconds`: the run's `faults.hang_timeout_seconds`.
     """
 
     command: list[str]

@@ -206,7 +206,8 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
-    content, launch, place = merged(head.path, head.overrides), shlex.join(PYTHON), shlex.quote(str(directory))
+    content = merged(head.path, head.overrides, RunConfig if head.is_run else CorpusConfig)
+    launch, place = shlex.join(PYTHON), shlex.quote(str(directory))
     shown = _CONTROL.sub("?", str(head.path))
     script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then

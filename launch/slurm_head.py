@@ -138,7 +138,7 @@ def _run_before(commands: list[list[str]]) -> Ended | None:
     A signal ends them: the batch shell itself would die of SIGUSR1, and SLURM wouldn't requeue the job.
     """
     with (
-        caught(lambda number: announce(number, "ending what comes before the run")) as received,
+        caught(lambda number: announce(number, "stopping the steps before the run")) as received,
         ProcessGroup() as group,
     ):
         for command in commands:

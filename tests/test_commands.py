@@ -154,7 +154,7 @@ CORPUS = "launch slurm configs:corpora/quickstart.yaml"
         ("pretrain generate run text -n 5", "-n: for --corpus"),
         ("launch doctor --ssh '-p 22'", "--ssh: for --hostfile"),
         ("launch doctor --hostfile h --ranks 2", "--ranks: not with --hostfile, which names the hosts and their ranks"),
-        ("launch doctor --cluster configs:clusters/h100.yaml", "--cluster: not in an allocation of SLURM"),
+        ("launch doctor --cluster configs:clusters/h100.yaml", "--cluster: this is no SLURM allocation"),
         (f"{CORPUS} --stop-at-step 9 --doctor", "--stop-at-step and --doctor: for a run, and "),
         ("launch slurm configs:runs/quickstart.yaml --chain 2", "--chain: for --submit"),
     ],

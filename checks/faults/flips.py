@@ -42,7 +42,7 @@ BY = {  # what an error or a warning says, and who says it
     "changed between two updates": "checksum before the update",
     "different gradients from the same micro-batch": "replay",
     "other weights than": "comparison at a save",
-    "aren't those that the run had": "comparison at a start",
+    "differ from those that the run saved": "comparison at a start",
 }
 
 

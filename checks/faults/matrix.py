@@ -144,9 +144,9 @@ class Matrix:
             checkpoint={"every_steps": cells.SAVE_EVERY, "keep_last": 2, "memory_every_steps": 1},
             evaluation=[{"hook": "validation_loss", "every_steps": 10}],
             faults={
-                "hang_seconds": self._patience * cells.HANG_SECONDS,
-                "start_seconds": self._patience * cells.START_SECONDS,
-                "restarts": cell.restarts,
+                "hang_timeout_seconds": self._patience * cells.HANG_SECONDS,
+                "start_timeout_seconds": self._patience * cells.START_SECONDS,
+                "max_restarts": cell.restarts,
             },
             tracking={"mlflow": mlflow and {"uri": mlflow, "experiment": "tests"}, "log_every_steps": 1},
         )

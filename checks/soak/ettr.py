@@ -39,7 +39,7 @@ def main() -> int:
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ettr-")) / "run"
     changes = [f"run.directory={directory}", "run.max_steps=1000000", "tracking.log_every_steps=1"]
-    changes += ["faults.restarts=100000", "checkpoint.memory_every_steps=1", "evaluation=[]", *given.overrides]
+    changes += ["faults.max_restarts=100000", "checkpoint.memory_every_steps=1", "evaluation=[]", *given.overrides]
     program = str(Path(sys.executable).with_name("launch"))
     generator, began = random.Random(given.seed), time.time()
     process = subprocess.Popen([program, "local", str(given.run), "--ranks", str(RANKS), *changes])

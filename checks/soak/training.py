@@ -94,7 +94,7 @@ class Run:
             "schedule": {"name": "cosine", "warmup_steps": 10},
             "precision": "fp32",
             "deepspeed": {"zero_optimization": {"stage": 2}},
-            "faults": {"restarts": 0, "dead_rank_seconds": 2, "hang_seconds": 60},
+            "faults": {"max_restarts": 0, "dead_rank_seconds": 2, "hang_timeout_seconds": 60},
             "checkpoint": {"every_steps": 4, "keep_last": 3},
             "tracking": {"mlflow": None, "log_every_steps": 1},
         }

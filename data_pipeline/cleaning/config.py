@@ -47,28 +47,28 @@ class CleaningConfig(Section):
     max_word_length: PositiveInt | None = None
     """Lines with a longer word are dropped, in characters between white space. null: no limit."""
     min_words_per_line: NonNegativeInt = 0
-    """Lines of fewer words are dropped. 0 turns it off."""
+    """Lines of fewer words are dropped. 0: off."""
     min_sentences_per_page: NonNegativeInt = 0
-    """Pages of fewer sentences are dropped. 0 turns it off."""
+    """Pages of fewer sentences are dropped. 0: off."""
     paragraphs: NonNegativeInt = 0
     """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
     off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
-    """Gopher's rules for quality and repetition. true: with the published thresholds. null or false turns them off."""
+    """Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
     rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []
-    """Kinds of personal data that are replaced by placeholders, of email, ip and phone. [] turns it off."""
+    """Kinds of personal data that are replaced by placeholders, of email, ip and phone. []: off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
     bad_words: list[_NameOfList] = []
     """Languages of the lists of bad words; a page with one of these words is dropped. A page whose language is known is
-    searched for the words of that language alone. [] turns it off."""
+    searched for the words of that language alone. []: off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
     """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
 
     classifier: ClassifierConfig | None = None
-    """A fastText classifier that decides which pages are kept. null turns it off."""
+    """A fastText classifier that decides which pages are kept. null: off."""
 
     @model_validator(mode="before")
     @classmethod

@@ -35,38 +35,38 @@ class GopherConfig(Section):
     """Gopher's rules for whole pages. A page exactly at a threshold is kept."""
 
     min_words: NonNegativeInt = 50
-    """Pages of fewer words are dropped. 0 turns it off."""
+    """Pages of fewer words are dropped. 0: off."""
     max_words: PositiveInt | None = 100_000
     """Pages of more words are dropped. null: no limit."""
     min_mean_word_length: float = Field(3.0, ge=0)
-    """Pages whose words are shorter on average are dropped, in characters. 0 turns it off."""
+    """Pages whose words are shorter on average are dropped, in characters. 0: off."""
     max_mean_word_length: float | None = Field(10.0, gt=0)
     """Pages whose words are longer on average are dropped, in characters. null: no limit."""
     max_symbols_per_word: float | None = Field(0.1, ge=0)
     """Pages with more hash signs, or with more ellipses, for each word are dropped. null: no limit."""
     max_bullet_lines: Fraction = 0.9
-    """Pages in which a larger fraction of lines starts with a bullet point are dropped. 1 turns it off."""
+    """Pages in which a larger fraction of lines starts with a bullet point are dropped. 1: off."""
     max_ellipsis_lines: Fraction = 0.3
-    """Pages in which a larger fraction of lines ends with an ellipsis are dropped. 1 turns it off."""
+    """Pages in which a larger fraction of lines ends with an ellipsis are dropped. 1: off."""
     min_alphabetic_words: Fraction = 0.8
-    """Pages in which a smaller fraction of words has a letter are dropped. 0 turns it off."""
+    """Pages in which a smaller fraction of words has a letter are dropped. 0: off."""
     min_stop_words: NonNegativeInt = 2
     """Pages with fewer different words of the, be, to, of, and, that, have, with are dropped: English alone. 0 turns it
     off."""
     max_duplicate_lines: Fraction = 0.3
-    """Pages in which a larger fraction of lines repeats earlier ones are dropped. 1 turns it off."""
+    """Pages in which a larger fraction of lines repeats earlier ones are dropped. 1: off."""
     max_duplicate_paragraphs: Fraction = 0.3
-    """Pages in which a larger fraction of paragraphs repeats earlier ones are dropped. 1 turns it off."""
+    """Pages in which a larger fraction of paragraphs repeats earlier ones are dropped. 1: off."""
     max_duplicate_line_characters: Fraction = 0.2
-    """The same, by the characters of the lines. 1 turns it off."""
+    """The same, by the characters of the lines. 1: off."""
     max_duplicate_paragraph_characters: Fraction = 0.2
-    """The same, by the characters of the paragraphs. 1 turns it off."""
+    """The same, by the characters of the paragraphs. 1: off."""
     max_top_ngrams: dict[Length, Fraction] = {2: 0.20, 3: 0.18, 4: 0.16}
     """For each n, pages in which the most frequent n-gram of words has a larger fraction of the characters are dropped.
-    {} turns it off."""
+    {}: off."""
     max_duplicate_ngrams: dict[Length, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
     """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. By
-    default 0.15 for n = 5, 0.01 less for each n after it, to 0.10 for n = 10. {} turns it off."""
+    default 0.15 for n = 5, 0.01 less for each n after it, to 0.10 for n = 10. {}: off."""
 
 
 def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:

@@ -29,11 +29,11 @@ class DedupConfig(Section):
     """Drop all copies but one of any three successive sentences, whatever their case and white space."""
     substrings: Annotated[SubstringsConfig | None, TrueIsTheDefaults] = None
     """Drop all copies but one of any text of 50 words or more that occurs several times, case and punctuation
-    included. true: with the default below. null or false turns it off."""
+    included. true: with the default below. null or false: off."""
     documents: bool = True
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
-    """Drop near-duplicates. true: with the defaults below. null or false turns it off."""
+    """Drop near-duplicates. true: with the defaults below. null or false: off."""
     custom: list[Annotated[SerializeAsAny[StepConfig], BeforeValidator(custom_step)]] = []
     """Steps of installed packages, after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24

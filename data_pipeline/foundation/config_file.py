@@ -8,7 +8,9 @@ import difflib
 import functools
 import inspect
 import itertools
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +60,10 @@ class Section(BaseModel):
     refused: ClassVar[Mapping[str, str]] = {}
     """Keys that have no place here, with the reason."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Of the class of a whole file: earlier names, which a file may still have, and the names of today. "data.pack":
+    "packing_ratio" renames a key; "checkpoint.on_failure: go_on": "continue" renames a value."""
+
     other_files: ClassVar[Mapping[str, str]] = {}
     """Keys that only other kinds of files have, with what such a file is and which command takes it."""
 
@@ -90,10 +96,10 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
 
     Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). Under
     `extends`, a file may name other files to start from: by paths relative to itself, or as `configs:NAME` if they ship
-    with the package. They are merged in order, the file itself last. Raises UserError, which names the file, each wrong
-    key and the nearest valid key.
+    with the package. They are merged in order, the file itself last. A line on stderr names the earlier names that a
+    file or an override has. Raises UserError, which names the file, each wrong key and the nearest valid key.
     """
-    given = _merged(path, overrides)
+    given = _merged(path, overrides, schema)
     if not any(field.is_required() and name in given for name, field in schema.model_fields.items()):
         for key in schema.other_files.keys() & given.keys():
             raise UserError(f"{path}: {schema.other_files[key].format(path)}")
@@ -104,29 +110,33 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     return check(plain, schema, str(path))
 
 
-def _merged(path: str | Path, overrides: Sequence[str]) -> DictConfig:
-    merged = _read(Path(path), ())
+def _merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -> DictConfig:
+    merged = _read(Path(path), (), schema)
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
         try:
-            _forget_other_kinds(merged, OmegaConf.from_dotlist([override]))
-            merged.merge_with_dotlist([override])
+            update = OmegaConf.from_dotlist([override])
+            _forget_other_kinds(merged, update)
+            if (new := _with_new_names(update, schema, "")) is not update:
+                merged.merge_with(new)
+            else:
+                merged.merge_with_dotlist([override])  # an index in its key selects an item of a list
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
 
 
-def merged(path: str | Path, overrides: Sequence[str]) -> str:
+def merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -> str:
     """The YAML of a config file that has everything in itself: what it extends, and `overrides`. Raises UserError as
     `load`."""
-    return OmegaConf.to_yaml(_merged(path, overrides))
+    return OmegaConf.to_yaml(_merged(path, overrides, schema))
 
 
 def sections(path: str | Path, overrides: Sequence[str]) -> set[str]:
     """The names of the sections of a config file, which tell what kind of file it is. Raises UserError as `load`."""
-    return {str(key) for key in _merged(path, overrides)}
+    return {str(key) for key in _merged(path, overrides, Section)}
 
 
 def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
@@ -146,7 +156,7 @@ def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     return [line for key, found in first.items() for line in _describe(key, *found).splitlines()]
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
+def _read(path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConfig:
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself")
     with paths.opening(str(path)):
@@ -160,10 +170,46 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     except ValueError as error:
         raise UserError(f"{path}: extends: {error}") from None
     merged = OmegaConf.create()
-    for part in (*(_read(parent, (*seen, path.resolve())) for parent in parents), config):
+    config = _with_new_names(config, schema, f"{path}: ")
+    for part in (*(_read(parent, (*seen, path.resolve()), schema) for parent in parents), config):
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged
+
+
+def _with_new_names(config: DictConfig, schema: type[Section], where: str) -> DictConfig:
+    """`config` itself, or a copy in which today's names replace earlier ones. Says on stderr which it has replaced.
+
+    Raises UserError if `config` has a key under both names.
+    """
+    plain: Any = OmegaConf.to_container(config)
+    replaced = []
+    for old, new in schema.renamed.items():
+        path, _, value = old.partition(": ")
+        *above, name = path.split(".")
+        section = plain
+        for key in above:
+            section = section.get(key) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or name not in section or (value and section[name] != value):
+            continue
+        if value:
+            section[name] = new
+            replaced.append(f"{old} is called {new} now")
+        elif new in section:
+            raise UserError(f"{where}{path}: is called {new} now, which is given, too; leave {name} out")
+        else:
+            section[new] = section.pop(name)
+            replaced.append(f"{path} is called {'.'.join([*above, new])} now")
+    if not replaced:
+        return config
+    _warn_once(f"warning: {where}{', '.join(replaced)}")
+    return OmegaConf.create(plain)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    if "RANK" not in os.environ:  # `launch` has printed it before it starts its ranks
+        print(line, file=sys.stderr)
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:

@@ -117,7 +117,7 @@ def _death(error: Exception) -> str:
     it had made has neither."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return f"data.workers: {one_line(error)}"
-    hint = "the machine may be out of memory: lower data.workers or data.prefetch"
+    hint = "the machine may be out of memory: lower data.workers or data.prefetch_factor"
     return f"data.workers: the loader's worker process died: {one_line(error)}; {hint}"
 
 

@@ -52,7 +52,7 @@ class Denoising(Objective):
     length: int = Field(512, ge=3, le=LONGEST)
     """The most tokens of the encoder's input, BOS and EOS included."""
     mask_ratio: float = Field(0.3, ge=0, lt=1)
-    """The share of a row's words in noised spans. 0 turns it off."""
+    """The share of a row's words in noised spans. 0: off."""
     span_length: Literal["span_poisson", "word", "subword"] = "span_poisson"
     """What a span is. `span_poisson`: words, as many as a Poisson distribution gives. `word`: one word. `subword`: one
     token."""
@@ -64,11 +64,11 @@ class Denoising(Objective):
     random_ratio: float = Field(0.1, ge=0, le=1)
     """The share of the masks that are random tokens of the text instead."""
     insert_ratio: float = Field(0.0, ge=0, lt=1)
-    """Tokens inserted at random positions, as a share of the row's length. 0 turns it off."""
+    """Tokens inserted at random positions, as a share of the row's length. 0: off."""
     permute_sentence_ratio: float = Field(1.0, ge=0, le=1)
-    """The share of a row's sentences that change places with one another. 0 turns it off."""
+    """The share of a row's sentences that change places with one another. 0: off."""
     rotate_probability: float = Field(0.0, ge=0, le=1)
-    """Probability that a row is rotated to begin with any of its tokens. 0 turns it off."""
+    """Probability that a row is rotated to begin with any of its tokens. 0: off."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> "Denoising":

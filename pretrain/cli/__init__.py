@@ -1,4 +1,4 @@
-"""The command `pretrain`: trains models on corpora, and generates with, exports and tracks them."""
+"""The command `pretrain`: it trains, evaluates, exports and tracks models, and generates text with them."""
 
 from data_pipeline.foundation.command import run_command
 

@@ -1,4 +1,4 @@
-"""The application, and the arguments that several commands have."""
+"""The Typer application, and the arguments that several commands have."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,15 +7,16 @@ import typer
 
 from data_pipeline.foundation.command import Version, config_path, path_argument
 
-HELP = "Train models on corpora, and generate with, export and track them."
+HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, pretty_exceptions_enable=False)
 
 RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: optimizer.learning_rate=1e-3")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Keys that override the run file: optimizer.learning_rate=1e-3"),
 ]
-Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory for its latest.")]
-NewDirectory = Annotated[Path, path_argument("OUT", "A new directory.")]
+Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory: its latest checkpoint.")]
+NewDirectory = Annotated[Path, path_argument("OUT", "The directory to write; it must not exist.")]
 
 
 @app.callback(help=HELP, epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")

@@ -1,4 +1,4 @@
-"""Commands that use a checkpoint or make one: generate, evaluate, export, import and the like."""
+"""Commands that read or write checkpoints: generate, evaluate, attention, export, average, import, adapt."""
 
 import json
 import sys
@@ -31,35 +31,43 @@ def generate(
     context: typer.Context,
     checkpoint: Checkpoint,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="With <extra_id_0> … for masked spans.")
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="A text. <extra_id_0>, <extra_id_1>, … stand for masked spans."),
     ] = None,
-    file: Annotated[Path | None, path_option("--file", "One text per line. Default without texts: stdin.")] = None,
+    file: Annotated[
+        Path | None, path_option("--file", "A file with one text per line. Default without TEXT: stdin.")
+    ] = None,
     corpus: Annotated[
-        Path | None, path_option("--corpus", "Mask words in sentences of this corpus's held-out documents.")
+        Path | None,
+        path_option("--corpus", "Take sentences from the held-out documents of this corpus, and mask words in them."),
     ] = None,
-    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences to take from --corpus.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts decoded together.")] = 16,
-    likeliest: Annotated[int, typer.Option(min=0, help="Likeliest fillings to show for each masked span.")] = 0,
-    engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2: faster on CPUs, for T5 and BART.")] = "pytorch",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8: weights of 8 bits, with --engine ctranslate2.")
-    ] = None,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="One object per line: text, generated, whole.")] = False,
-    out: Annotated[Path | None, path_option("--out", "A new file, instead of stdout.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 128,
-    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer.")] = 0,
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size; 0: no limit.")] = 0,
-    num_beams: Annotated[int, typer.Option(help="More than 1: beam search.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="For beam search; above 0 favours long answers.")] = 1.0,
+    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences from --corpus.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 16,
+    likeliest: Annotated[
+        int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
+    ] = 0,
+    engine: Annotated[
+        str, typer.Option(help="pytorch, or ctranslate2, which is faster on CPUs, for T5 and BART.")
+    ] = "pytorch",
+    quantization: Annotated[str | None, typer.Option(help="int8: 8-bit weights, with --engine ctranslate2.")] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")
+    ] = False,
+    out: Annotated[Path | None, path_option("--out", "Write to this new file instead of stdout.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 128,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer, in tokens.")] = 0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size. 0: off.")] = 0,
+    num_beams: Annotated[int, typer.Option(help="Number of beams. 1: no beam search.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="For beam search: above 0 favours long answers.")] = 1.0,
     early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false",
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token; above 0: sampling.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0: greedy decoding.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample among the fewest tokens with this total probability, after --top-k.")
+        float, typer.Option(help="Sample from the fewest tokens whose probabilities sum to this, after --top-k.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the masks and of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of masks and sampling.")] = 0,
 ) -> None:
-    """Fill masked spans, answer or continue a text, depending on the model."""
+    """Fill masked spans, answer a text or continue it, depending on the model."""
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import models
@@ -111,34 +119,43 @@ def evaluate_command(
     checkpoint: Checkpoint,
     corpora: Annotated[
         list[Path] | None,
-        path_option("--corpus", "A corpus with held-out rows; may be repeated. Default: those of the run."),
+        path_option(
+            "--corpus",
+            "A corpus whose held-out rows to evaluate; may be repeated. Default: the run's validation corpora.",
+        ),
     ] = None,
-    suite: Annotated[str, typer.Option(help="fast: losses and the embedding's shape. full: all hooks.")] = "fast",
+    suite: Annotated[str, typer.Option(help="fast: validation_loss and embedding. full: all hooks.")] = "fast",
     hooks: Annotated[
         list[str] | None,
         typer.Option(
-            "--hook", help="Only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated."
+            "--hook",
+            help="Run only this hook, by name or as in a run file: {hook: samples, number: 8}. May be repeated.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples that a rank evaluates at once.")] = 8,
-    out: Annotated[Path | None, path_option("--out", "A directory for tables and pictures.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of examples per batch on each rank.")] = 8,
+    out: Annotated[Path | None, path_option("--out", "The directory for tables and pictures.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the metrics as a JSON object.")] = False,
     lm_eval: Annotated[
-        str | None, typer.Option(metavar="TASKS", help="Instead of hooks: tasks of the lm-evaluation-harness, a,b,….")
+        str | None,
+        typer.Option(metavar="TASKS", help="Instead of hooks: tasks of the lm-evaluation-harness, as a,b,…."),
     ] = None,
     include_path: Annotated[
         Path | None, path_option("--include-path", "A folder with tasks of your own, for --lm-eval.")
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="For --lm-eval: prompts as answer, blank or copy. Default: as the model was trained."),
+        typer.Option(
+            help="For --lm-eval: prompt format, answer, blank or copy. Default: the format that the model was trained with."
+        ),
     ] = None,
-    few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
+    few_shot: Annotated[
+        int | None, typer.Option(min=0, help="For --lm-eval: number of examples before each question.")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="For --lm-eval: at most this many examples of each task.")
+        int | None, typer.Option(min=1, help="For --lm-eval: maximum number of examples per task.")
     ] = None,
 ) -> None:
-    """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""
+    """Evaluate a checkpoint with hooks or tasks, on one rank or on the ranks of a launcher."""
     from pretrain.config import evaluation
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.evaluate import lm_eval as harness
@@ -163,12 +180,12 @@ def evaluate_command(
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
 def attention(
     checkpoint: Checkpoint,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; may have <extra_id_0> … .")],
-    target: Annotated[str | None, typer.Option(help="What its decoder reads. Default: what the model answers.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="The most tokens on an axis.")] = 40,
-    out: Annotated[Path, path_option("--out", "A directory for the pictures.")] = Path("attention"),
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
+    target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
+    out: Annotated[Path, path_option("--out", "The directory for the pictures.")] = Path("attention"),
 ) -> None:
-    """Draw what each layer and head attends to."""
+    """Draw the attention weights of each layer and head."""
     from pretrain.tools import evaluate
 
     trained = _open(checkpoint).on_best_device()
@@ -182,19 +199,30 @@ def export(
     checkpoint: Checkpoint,
     out: NewDirectory,
     register: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Also register it in the run's MLflow, as a new version of NAME.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Also register the export in the run's MLflow, as a new version of the model NAME."
+        ),
     ] = None,
     uri: Annotated[
-        str | None, path_option("--uri", "The URI of that MLflow, if its password isn't recorded.", paths.mlflow_uri)
+        str | None,
+        path_option(
+            "--uri",
+            "For --register: MLflow's tracking URI with its password, which the run doesn't record.",
+            paths.mlflow_uri,
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--for", metavar="ENGINE", help="Who will run it: transformers or ctranslate2.")
+        str,
+        typer.Option(
+            "--for", metavar="ENGINE", help="The library that will run the model: transformers or ctranslate2."
+        ),
     ] = "transformers",
     encoder_only: Annotated[
-        bool, typer.Option("--encoder-only", help="The encoder alone, without the decoder.")
+        bool, typer.Option("--encoder-only", help="Export the encoder without the decoder.")
     ] = False,
 ) -> None:
-    """Write a directory that Hugging Face transformers can load, with a model card."""
+    """Export a checkpoint to a directory that Hugging Face transformers loads, with a model card."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.export import card
@@ -225,12 +253,14 @@ def export(
 def average(
     checkpoints: Annotated[
         list[Path],
-        path_argument("CHECKPOINT… OUT", "Checkpoints, or a run directory for its latest; then a new directory."),
+        path_argument(
+            "CHECKPOINT… OUT", "Checkpoints, or a run directory; then the directory to write, which must not exist."
+        ),
     ],
-    last: Annotated[int, typer.Option(min=1, help="The last checkpoints of the run, instead of the latest alone.")] = 1,
-    ema: Annotated[bool, typer.Option("--ema", help="Average the moving averages (optimizer.ema_decay).")] = False,
+    last: Annotated[int, typer.Option(min=1, help="Number of the run's latest checkpoints to average.")] = 1,
+    ema: Annotated[bool, typer.Option("--ema", help="Average the EMA weights (optimizer.ema_decay).")] = False,
 ) -> None:
-    """Average the weights of checkpoints into one that evaluate, generate, export and init_from read."""
+    """Average the weights of checkpoints into a new checkpoint, for evaluate, generate, export and init_from."""
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
 
@@ -252,14 +282,16 @@ def average(
 @app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
 def import_(
     model: Annotated[
-        Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint of Yan's code.")
+        Path,
+        path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint file of Yan's code."),
     ],
     out: NewDirectory,
     tokenizer: Annotated[
-        Path | None, path_option("--tokenizer", "A directory with GPT-2's vocab.json and merges.txt, for Yan's code.")
+        Path | None,
+        path_option("--tokenizer", "For a file of Yan's code: a directory with GPT-2's vocab.json and merges.txt."),
     ] = None,
 ) -> None:
-    """Convert a Hugging Face directory, or a file of Yan's own code, into a checkpoint that a run can start from."""
+    """Convert a Hugging Face model, or a file of Yan's code, to a checkpoint that a run can start from."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import tensors
 
@@ -282,15 +314,15 @@ def adapt_command(
         Path, path_argument("DECODER", "A decoder-only model: a saved transformers model, a checkpoint or a run.")
     ],
     out: NewDirectory,
-    style: Annotated[str, typer.Option(help="The family of the result: t5gemma, t5gemma2 or modern.")],
+    style: Annotated[str, typer.Option(help="Family of the result: t5gemma, t5gemma2 or modern.")],
     encoder: Annotated[
         Path | None,
-        path_option("--encoder", "Another decoder-only model, which becomes the encoder. Default: DECODER too."),
+        path_option("--encoder", "A decoder-only model that becomes the encoder. Default: DECODER."),
     ] = None,
     sentinels: Annotated[
-        int | None, typer.Option(min=0, help="Sentinels to add to a tokenizer without. Default: none.")
+        int | None, typer.Option(min=0, help="Number of sentinels to add to a tokenizer that has none. Default: 0.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model lacks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model doesn't have.")] = 0,
 ) -> None:
     """Turn a decoder-only model into an encoder-decoder that a run can start from."""
     from pretrain.tools import adapt

@@ -1,4 +1,4 @@
-"""Commands that train, that say beforehand what a run needs, and that show a run."""
+"""Commands that train, that estimate what a run needs, and that show a run."""
 
 import os
 from pathlib import Path
@@ -25,11 +25,16 @@ def train_command(
     overrides: Overrides = None,
     stop_at_step: Annotated[
         int | None,
-        typer.Option(min=1, help="Save and stop (exit code 75) after this step; a run that has taken it stays there."),
+        typer.Option(
+            min=1,
+            help="Save and stop after this step (exit code 75). A run that has reached it takes no further step.",
+        ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the existing one is moved aside.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run; an existing run directory is renamed to RUN.old-N.")
+    ] = False,
 ) -> None:
-    """Train in one process, resuming from the latest checkpoint; `launch local` starts several."""
+    """Train in one process, from the latest checkpoint if there is one. `launch local` starts several processes."""
     from data_pipeline.foundation import config_file
     from data_pipeline.loading import server
     from pretrain import config as configs
@@ -53,26 +58,30 @@ def plan_command(
     config: RunPath,
     gpu: Annotated[
         str,
-        typer.Option(metavar="NAME", help="a100-80gb, h100-sxm …, or cpu: this machine's. An unknown name lists all."),
+        typer.Option(
+            metavar="NAME",
+            help="The GPU, such as a100-80gb or h100-sxm; cpu: this machine's CPU. An unknown name lists all names.",
+        ),
     ],
     overrides: Overrides = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs; not for cpu.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: 8 GPUs a node.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs. Leave it out for cpu.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: one per 8 GPUs.")] = None,
     mfu: Annotated[
         float | None,
         typer.Option(
             min=0.01,
             max=1.0,
-            help="Share of its peak that a GPU reaches. Default: 0.31; on cpu, by width.",
+            help="Model FLOPs utilization, from 0.01 to 1. Default: 0.31; for cpu, by the model's width.",
         ),
     ] = None,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars for a GPU and an hour. Default: 2.")] = None,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GPU hour. Default: 2.")] = None,
 ) -> None:
-    """Say how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
+    """Estimate how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
 
-    The lengths of rows come from the run file or its corpus, else from the corpus file that builds it, which is named.
+    Row lengths come from the run file or its corpus. Without the corpus they come from the corpus file that builds it,
+    which `plan` names.
 
-    `--gpu cpu` answers for this machine's CPU, which it measures for half a second.
+    With `--gpu cpu`, `plan` measures this machine's CPU for half a second.
     """
     with progress.activity_shown("reading the run file"):
         text = _plan(config, overrides or [], gpu, gpus, nodes, mfu, price)
@@ -113,10 +122,10 @@ def _plan(
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")
 def reference_command(
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="Only this key, or section: optimizer. Default: all.")
+        str | None, typer.Argument(metavar="KEY", help="A key or a section, such as optimizer. Default: all keys.")
     ] = None,
 ) -> None:
-    """Show every key of corpus files and run files, with default and meaning: docs/reference/settings.md."""
+    """Show the keys of corpus files and run files with their defaults and meanings: docs/reference/settings.md."""
     from pretrain.tools import reference
 
     print(reference.describe_key(key) if key else reference.page(), end="")
@@ -124,11 +133,20 @@ def reference_command(
 
 @app.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
 def dashboard_command(
-    run_dir: Annotated[Path | None, path_argument("RUN_DIR", "Show the charts of this run.")] = None,
+    run_dir: Annotated[
+        Path | None, path_argument("RUN_DIR", "The run whose charts to show. Default: all runs of --uri.")
+    ] = None,
     uri: Annotated[
-        str, path_option("--uri", "MLflow's store, if no run is given.", paths.mlflow_uri)
+        str,
+        path_option(
+            "--uri",
+            "MLflow's tracking URI. With RUN_DIR: the run's own, with its password if it needs one.",
+            paths.mlflow_uri,
+        ),
     ] = "sqlite:///runs/mlflow.db",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Another free one is taken if it is in use.")] = 5000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="The port. If it is in use, a free port is taken.")
+    ] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
     from pretrain.train.tracking import dashboard
@@ -139,9 +157,9 @@ def dashboard_command(
 @app.command("watch", epilog="Example: pretrain watch runs/quickstart")
 def watch_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
-    once: Annotated[bool, typer.Option("--once", help="Show it once, as it is now.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the present state and exit.")] = False,
 ) -> None:
-    """Show a run's curves and samples in the terminal, until Ctrl-C."""
+    """Show a run's curves and samples in the terminal until Ctrl-C."""
     from pretrain.tools import watch
 
     watch.watch(run_dir, once)
@@ -150,9 +168,9 @@ def watch_command(
 @app.command("picture", epilog="Example: pretrain picture runs/quickstart")
 def picture_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
-    out: Annotated[Path | None, path_option("--out", "A PNG file. Default: RUN_DIR/picture.png.")] = None,
+    out: Annotated[Path | None, path_option("--out", "The PNG file to write. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
-    """Draw a run's held-out loss, and what its decoder attends to in the input."""
+    """Draw a run's held-out loss and its decoder's cross-attention."""
     from pretrain.train import picture
 
     picture.draw(run_dir, target := out or run_dir / "picture.png")
@@ -162,9 +180,11 @@ def picture_command(
 @app.command(epilog="Example: pretrain sync runs/quickstart --uri http://mlflow.example.org:5000")
 def sync(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
-    uri: Annotated[str | None, path_option("--uri", "Another MLflow than the run's own.", paths.mlflow_uri)] = None,
+    uri: Annotated[
+        str | None, path_option("--uri", "Tracking URI to send to. Default: the run's own.", paths.mlflow_uri)
+    ] = None,
 ) -> None:
-    """Send MLflow the metrics and files of a run that it lacks."""
+    """Send the metrics and files of a run that MLflow lacks to MLflow."""
     from pretrain.train.tracking import tracker
 
     print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

@@ -1,4 +1,4 @@
-"""The `batch:` section of a run file, and how ranks and micro-batches divide the rows of its steps."""
+"""The `batch:` section of a run file, and how ranks and micro-batches divide the rows of a step."""
 
 import math
 from dataclasses import dataclass
@@ -19,24 +19,25 @@ class RampUp(Section):
     """A smaller global batch for the first steps."""
 
     until_step: Steps
-    """The first step that is no longer part of this entry; steps count from 0."""
+    """The first step after this entry; steps count from 0."""
     global_batch_size: Rows
-    """Rows per step over all ranks before `until_step`."""
+    """Rows per optimizer step before `until_step`, over all ranks."""
 
 
 class BatchSection(Section):
-    """Batch sizes, in rows."""
+    """Batch sizes, in rows. A row is one training sequence: an input with its target."""
 
     global_batch_size: Rows
-    """Rows per step over all ranks."""
+    """Rows per optimizer step, over all ranks."""
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
-    """Rows per forward pass on a rank. `auto`: as many as fit into memory; on a GPU, the fastest of these sizes. null:
-    the rank's whole share of a step."""
+    """Rows per forward pass on a rank. Gradient accumulation over micro-batches makes up the step. `auto`: measured at
+    the start, the largest size that fits into memory, or on a GPU the fastest. null: all rows of a rank in one
+    micro-batch."""
     ramp_up: list[RampUp] = []
     """Smaller global batches for the first steps, in order."""
 
     def rows(self, step: int) -> int:
-        """Rows of step `step` (from 0) over all ranks."""
+        """Rows of step `step` (from 0), over all ranks."""
         for ramp in self.ramp_up:
             if step < ramp.until_step:
                 return ramp.global_batch_size
@@ -63,10 +64,15 @@ class BatchSection(Section):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Micro-batches of equal size on each of `ranks` ranks; this process is `rank`.
+    """How the rows of a step are divided into micro-batches of equal size on each of `ranks` ranks.
 
-    The rows of a step grow with `batch.ramp_up`, and with them its micro-batches, never their size. `measured`: rows
-    of a micro-batch, if `auto` has been measured, or another number of rows is to be tried.
+    A ramp-up (`batch.ramp_up`) changes the number of micro-batches in a step, never their size.
+
+    Attributes:
+        batch: the section of the run file.
+        ranks: the number of ranks.
+        rank: the rank of this process.
+        measured: rows of a micro-batch, for `auto` once it is measured, or for another size that is tried.
     """
 
     batch: BatchSection
@@ -76,39 +82,39 @@ class BatchPlan:
 
     @property
     def is_open(self) -> bool:
-        """True if the rows of a micro-batch are still to be measured (`auto`)."""
+        """True if the micro-batch size is `auto` and not measured yet."""
         return self.batch.micro_batch_size == "auto" and self.measured is None
 
     @property
     def share(self) -> int:
-        """The most rows of a micro-batch: a rank's rows in any step are a multiple of it."""
+        """The largest possible micro-batch: a rank's rows of every step are a multiple of this number."""
         ramp = (one.global_batch_size for one in self.batch.ramp_up)
         return math.gcd(self.batch.global_batch_size, *ramp) // self.ranks
 
     @property
     def micro_batch(self) -> int:
-        """Rows of a micro-batch; the most if they are still to be measured."""
+        """Rows of a micro-batch; the largest possible number until it is measured."""
         given = self.batch.micro_batch_size
         return self.measured or (given if isinstance(given, int) else self.share)
 
     @property
     def usual_accumulation(self) -> int:
-        """Micro-batches of each rank in a step after the ramp-up; 2 if their size is still to be measured."""
+        """Micro-batches per rank in a step after the ramp-up; 2 until their size is measured."""
         rows = max(1, self.batch.global_batch_size // self.ranks)
         return 2 if self.is_open else max(1, rows // max(1, self.micro_batch))
 
     @property
     def layout(self) -> BatchLayout:
-        """That of steps after the ramp-up."""
+        """The layout of steps after the ramp-up."""
         accumulation = self.batch.global_batch_size // self.ranks // self.micro_batch
         return BatchLayout(self.rank, self.ranks, self.micro_batch, accumulation)
 
     def accumulation(self, step: int) -> int:
-        """Micro-batches of each rank in step `step` (from 0)."""
+        """Micro-batches per rank in step `step` (from 0)."""
         return self.batch.rows(step) // (self.ranks * self.micro_batch)
 
     def problems(self) -> list[str]:
-        """Why the ranks can't share the batches, one line for each reason."""
+        """The reasons why the ranks can't divide the batches, one line each."""
         batch, ranks = self.batch, self.ranks
         sizes = {f"batch.ramp_up.{i}.global_batch_size": one.global_batch_size for i, one in enumerate(batch.ramp_up)}
         sizes["batch.global_batch_size"] = batch.global_batch_size

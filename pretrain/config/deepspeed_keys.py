@@ -1,7 +1,7 @@
 """The keys of DeepSpeed's config that a run file may set under `deepspeed`.
 
-Keys that DeepSpeed understands are passed on. Refused are keys that contradict the rest of the run file, keys that
-DeepSpeed accepts but ignores, and keys that it gets wrong. This module doesn't import DeepSpeed, which takes seconds.
+Keys that DeepSpeed understands are passed on. Keys that contradict the rest of the run file are refused, and so are
+keys that DeepSpeed ignores or gets wrong. This module doesn't import DeepSpeed, which takes seconds.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -40,18 +40,18 @@ _REFUSED = {
     "a step needs the fp32 gradient of every parameter, scaled by the step's tokens": "data_types "
     "communication_data_type prescale_gradients gradient_predivide_factor gradient_allreduce_op "
     "ignore_unused_parameters compute_grad_norm zero_quantized_gradients",
-    "DeepSpeed's map of fragments is wrong with it": "round_robin_gradients",
+    "DeepSpeed maps fragments to the wrong parameters with it": "round_robin_gradients",
     "works only with optimizers of DeepSpeed's own": "zenflow save_muon_momentum_buffer_in_memory ratio super_offload "
     "cpuadam_cores_perc",
     "isn't for pretraining": "hybrid_engine weight_quantization zero_quantized_nontrainable_weights",
-    "DeepSpeed ignores it, or has removed it": "elasticity compression_training eigenvalue graph_harvesting "
+    "DeepSpeed ignores this key, or has removed it": "elasticity compression_training eigenvalue graph_harvesting "
     "progressive_layer_drop quantize_training sparse_attention sparse_gradients legacy_stage1 mics_shard_size "
     "mics_hierarchical_params_gather zeropp_loco_param",
 }
 
 
 class PassedOn(Section):
-    """A section that is passed on to DeepSpeed. It is dumped with ZeRO's stage and the keys that the run file sets."""
+    """A section that is passed on to DeepSpeed: ZeRO's stage and the keys that the run file sets."""
 
     refused = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
 
@@ -62,10 +62,10 @@ class PassedOn(Section):
 
 
 class OffloadSection(PassedOn):
-    """State that is kept elsewhere than on the device."""
+    """State that is offloaded from the device."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """Where to: none, cpu or nvme (stage 3 only)."""
+    """The place to offload to: none, cpu or nvme (stage 3 only)."""
     nvme_path: LocalPath | None = None
     """A directory on the NVMe drive."""
     pin_memory: Flag = True
@@ -78,7 +78,7 @@ class OffloadSection(PassedOn):
 
 
 class OptimizerOffloadSection(OffloadSection):
-    """Where the optimizer's state is kept."""
+    """Where the optimizer state is kept."""
 
     buffer_count: Count = 4
     pipeline_read: Flag = False
@@ -95,22 +95,25 @@ class ParameterOffloadSection(OffloadSection):
 
 
 class ZeroSection(PassedOn):
-    """How ZeRO shards the state of training. The defaults are DeepSpeed's, but for the stage."""
+    """How ZeRO shards parameters, gradients and optimizer state over the ranks. Apart from `stage`, the defaults are
+    DeepSpeed's."""
 
     stage: Annotated[int, Field(strict=True, ge=1, le=3)] = 1
-    """The tensors that are sharded. 1: the optimizer's state; each rank has 4 bytes of gradient for each parameter, and
-    ranks exchange gradients once a step: the fastest. 2: gradients too, which are exchanged after each micro-batch; in
-    fp32, or on one rank, it is 1. 3: parameters too; on one rank, if nothing is offloaded, it is 1. There is no 0."""
+    """The ZeRO stage. 1, the fastest: optimizer state is sharded; each rank keeps 4 bytes of gradient per parameter,
+    and gradients are reduced once a step. 2: gradients are sharded too, and reduced after each micro-batch; in fp32, or
+    on one rank, stage 2 is stage 1. 3: parameters are sharded too; on one rank without offloading, stage 3 is stage 1.
+    Stage 0 isn't supported."""
     offload_optimizer: OptimizerOffloadSection | None = None
-    """Where the optimizer's state is kept; it is then also updated on the CPU."""
+    """Where the optimizer state is kept. Offloaded state is also updated on the CPU."""
     offload_param: ParameterOffloadSection | None = None
     """Stage 3: where parameters are kept."""
     overlap_comm: bool | None = None
-    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one that offloads at stage 3.
-    Given at stage 1, this key and the others of reductions leave it to DeepSpeed to add up and reduce gradients."""
+    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one GPU that offloads at stage
+    3. At stage 1, DeepSpeed itself accumulates and reduces gradients if a run file sets this key or another key of
+    reductions."""
     reduce_bucket_size: Annotated[int, Field(gt=0, lt=2**31)] = 500_000_000
-    """Elements reduced at a time; stage 3 keeps a buffer of 4 bytes for each. Default on GPUs: 50,000,000; on CPUs: a
-    size for the cache. With `overlap_comm` at stage 2, at least those of the largest parameter."""
+    """Elements reduced at a time. Stage 3 keeps a buffer with 4 bytes for each. Default: 50,000,000 on GPUs, a size for
+    the cache on CPUs. With `overlap_comm` at stage 2, the bucket has room for the largest parameter in any case."""
     reduce_scatter: bool = True
     """Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."""
     allgather_bucket_size: NonNegativeInt = 500_000_000
@@ -118,13 +121,13 @@ class ZeroSection(PassedOn):
     sub_group_size: NonNegativeInt = 1_000_000_000
     """Stage 3: elements updated at a time."""
     stage3_max_live_parameters: NonNegativeInt = 1_000_000_000
-    """The most gathered elements on a rank before some are released."""
+    """Maximum number of gathered elements on a rank; above it, some are released."""
     stage3_param_persistence_threshold: NonNegativeInt = 100_000
-    """Parameters of fewer elements stay whole on every rank."""
+    """Parameters with fewer elements stay unsharded on every rank."""
     stage3_prefetch_bucket_size: NonNegativeInt = 50_000_000
-    """Elements gathered ahead of their use."""
+    """Elements that are gathered before they are needed."""
     zero_quantized_weights: bool = False
-    """ZeRO++, stage 3: gather weights quantized."""
+    """ZeRO++, stage 3: gather quantized weights."""
 
     allgather_partitions: Flag = True
     contiguous_gradients: Flag = True
@@ -142,7 +145,7 @@ class ZeroSection(PassedOn):
     zero_hpz_partition_size: Count = 1
 
     def offloaded_to(self, device: str) -> list[str]:
-        """The keys of what is offloaded to `device`."""
+        """The keys of the sections that offload to `device`."""
         sections = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
         return [key for key, section in sections.items() if section is not None and section.device == device]
 
@@ -157,14 +160,14 @@ class ZeroSection(PassedOn):
 
 
 class DeepSpeedSection(PassedOn):
-    """Keys that are passed on to DeepSpeed, whose [documentation](https://www.deepspeed.ai/docs/config-json/) says
-    more. Its other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores them
+    """Keys that are passed on to DeepSpeed; its [documentation](https://www.deepspeed.ai/docs/config-json/) says more.
+    DeepSpeed's other keys are refused with the reason: the rest of the run file decides them, or DeepSpeed ignores them
     or gets them wrong."""
 
     zero_optimization: ZeroSection = ZeroSection()
-    """How ZeRO shards the state of training over the ranks."""
+    """How ZeRO shards parameters, gradients and optimizer state over the ranks."""
     log_level: str | None = None
-    """The level of DeepSpeed's log; null shows only errors. comms_logger, dump_state, memory_breakdown and
+    """The level of DeepSpeed's log. null: errors only. comms_logger, dump_state, memory_breakdown and
     wall_clock_breakdown need info."""
     aio: Options = None
     comet: Options = None
@@ -188,7 +191,7 @@ class DeepSpeedSection(PassedOn):
 
 
 def zero_defaults(stage: int, device: str) -> dict[str, int]:
-    """Settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
+    """The settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
     if device == "cpu":
         # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.
         return {"reduce_bucket_size": 1 << (21 if stage == 3 else 17), "reduce_scatter": False}

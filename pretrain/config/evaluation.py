@@ -1,4 +1,4 @@
-"""The settings of hooks: what `evaluation` of a run file may say. Doesn't import torch, as no settings do."""
+"""The settings of evaluation hooks: the items of `evaluation` in a run file. This module doesn't import torch."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -31,63 +31,67 @@ _INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row",
 
 
 class HookSettings(Section):
-    """The settings of all hooks. A subclass adds `hook`, a Literal with its name as the default, and
+    """The settings that all hooks have. A subclass adds `hook`, a Literal with the hook's name as default, and
     `implementation`."""
 
     implementation: ClassVar[str]
-    """The hook's class as "package.module.Class", imported when training begins. See `pretrain.evaluate.hook`."""
+    """The hook's class as "package.module.Class"; training imports the class when it begins. See
+    `pretrain.evaluate.hook`."""
     needs_corpus: ClassVar[bool] = True
     """True if the hook reads the held-out rows of `data.validation`."""
     in_training: ClassVar[bool] = False
-    """True if the hook measures training steps: a checkpoint has none."""
+    """True if the hook measures training steps; `pretrain evaluate` can't run such a hook on a checkpoint."""
 
     hook: str
-    """The name of the hook."""
+    """The hook's name."""
     every_steps: PositiveInt = 500
-    """Steps from one evaluation to the next."""
+    """Steps between evaluations."""
     budget_seconds: PositiveFloat | None = 60.0
-    """The longest that an evaluation may take, in seconds; one that takes longer is cut, and a line says so. null: no
+    """Maximum duration of an evaluation, in seconds. A longer evaluation is cut, and the run prints a line. null: no
     limit."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        """One line for each reason why the hook can't evaluate the corpora `held_out`: the full names of objectives, by
-        corpus's name."""
+        """The reasons why the hook can't evaluate the corpora `held_out`, one line each. `held_out` maps a corpus's
+        name to the full name of its objective."""
         return []
 
 
 class ValidationLossSettings(HookSettings):
-    """Loss, perplexity and accuracy on the held-out rows, the loss on their text alone, and its unigram entropy."""
+    """Loss, perplexity and accuracy on the held-out rows, the loss on text tokens only, and the unigram entropy of the
+    text."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.ValidationLoss"
 
     hook: Literal["validation_loss"] = "validation_loss"
     every_steps: PositiveInt = 1000
     budget_seconds: PositiveFloat | None = None
-    """The longest that an evaluation may take, in seconds; the loss is then that of the rows so far. null: no limit."""
+    """Maximum duration of an evaluation, in seconds. A longer evaluation is cut: the loss is then that of the rows so
+    far. null: no limit."""
     rows: PositiveInt | None = None
-    """How many held-out rows of a corpus are evaluated, rounded up to whole batches. null: all rows."""
+    """Number of held-out rows of each corpus to evaluate, rounded up to whole batches. null: all rows."""
 
 
 class LossBreakdownSettings(HookSettings):
-    """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
+    """Loss and accuracy by position of the target token, by length of its span and by frequency of the token."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.LossBreakdown"
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
     rows: PositiveInt = 512
-    """The most held-out rows of a corpus that are evaluated."""
+    """Maximum number of held-out rows of each corpus to evaluate."""
 
 
 class InputUseSettings(HookSettings):
-    """The worth of the input: the held-out loss with the right input, with another row's, and without any."""
+    """How much the model uses its input: the held-out loss with the right input, with another row's input, and without
+    input."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.input_use.InputUse"
 
     hook: Literal["input_use"] = "input_use"
     every_steps: PositiveInt = 1000
     rows: PositiveInt = 1024
-    """The most held-out rows of a corpus that are looked at."""
+    """Maximum number of held-out rows of each corpus to evaluate."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
         alike = [name for name, objective in held_out.items() if objective.split()[0] in _INPUTS_ARE_TARGETS]
@@ -97,21 +101,22 @@ class InputUseSettings(HookSettings):
 
 
 class ContinuationSettings(HookSettings):
-    """How well a model continues texts: the likelihood of the second half of held-out rows after the first half. Of
-    models that fill masked spans, also that of the row's middle between what stands before and after it."""
+    """How well the model continues a text: the likelihood of the second half of held-out rows, given the first half.
+    For models that fill masked spans, also the likelihood of a row's middle, given the text before and after it."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.continuation.Continuation"
 
     hook: Literal["continuation"] = "continuation"
     every_steps: PositiveInt = 1000
     rows: PositiveInt = 256
-    """The most held-out rows of a corpus that are scored."""
+    """Maximum number of held-out rows of each corpus to score."""
     infilling_length: PositiveInt | None = None
-    """Tokens of the middle that is to be filled in. null: a third of the row."""
+    """Tokens of the middle to fill in. null: a third of the row."""
     form: Literal["answer", "blank", "copy"] | None = None
-    """How an encoder-decoder is asked, as for `pretrain evaluate --form`. null: by the corpus's objective."""
+    """The form of prompts for an encoder-decoder, as in `pretrain evaluate --form`. null: the form that suits the
+    corpus's objective."""
     mode: str | None = None
-    """A special token before every input, such as UL2's `[R]`. null: none."""
+    """A special token before every input, such as UL2's `[R]`. null: no token."""
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
         unfit = [name for name, objective in held_out.items() if objective.split()[-1] in ("masked_lm", "text_to_text")]
@@ -119,18 +124,18 @@ class ContinuationSettings(HookSettings):
 
 
 class AttentionSettings(HookSettings):
-    """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
+    """Pictures of the attention weights of each layer and head, on one held-out row of each corpus."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.attention.AttentionPictures"
 
     hook: Literal["attention"] = "attention"
     every_steps: PositiveInt = 5000
     tokens: PositiveInt = 24
-    """The most tokens on an axis; longer rows are cut."""
+    """Maximum number of tokens on an axis; longer rows are cut."""
 
 
 class PositionsSettings(HookSettings):
-    """Pictures of how the model represents positions: similarities of learned vectors, curves of relative biases."""
+    """Pictures of how the model represents positions: similarities of learned embeddings, curves of relative biases."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.vectors.PositionPictures"
     needs_corpus: ClassVar[bool] = False
@@ -140,7 +145,7 @@ class PositionsSettings(HookSettings):
 
 
 class EmbeddingSettings(HookSettings):
-    """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
+    """The effective rank of the embedding matrix, the norms of its rows, and the similarity of their directions."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.vectors.EmbeddingShape"
     needs_corpus: ClassVar[bool] = False
@@ -150,7 +155,7 @@ class EmbeddingSettings(HookSettings):
 
 
 class NormsSettings(HookSettings):
-    """Norms of gradients, weights, updates and activations, layer by layer, of the step before the evaluation."""
+    """Norms of gradients, weights, updates and activations by layer, at the step before the evaluation."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.norms.Norms"
     needs_corpus: ClassVar[bool] = False
@@ -158,55 +163,54 @@ class NormsSettings(HookSettings):
 
     hook: Literal["norms"] = "norms"
     every_steps: PositiveInt = 500
-    """Steps from one measured step to the next."""
+    """Steps between measured steps."""
 
 
 class SamplesSettings(HookSettings):
-    """Texts that the model writes: masked words in held-out sentences that it fills, or their beginnings that it
-    continues."""
+    """Texts that the model writes: it fills masked words in held-out sentences, or continues their beginnings."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.continuation.Samples"
 
     hook: Literal["samples"] = "samples"
     number: PositiveInt = 4
-    """Sentences from each corpus."""
+    """Number of sentences from each corpus."""
     max_new_tokens: PositiveInt = 40
-    """The longest answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
     seed: int = 0
     """Seed of the masks."""
 
 
 class TextToTextSettings(HookSettings):
-    """Answers to held-out inputs of text-to-text pairs, scored beside the right ones."""
+    """The model answers held-out inputs of text-to-text pairs, and metrics compare its answers with the targets."""
 
     implementation: ClassVar[str] = "pretrain.evaluate.text_to_text.TextToTextAnswers"
 
     hook: Literal["text_to_text"] = "text_to_text"
     metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]
-    """The metrics. All are from 0 to 1, but `bleu` and `chrf` from 0 to 100."""
+    """The metrics. They range from 0 to 1, except `bleu` and `chrf`, which range from 0 to 100."""
     corpus: str | None = None
-    """The held-out corpus whose pairs are answered, by its name in metrics. null: each that has pairs."""
+    """Name (in metrics) of the held-out corpus whose pairs are answered. null: every corpus that has pairs."""
     file: LocalPath | None = None
-    """A file of pairs to answer instead, TSV or JSONL; in JSONL, `targets` may list several right answers, and
-    `choices` what is ranked. null: the held-out rows."""
+    """A TSV or JSONL file of pairs to answer instead. In JSONL, `targets` may list several right answers, and `choices`
+    the labels to rank. null: the held-out rows."""
     prefix: str = ""
-    """Text put before every input of `file`."""
+    """Text to put before every input of `file`."""
     choices: list[str] = []
-    """The labels that `rank_accuracy` ranks, for rows without choices of their own. Empty: the different targets of the
+    """The labels that `rank_accuracy` ranks, for rows without choices of their own. Empty: the distinct targets of the
     held-out rows."""
     rows: PositiveInt = 500
-    """The most held-out rows of a corpus that are answered."""
+    """Maximum number of held-out rows of each corpus to answer."""
     shown: PositiveInt = 20
-    """How many of them the table shows."""
+    """Number of answers that the table shows."""
     max_new_tokens: PositiveInt | None = None
-    """The longest answer, in tokens. null: the longest target of the corpus's objective."""
+    """Maximum length of an answer, in tokens. null: the maximum target length of the corpus's objective."""
     num_beams: PositiveInt = 1
-    """Hypotheses of beam search. 1: the likeliest token each time."""
+    """Number of beams in beam search. 1: greedy decoding."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.file is None and self.prefix:
-            raise ValueError("prefix: is for file; a corpus's inputs have theirs from options.prefix of its source")
+            raise ValueError("prefix: is for `file`; for a corpus, set options.prefix of its source")
         if self.file is not None and self.corpus is not None:
             raise ValueError("corpus: the pairs come from a corpus or from a file, not from both")
         return self
@@ -217,21 +221,21 @@ class TextToTextSettings(HookSettings):
 
     @property
     def name(self) -> str:
-        """The name of the pairs of `file` in metrics."""
+        """The name in metrics of the pairs of `file`."""
         return Path(self.file or "").name.partition(".")[0]
 
     @property
     def ranks(self) -> bool:
-        """True if choices are ranked."""
+        """True if a metric ranks choices."""
         return any(name.startswith("rank_") for name in self.metrics)
 
     @property
     def writes(self) -> bool:
-        """True if answers are written."""
+        """True if a metric needs generated answers."""
         return any(not name.startswith("rank_") for name in self.metrics)
 
     def longest_answer(self, longest_target: int) -> int:
-        """The longest answer, in tokens, for targets of up to `longest_target`."""
+        """Maximum length of an answer, in tokens, for targets of up to `longest_target` tokens."""
         return self.max_new_tokens or longest_target
 
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
@@ -262,7 +266,7 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
 
 HOOKS = {str(settings.model_fields["hook"].default): settings for settings in _SHIPPED}
 HOOKS |= offered("hooks", HookSettings, HOOKS, "hook")
-"""The shipped hooks and those that installed packages offer, by name."""
+"""The settings of shipped hooks and of hooks that installed packages offer, by name."""
 SUITES = {
     "fast": ["validation_loss", "embedding"],
     "full": [str(settings.model_fields["hook"].default) for settings in _SHIPPED if not settings.in_training],

@@ -1,7 +1,7 @@
-"""The `model:` section of a run file: one class per family. Nothing here imports torch: a run file is checked in
-milliseconds.
+"""The `model:` section of a run file: one class per model family. This module doesn't import torch, so that a run file
+is checked in milliseconds.
 
-The order: what all families have, what today's layers share, then the families.
+The order: settings of all families, settings that modern layers share, the families.
 """
 
 from collections.abc import Mapping
@@ -23,23 +23,24 @@ AnyActivation = Literal[Activation, "swiglu", "geglu"]
 
 
 class MupSection(Section):
-    """Maximal update parametrisation, muP (Yang et al. 2021): what is tuned at the base width holds at other widths.
+    """Maximal update parametrization, muP (Yang et al. 2021): hyperparameters that are tuned at the base width hold at
+    other widths.
 
-    The model of `base_width` is the standard one, to the bit. A wider one has the same depth, heads of the same width
-    and, in proportion to d_model, more of them and wider feed-forward layers.
+    A model of `base_width` is the standard model, to the bit. A wider model has the same depth and the same width of
+    heads. Its number of heads and its feed-forward width grow with d_model.
     """
 
     base_width: Count
-    """The d_model whose learning rates and initial deviations the run file gives."""
+    """The d_model at which the run file's learning rates and initial standard deviations were tuned."""
 
 
 class ModelConfig(Section):
-    """The settings common to all families.
+    """The settings that all families have.
 
     muP changes the width. With m = width / base width:
 
-    - matrices between layers start with a deviation of fan_in^-½ times what it is at the base width;
-    - tables, output matrices, biases and gains start as at the base width;
+    - matrices between layers have fan_in^-½ times the initial standard deviation that they have at the base width;
+    - embeddings, output matrices, biases and gains are initialized as at the base width;
     - logits are divided by m.
 
     `OptimizerConfig.width_exponent` has the learning rates.
@@ -58,23 +59,23 @@ class ModelConfig(Section):
     family: str
     """The model family."""
     vocab_size: Count | None = None
-    """Ids of the tokenizer: those of text, special tokens and sentinels. null: as the corpus has."""
+    """Size of the tokenizer: text tokens, special tokens and sentinels. null: the size of the corpus's tokenizer."""
     pad_id: NonNegativeInt = 0
-    """Id of padding; a run takes it from the corpus unless it is set."""
+    """Id of the padding token. Unless it is set, a run takes the corpus's."""
     eos_id: NonNegativeInt = 1
-    """Id of EOS; a run takes it from the corpus unless it is set."""
+    """Id of the EOS token. Unless it is set, a run takes the corpus's."""
     pad_vocab_to_multiple_of: Count = 1
-    """The rows of the embedding matrix are rounded up to a multiple of this: with 128, T5's 32,100 ids get 32,128
+    """Round the rows of the embedding matrix up to a multiple of this number: with 128, T5's 32,100 ids get 32,128
     rows."""
     dropout_rate: Probability = 0.0
-    """Probability of dropout, in training only."""
+    """Dropout probability, in training only."""
     z_loss: Annotated[float, Field(ge=0.0)] = 0.0
-    """Coefficient of the z-loss, the mean of log² Z of the output's softmax, in training only. 0 turns it off."""
+    """Coefficient of the z-loss, the mean of log² Z of the output softmax, in training only. 0: off."""
     label_smoothing: Probability = 0.0
-    """The share of a target's probability that is spread over all ids, in training only. 0 turns it off."""
+    """The share of a target's probability that is spread evenly over all ids, in training only. 0: off."""
     mup: MupSection | None = None
-    """muP: initial deviations and learning rates follow from those of a base width. null: the deviations are as the
-    family was published, and the rates don't depend on the width."""
+    """muP: initial standard deviations and learning rates follow from those of a base width. null: initial standard
+    deviations as the family was published; learning rates don't depend on the width."""
 
     def architecture(self) -> dict[str, object]:
         """The settings that decide the shapes and the meaning of a model's weights."""
@@ -82,7 +83,7 @@ class ModelConfig(Section):
 
     @property
     def longest_sequence(self) -> int | None:
-        """The most tokens that an input or a target may have with learned positions; None: no limit."""
+        """Maximum length of an input or a target, in tokens, with learned positions. None: no limit."""
         return getattr(self, "max_positions", None)
 
     @property
@@ -99,31 +100,31 @@ class ModelConfig(Section):
 
     @property
     def stacks(self) -> dict[str, Any]:
-        """The sections with the widths of a stack, by name: the model's own, "", unless each stack has one."""
+        """The sections with the widths of a stack, by name: the model itself as "", unless each stack has a section."""
         return {"": self}
 
     @property
     def width(self) -> int:
-        """d_model of the stack whose states go into the output matrix."""
+        """d_model of the stack whose hidden states go into the output matrix."""
         return list(self.stacks.values())[-1].d_model
 
     @property
     def base_width(self) -> int:
-        """The width that the deviations of tables and output matrices follow."""
+        """The width that sets the initial standard deviations of embeddings and output matrices."""
         return self.mup.base_width if self.mup else self.width
 
     @property
     def widening(self) -> float:
-        """How many times as wide as its base the model is: m."""
+        """m: the width relative to the base width."""
         return self.width / self.base_width
 
     @property
     def logits_multiplier(self) -> float:
-        """The factor of muP by which logits are multiplied."""
+        """The factor that logits are multiplied by with muP."""
         return 1 / self.widening
 
     def in_proportion(self) -> dict[str, int]:
-        """The settings that grow with the width, by their path in the model's section, apart from `width` itself."""
+        """The settings that grow with the width, by their path in the model's section, except `width` itself."""
         names = ("d_model", "num_heads", "num_cross_heads", "num_key_value_heads", "d_ff")
         return {
             f"{stack}.{name}".lstrip("."): value
@@ -133,7 +134,7 @@ class ModelConfig(Section):
         }
 
     def hidden_std(self, std: float) -> float:
-        """The deviation of matrices between layers that have `std` at the base width."""
+        """The initial standard deviation of matrices between layers that have `std` at the base width."""
         return std * self.widening**-0.5
 
     @model_validator(mode="after")
@@ -150,12 +151,12 @@ class ModelConfig(Section):
 
 
 class OneWidth(Section):
-    """The width of a stack and of its attention."""
+    """The width of a stack and the number of its attention heads."""
 
     d_model: Count
-    """Width of the embeddings and of every sublayer's output."""
+    """Width of the embeddings and of the output of every sublayer."""
     num_heads: Count
-    """Attention heads of a layer."""
+    """Number of attention heads in a layer."""
 
 
 class Widths(OneWidth):
@@ -166,16 +167,16 @@ class Widths(OneWidth):
 
 
 class Depths(Section):
-    """The depths of an encoder and a decoder."""
+    """The numbers of encoder and decoder layers."""
 
     num_encoder_layers: Layers
-    """Layers of the encoder."""
+    """Number of encoder layers."""
     num_decoder_layers: Layers
-    """Layers of the decoder."""
+    """Number of decoder layers."""
 
 
 class HeadsShareWidth(Widths):
-    """The widths of families in which each head has d_model / num_heads units."""
+    """The widths of families whose heads have d_model / num_heads units each."""
 
     @property
     def d_kv(self) -> int:
@@ -190,14 +191,15 @@ class HeadsShareWidth(Widths):
 
 
 class Heads(Widths):
-    """The widths of a layer, with as many heads of keys and values as of queries, or fewer (Ainslie et al. 2023)."""
+    """The widths of a layer with multi-head or grouped-query attention (Ainslie et al. 2023)."""
 
     num_key_value_heads: Count | None = None
-    """Heads of keys and values, each for a group of `num_heads` / this many heads of queries. null: `num_heads`."""
+    """Number of key and value heads; num_heads / num_key_value_heads query heads share each of them (grouped-query
+    attention). null: `num_heads`."""
     head_dim: Count | None = None
-    """Width of a head. null: d_model / num_heads."""
+    """Width of an attention head. null: d_model / num_heads."""
     query_pre_attn_scalar: Count | None = None
-    """Attention logits are divided by the square root of this. null: the width of a head."""
+    """Attention logits are divided by the square root of this number. null: the width of a head."""
 
     @property
     def d_kv(self) -> int:
@@ -206,7 +208,7 @@ class Heads(Widths):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.num_key_value_heads or self.num_heads
 
     @property
@@ -224,7 +226,7 @@ class Heads(Widths):
 
 
 class RotaryHeads(Heads):
-    """The widths of a layer that rotates queries and keys, unless its family has chosen other positions."""
+    """The widths of a layer with rotary positions (RoPE), unless its family is set to other positions."""
 
     @model_validator(mode="after")
     def _heads_are_even(self) -> Self:
@@ -234,26 +236,28 @@ class RotaryHeads(Heads):
 
 
 class Kind(NamedTuple):
-    """The window of a layer's self-attention, and the base of its rotations."""
+    """The sliding window of a layer's self-attention, and its RoPE base."""
 
     window: int | None
     rope_base: float
 
 
 class LocalAndGlobal(Section):
-    """Which layers see the whole row and which a window of it, each with rotary positions (Gemma 2 and 3)."""
+    """Which layers have full attention and which have a sliding window, with rotary positions (Gemma 2 and 3)."""
 
     sliding_window: Count | None = None
-    """Tokens that a layer with a window sees: the query's own and those before it. null: no layer has a window."""
+    """Tokens that a query attends to in a layer with a sliding window: itself and those before it. null: full attention
+    in all layers."""
     full_attention_every: Count | None = None
-    """Every n-th layer sees the whole row, and the others a window. null: all have the window, if there is one."""
+    """Every n-th layer has full attention, the others a sliding window. null: all layers have the window, if
+    `sliding_window` is set."""
     rope_base: PositiveFloat = 10_000.0
-    """Base of the frequencies of rotary positions."""
+    """Base of the rotary frequencies (RoPE theta)."""
     window_rope_base: PositiveFloat | None = None
-    """The base in layers with a window. null: `rope_base`."""
+    """RoPE base of layers with a sliding window. null: `rope_base`."""
 
     def sees_all(self, layer: int) -> bool:
-        """True if a layer, counted from 0, sees the whole row."""
+        """True if a layer, counted from 0, has full attention."""
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
@@ -273,13 +277,13 @@ class LocalAndGlobal(Section):
 
 
 class Positions(Section):
-    """How positions are encoded. Only learned ones have a table, and with it a longest sequence."""
+    """How positions are encoded. Only learned positions have a table, and with it a maximum length."""
 
     positions: str
     """How positions are encoded."""
     max_positions: Count | None = None
-    """The longest input and the longest target with learned positions, in tokens. null with any other positions, which
-    have no limit."""
+    """Maximum length of inputs and of targets with learned positions, in tokens. null for other positions, which have
+    no limit."""
 
     @model_validator(mode="after")
     def _only_learned_positions_have_a_limit(self) -> Self:
@@ -291,30 +295,31 @@ class Positions(Section):
 
 
 class TodaysLayers(Positions, LocalAndGlobal):
-    """Layers of which those of GPT-2, Llama, Qwen3 and Gemma are settings."""
+    """Modern layers: GPT-2's, Llama's, Qwen3's and Gemma's are settings of them."""
 
     activation: AnyActivation
-    """Activation of the feed-forward layers. GPT-2's GELU is the tanh approximation. `swiglu` and `geglu` are gated: by
-    SiLU, and by that GELU."""
+    """Activation of the feed-forward layers. `gelu_tanh` is GPT-2's tanh approximation of GELU. `swiglu` and `geglu`
+    are gated, by SiLU and by that approximation."""
     norm: Norm
-    """Kind of norms. `layer`: layer norms, as in GPT-2. `rms`: without means and biases. `rms_around_one`: the same,
-    but gains are 1 + weight, as in Gemma."""
+    """Kind of norms. `layer`: LayerNorm, as in GPT-2. `rms`: RMSNorm, as in Llama. `rms_around_one`: RMSNorm with gains
+    of 1 + weight, as in Gemma."""
     biases: bool
     """Biases in linear layers and layer norms."""
     norm_after: bool = False
-    """A second norm in each sublayer: of its output, before it is added to the residual stream, as in Gemma 2."""
+    """A second norm in each sublayer: of its output, before the output is added to the residual stream, as in Gemma
+    2."""
     qk_norm: bool
-    """RMS norms of each head's queries and keys, in all attentions, as in Qwen3."""
+    """RMSNorm of each head's queries and keys, in self- and cross-attention, as in Qwen3."""
     attention_softcap: PositiveFloat | None = None
-    """Attention logits stay within ± this: cap · tanh(logits / cap), as in Gemma 2. null: no limit."""
+    """Soft cap of attention logits, cap · tanh(logits / cap), as in Gemma 2. null: off."""
     output_softcap: PositiveFloat | None = None
-    """The output's logits stay within ± this. null: no limit."""
+    """Soft cap of the output's logits. null: off."""
     scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
+    """Multiply token embeddings by √d_model."""
     layer_norm_epsilon: PositiveFloat
     """Added to the variance in layer norms, and to the mean square in RMS norms."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    """Standard deviation of the initial weights. Matrices that end a residual branch have this divided by the square
     root of the stack's number of branches."""
 
     @model_validator(mode="after")
@@ -325,36 +330,36 @@ class TodaysLayers(Positions, LocalAndGlobal):
 
 
 class T5Config(Positions, Depths, Widths, ModelConfig):
-    """T5 (Raffel et al. 2020). v1.1 and v1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder starts
-    from padding."""
+    """T5 (Raffel et al. 2020). Versions 1.1 and 1.0 differ only in `feed_forward` and `tie_embeddings`. The decoder
+    starts from padding."""
 
     family: Literal["t5"] = "t5"
     d_kv: Count
     """Width of an attention head."""
     positions: Literal["relative", "rotary", "alibi", "sinusoidal", "learned"] = "relative"
-    """How positions are encoded; T5's own are relative. Rotary positions and alibi's linear biases act in
-    self-attention; the last two are added to the embeddings."""
+    """How positions are encoded; T5's are `relative`. `rotary` and `alibi` (linear biases) act in self-attention;
+    `sinusoidal` and `learned` positions are added to the embeddings."""
     relative_attention_num_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32
-    """Buckets of relative positions; in the encoder, half of them for each direction. Half of a direction's stand for
-    one distance each."""
+    """Number of buckets of relative positions. The encoder uses half of them for each direction. In a direction, half
+    of the buckets stand for a single distance."""
     relative_attention_max_distance: Count = 128
-    """The distance, in tokens, from which all relative positions share a bucket."""
+    """Distance, in tokens, from which all relative positions share a bucket."""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
     feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
-    """Kind of feed-forward layers: v1.1's or v1.0's."""
+    """Kind of feed-forward layers: `gated-gelu` as in v1.1, or `relu` as in v1.0."""
     tie_embeddings: bool = False
-    """Embedding and output share one matrix, as in v1.0."""
+    """Tie the embedding and the output matrix, as in v1.0."""
     scale_outputs: bool = False
-    """Multiply the decoder's output by d_model^-½ before the output matrix. By default true with tied embeddings, as in
+    """Multiply the decoder's output by d_model^-½ before the output matrix. Default: true with tied embeddings, as in
     v1.0."""
     init_output_std: PositiveFloat = 1.0
-    """The standard deviation of the first logits. With T5's own, 1, the first loss is ln V + ½, and more with tied
-    embeddings, which make the decoder predict its own input at first. With 0.5 it is about ln V + ⅛."""
+    """Standard deviation of the initial logits. With T5's own, 1, the first loss is ln V + ½. With tied embeddings it
+    is higher, because the decoder predicts its own input at first. With 0.5 it is about ln V + ⅛."""
 
     @property
     def logits_multiplier(self) -> float:
-        """Scaled outputs have lost the factor d_model^-½ already, which the base width has as well."""
+        """Scaled outputs have a factor d_model^-½ already, also at the base width."""
         return self.widening**-0.5 if self.scale_outputs else 1 / self.widening
 
     @model_validator(mode="before")
@@ -380,16 +385,16 @@ class T5Config(Positions, Depths, Widths, ModelConfig):
 
 
 class PostNormConfig(Depths, HeadsShareWidth, ModelConfig):
-    """An encoder-decoder of Vaswani et al. (2017), section 3; each head has d_model / num_heads units."""
+    """An encoder-decoder of Vaswani et al. (2017), section 3. Each head has d_model / num_heads units."""
 
     activation: Activation
     """Activation of the feed-forward layers."""
     dropout_rate: Probability = 0.1
-    """Probability of dropout of embeddings and every sublayer's output, in training only."""
+    """Dropout probability of embeddings and of the output of every sublayer, in training only."""
     attention_dropout_rate: Probability = 0.0
-    """Probability of dropout of attention weights, in training only."""
+    """Dropout probability of attention weights, in training only."""
     activation_dropout_rate: Probability = 0.0
-    """Probability of dropout of the hidden units of feed-forward layers, in training only."""
+    """Dropout probability of the hidden units of feed-forward layers, in training only."""
 
 
 class VanillaConfig(PostNormConfig):
@@ -402,8 +407,8 @@ class VanillaConfig(PostNormConfig):
     activation: Activation = "relu"
     label_smoothing: Probability = 0.1
     init_output_std: PositiveFloat = 1.0
-    """The standard deviation of the first logits: the embedding matrix starts with this times d_model^-½. 1 is the
-    authors' value; with 0.5 the first loss is lower, about ln V + ⅛, and token vectors start half as large beside
+    """Standard deviation of the initial logits: the embedding matrix is initialized with this times d_model^-½. 1 is
+    the authors' value. With 0.5 the first loss is lower, about ln V + ⅛, and token embeddings are half as large beside
     the sinusoids."""
 
     @model_validator(mode="after")
@@ -421,12 +426,12 @@ class BartConfig(PostNormConfig):
     family: Literal["bart"] = "bart"
     activation: Activation = "gelu"
     max_positions: Count = 1024
-    """The longest input and the longest target, in tokens."""
+    """Maximum length of inputs and of targets, in tokens."""
     scale_embedding: bool = False
-    """Multiply token vectors by √d_model."""
+    """Multiply token embeddings by √d_model."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start. The default suits widths of 768 and more: narrower models
-    learn faster with 1/√d_model."""
+    """Standard deviation of the initial weights. The default suits widths of 768 and more; narrower models learn faster
+    with 1/√d_model."""
 
     @property
     def decoder_start_id(self) -> int:
@@ -437,11 +442,11 @@ class StackConfig(RotaryHeads):
     """The depth and the widths of a stack."""
 
     num_layers: Layers
-    """Layers of the stack."""
+    """Number of layers in the stack."""
 
 
 class TwoStacks(ModelConfig):
-    """An encoder and a decoder with widths of their own."""
+    """An encoder and a decoder, each with its own depth and widths."""
 
     encoder: StackConfig
     """The encoder."""
@@ -454,7 +459,7 @@ class TwoStacks(ModelConfig):
 
 
 class Gemma(LocalAndGlobal, ModelConfig):
-    """The settings that both versions have in common."""
+    """The settings that both versions of T5Gemma have."""
 
     # what other families set
     activation: ClassVar[str] = "geglu"
@@ -465,17 +470,18 @@ class Gemma(LocalAndGlobal, ModelConfig):
     scale_embedding: ClassVar[bool] = True
 
     bos_id: NonNegativeInt | None = None
-    """Id from which the decoder starts. Unless it is set, a run takes the corpus's BOS, or its EOS if there is
-    none. null: padding."""
+    """Id that the decoder starts from. Unless it is set, a run takes the corpus's BOS, or its EOS if there is no BOS.
+    null: padding."""
     sliding_window: Count | None = 4096
-    """Tokens that a layer of the decoder with a window sees: the query's own and those before it. In the encoder of
-    T5Gemma as many on each side, in that of T5Gemma 2 half as many. null: no layer has a window."""
+    """Tokens that a query attends to in a decoder layer with a sliding window: itself and those before it. The
+    encoder's windows have as many tokens on each side in T5Gemma, half as many in T5Gemma 2. null: full attention in
+    all layers."""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
     attention_dropout_rate: Probability = 0.0
-    """Probability of dropout of attention weights, in training only."""
+    """Dropout probability of attention weights, in training only."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all matrices at the start."""
+    """Standard deviation of all initial matrices."""
 
     @property
     def decoder_start_id(self) -> int:
@@ -483,19 +489,20 @@ class Gemma(LocalAndGlobal, ModelConfig):
 
 
 class T5GemmaConfig(TwoStacks, Gemma):
-    """T5Gemma (Zhang et al. 2025): two stacks of Gemma 2's layers, which may differ in depth and width."""
+    """T5Gemma (Zhang et al. 2025): an encoder and a decoder of Gemma 2's layers, which may differ in depth and
+    width."""
 
     family: Literal["t5gemma"] = "t5gemma"
     full_attention_every: Count | None = 2
     attention_softcap: PositiveFloat | None = 50.0
-    """Attention logits stay within ± this: cap · tanh(logits / cap). null: no limit."""
+    """Soft cap of attention logits, cap · tanh(logits / cap). null: off."""
     output_softcap: PositiveFloat | None = 30.0
-    """The output's logits stay within ± this. null: no limit."""
+    """Soft cap of the output's logits. null: off."""
 
 
 class T5Gemma2Config(StackConfig, Gemma):
-    """The text part of T5Gemma 2 (Zhang et al. 2025): Gemma 3's layers, one attention to targets and inputs, and one
-    matrix for both embeddings and the output. Both stacks have the same widths."""
+    """The text part of T5Gemma 2 (Zhang et al. 2025): Gemma 3's layers, one attention over targets and inputs, and one
+    matrix for both embeddings and the output. Encoder and decoder have the same widths."""
 
     qk_norm = True
     attention_softcap: ClassVar[None] = None
@@ -503,20 +510,20 @@ class T5Gemma2Config(StackConfig, Gemma):
 
     family: Literal["t5gemma2"] = "t5gemma2"
     num_layers: Layers
-    """Layers of each stack."""
+    """Number of layers in each stack."""
     full_attention_every: Count | None = 6
     rope_base: PositiveFloat = 1_000_000.0
     window_rope_base: PositiveFloat | None = 10_000.0
 
 
 class ModernConfig(TwoStacks, TodaysLayers):
-    """A T5 of today's layers, by default like RedLLM's encoder-decoder (Zhang et al. 2025). The decoder starts from
+    """An encoder-decoder of modern layers, by default like RedLLM's (Zhang et al. 2025). The decoder starts from
     padding."""
 
     family: Literal["modern"] = "modern"
     sliding_window: Count | None = None
-    """Tokens that a layer of the decoder with a window sees: the query's own and those before it. The encoder's see as
-    far in both directions. null: no layer has a window."""
+    """Tokens that a query attends to in a decoder layer with a sliding window: itself and those before it. The
+    encoder's windows reach as far in both directions. null: full attention in all layers."""
     activation: AnyActivation = "swiglu"
     norm: Norm = "rms"
     biases: bool = False
@@ -524,13 +531,13 @@ class ModernConfig(TwoStacks, TodaysLayers):
     positions: Literal["rotary", "learned"] = "rotary"
     """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
     cross_rotation: bool = True
-    """Rotary positions in cross-attention too; the decoder's positions then continue where the input's end."""
+    """Rotary positions in cross-attention too. The decoder's positions then continue after those of the input."""
     tie_embeddings: Literal["all", "output", "none"] = "all"
-    """Which matrices are one. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
-    `none`: none of the three."""
+    """Which matrices are tied. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
+    `none`: no matrices."""
     layer_norm_epsilon: PositiveFloat = 1e-6
     attention_dropout_rate: Probability = 0.0
-    """Probability of dropout of attention weights, in training only."""
+    """Dropout probability of attention weights, in training only."""
 
     @model_validator(mode="after")
     def _cross_attention_rotates_as_self_attention(self) -> Self:
@@ -549,26 +556,27 @@ class ModernConfig(TwoStacks, TodaysLayers):
 
 
 class DecoderOnlyConfig(TodaysLayers, RotaryHeads, ModelConfig):
-    """A decoder-only model, by default like GPT-2 (Radford et al. 2019). With other settings it has the layers of
-    Llama, Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
+    """A decoder-only model, by default like GPT-2 (Radford et al. 2019). Other settings give the layers of Llama,
+    Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
 
     family: Literal["decoder_only"] = "decoder_only"
     num_layers: Layers
-    """Layers of the model."""
+    """Number of layers."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
-    """How positions are encoded; GPT-2's are learned."""
+    """How positions are encoded; GPT-2's are `learned`."""
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
-    """How the inputs of the objective `in_one_row`, and prompts, are read. `bidirectional`: their tokens see one
-    another, as in a prefix LM (Raffel et al. 2020, section 3.2.1)."""
+    """Attention mask of prompts, and of inputs in the objective `in_one_row`. `bidirectional`: their tokens attend to
+    one another, as in a prefix LM (Raffel et al. 2020, section 3.2.1)."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
-    """Subtract the next token's position embedding from the output, alone or with a layer norm after it (Yan 2024)."""
+    """Subtract the next token's position embedding from the output, without or with a layer norm after it (Yan
+    2024)."""
     activation: AnyActivation = "gelu_tanh"
     norm: Norm = "layer"
     biases: bool = True
     qk_norm: bool = False
     layer_norm_epsilon: PositiveFloat = 1e-5
     tie_embeddings: bool = True
-    """Embedding and output share one matrix."""
+    """Tie the embedding and the output matrix."""
 
     @model_validator(mode="after")
     def _positions_suit(self) -> Self:
@@ -589,17 +597,17 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
 
     family: Literal["encoder_only"] = "encoder_only"
     num_layers: Layers
-    """Layers of the model."""
+    """Number of layers."""
     max_positions: Count = 512
-    """The longest input, in tokens."""
+    """Maximum length of inputs, in tokens."""
     num_token_types: Annotated[int, Field(ge=0)] = 2
-    """Token types, which tell the two texts of a row apart. 0: none."""
+    """Number of token types, which tell the two texts of a row apart. 0: no token types."""
     next_sentence: bool = True
-    """Also predict whether the second text of a row follows the first."""
+    """Also predict whether the second text of a row follows the first (next-sentence prediction)."""
     activation: Activation = "gelu"
     """Activation of the feed-forward layers."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all matrices at the start."""
+    """Standard deviation of all initial matrices."""
     layer_norm_epsilon: PositiveFloat = 1e-12
     """Added to the variance in layer norms."""
 
@@ -611,26 +619,26 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
 
 
 class DoubleDecoderConfig(Depths, RotaryHeads, ModelConfig):
-    """The block-based double decoder: two causal stacks, of which the second reads the first's states of earlier
-    blocks."""
+    """The block-based double decoder: two causal stacks. The second stack attends to the first stack's hidden states of
+    earlier blocks."""
 
     family: Literal["double_decoder"] = "double_decoder"
     least_boundaries: Count = 2
-    """The fewest boundaries between blocks that are drawn for a step."""
+    """Minimum number of block boundaries that are drawn for a step."""
     most_boundaries: Count = 7
-    """The most boundaries between blocks that are drawn for a step."""
+    """Maximum number of block boundaries that are drawn for a step."""
     block_length: Count = 128
-    """In generation, the tokens of a block: once it is full, the encoder reads it. Neither training nor evaluation uses
-    it."""
+    """Tokens of a block in generation: the encoder reads a block once it is full. Training and evaluation don't use
+    this key."""
     activation: AnyActivation = "gelu"
-    """Activation of the feed-forward layers. The last two are gated: `swiglu` by SiLU, `geglu` by the tanh
-    approximation of GELU."""
+    """Activation of the feed-forward layers. `swiglu` and `geglu` are gated, by SiLU and by the tanh approximation of
+    GELU."""
     rope_base: PositiveFloat = 10_000.0
-    """Base of the frequencies of rotary positions."""
+    """Base of the rotary frequencies (RoPE theta)."""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in RMS norms, and to the variance in the norm of the encoder's output."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all weights at the start. For matrices that end a residual branch it is divided by the
+    """Standard deviation of the initial weights. Matrices that end a residual branch have this divided by the square
     root of the stack's number of branches."""
 
     @model_validator(mode="after")
@@ -641,7 +649,8 @@ class DoubleDecoderConfig(Depths, RotaryHeads, ModelConfig):
 
 
 class EmbeddingLossConfig(Section):
-    """A loss, in training only, that pulls the encoder's output towards an aggregate of the embeddings so far.
+    """An auxiliary loss, in training only, that pulls the encoder's output towards an aggregate of the embeddings so
+    far.
 
     With a learned norm on each side the loss can fall without training the encoder: gains shrink, or biases grow, until
     both sides agree. The loss is defined that way, and the published 4e-9 comes from it. `learned_norms: false` closes
@@ -649,27 +658,27 @@ class EmbeddingLossConfig(Section):
     """
 
     kind: Literal["mse", "l1", "cosine", "log_cosine", "kl", "contrastive"]
-    """The disaffinity score. `mse`, `l1`: the mean squared or absolute difference. `cosine`: 1 − (cos + 1) / 2.
-    `log_cosine`: −log((cos + 1) / 2). `kl`: the divergence KL(aggregate ‖ output) of softmaxes over the units.
-    `contrastive`: InfoNCE (van den Oord et al. 2018), the cross-entropy of a position's own output among those so far,
-    with cosine / 0.1 as logits."""
+    """The loss between aggregate and output. `mse`, `l1`: the mean squared or absolute difference. `cosine`: 1 − (cos +
+    1) / 2. `log_cosine`: −log((cos + 1) / 2). `kl`: KL(aggregate ‖ output) of softmaxes over the units. `contrastive`:
+    InfoNCE (van den Oord et al. 2018), the cross-entropy of a position's own output among those so far, with cosine /
+    0.1 as logits."""
     aggregation: Literal["mean", "convolution", "matrix"] = "mean"
-    """How the embeddings so far are aggregated. `mean` is the author's. `convolution`: a learned one, causal and
-    depthwise, over `kernel_size` tokens. `matrix`: a learned weight for each pair of positions, which needs
-    `max_positions`. Both start as means."""
+    """How the embeddings so far are aggregated. `mean`: the author's. `convolution`: a learned causal depthwise
+    convolution over `kernel_size` tokens. `matrix`: a learned weight for each pair of positions, which needs
+    `max_positions`. The learned aggregations are initialized as means."""
     kernel_size: Count | None = None
-    """Tokens that the convolution spans. null with any other aggregation."""
+    """Kernel size of the convolution, in tokens. null with any other aggregation."""
     coefficient: PositiveFloat = 1.0
     """Coefficient of the loss."""
     embedding_norm: Literal["before_mean", "after_mean", "none"] = "before_mean"
-    """The place of the embeddings' layer norm: before or after the aggregation. `before_mean` is the author's INIT,
-    `after_mean` the author's AVG_CUM_SUM."""
+    """Where the layer norm of the embeddings is: before or after the aggregation. `before_mean`: the author's INIT.
+    `after_mean`: the author's AVG_CUM_SUM."""
     encoder_norm: bool = True
     """Layer norm on the encoder's output."""
     learned_norms: bool = True
-    """The norms on both sides have gains and biases, which learn. false: they only normalise."""
+    """The norms on both sides have learned gains and biases. false: they only normalize."""
     detach: Literal["encoder_out", "embedding", "none"] = "encoder_out"
-    """The side that gets no gradient, except in the gains and biases of its norm."""
+    """The side that is detached: it gets no gradient, except in the gains and biases of its norm."""
 
     @model_validator(mode="after")
     def _has_a_kernel(self) -> Self:
@@ -688,32 +697,32 @@ class AutoregressiveConfig(Depths, OneWidth, ModelConfig):
     d_ff: Count | None = None
     """Width of the feed-forward layers. null: 4 · d_model."""
     num_cross_heads: Count | None = None
-    """Heads of the attention from decoder to encoder. null: 2 · num_heads."""
+    """Number of heads in cross-attention. null: 2 · num_heads."""
     positions: Literal["learned", "rotary"] = "learned"
     """How positions are encoded."""
     max_positions: Count | None = None
-    """The longest row, in tokens. null if nothing limits it: rotary positions, without `add_positions` and a `matrix`
-    in the embedding loss."""
+    """Maximum length of a row, in tokens. null if nothing limits it: with rotary positions, no `add_positions`, and no
+    `matrix` in the embedding loss."""
     init_std: PositiveFloat = 0.02
-    """The standard deviation of all matrices at the start. For those that end a residual branch it is divided by
-    √(2 · the stack's layers)."""
+    """Standard deviation of all initial matrices. Matrices that end a residual branch have this divided by √(2 · layers
+    of the stack)."""
     bias: bool = False
     """Biases in linear layers and layer norms."""
     cross_attention_bias: bool | None = None
-    """Biases in the attention from decoder to encoder. null: as `bias`."""
+    """Biases in cross-attention. null: as `bias`."""
     order: Literal["original", "alternate"] = "original"
-    """Which attention comes first in a decoder layer. `original`: self-attention. `alternate`: attention to the
-    encoder."""
+    """Order of the attentions in a decoder layer. `original`: self-attention first. `alternate`: cross-attention
+    first."""
     bridge_norm: bool = False
     """Layer norm before the linear map from encoder to decoder."""
     subtract_positions: Literal["none", "without_norm", "with_norm"] = "none"
-    """Subtract the next token's position embedding from the decoder's output. `without_norm` is the
-    author's YES_NO_LN, `with_norm` YES_LN. With rotary positions it needs `add_positions`."""
+    """Subtract the next token's position embedding from the decoder's output, without or with a layer norm after it.
+    They are the author's YES_NO_LN and YES_LN. With rotary positions `add_positions` must be true as well."""
     add_positions: bool = False
-    """Add the next token's position embedding to the decoder's input. With rotary positions, nothing else reads the
-    table of position embeddings."""
+    """Add the next token's position embedding to the decoder's input. With rotary positions, the table of position
+    embeddings has no other use."""
     embedding_loss: EmbeddingLossConfig | None = None
-    """A loss that pulls the encoder's output towards an aggregate of the embeddings so far. null turns it off."""
+    """An auxiliary loss that pulls the encoder's output towards an aggregate of the embeddings so far. null: off."""
 
     @property
     def cross_heads(self) -> int:
@@ -721,7 +730,8 @@ class AutoregressiveConfig(Depths, OneWidth, ModelConfig):
 
     @property
     def position_rows(self) -> int:
-        """Rows of the table of position embeddings, 0 without one. The position after the last token may have one."""
+        """Rows of the table of position embeddings; 0 without a table. The position after the last token may have a
+        row."""
         reads_next = self.add_positions or self.subtract_positions != "none"
         if self.max_positions is None or not (self.positions == "learned" or reads_next):
             return 0
@@ -738,9 +748,9 @@ class AutoregressiveConfig(Depths, OneWidth, ModelConfig):
         matrix = self.embedding_loss is not None and self.embedding_loss.aggregation == "matrix"
         limited = self.positions == "learned" or self.add_positions or matrix
         if limited and self.max_positions is None:
-            problems.append("max_positions is missing: what is learned for each position needs the longest row")
+            problems.append("max_positions is missing: set the maximum length of a row, which learned positions need")
         if not limited and self.max_positions is not None:
-            problems.append("max_positions is for learned positions; rotary ones have no table")
+            problems.append("max_positions: rotary positions have no table; leave it out")
         if self.positions == "rotary" and self.subtract_positions != "none" and not self.add_positions:
             problems.append("subtract_positions: rotary positions add nothing to subtract; set add_positions: true too")
         if self.positions == "rotary":

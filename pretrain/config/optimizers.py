@@ -1,4 +1,4 @@
-"""The `optimizer:` and `schedule:` sections of a run file: one class per kind. Nothing here imports torch."""
+"""The `optimizer:` and `schedule:` sections of a run file: one class per kind. This module doesn't import torch."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -20,19 +20,19 @@ Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]
 
 
 class ParameterGroup(Section):
-    """Settings of some of the parameters.
+    """Settings for some of the parameters.
 
     Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of relative positions; a tied output
     matrix), output (an untied output matrix, the classifier of next sentences), matrices (all others).
     """
 
     match: Annotated[list[str], Field(min_length=1)]
-    """The group's parameters, by kind (norms, biases, embeddings, output, matrices) or by name, with wildcards:
+    """The group's parameters, by kind (norms, biases, embeddings, output, matrices) or by name with wildcards:
     `decoder.layers.*.feed_forward.*`."""
     learning_rate: PositiveFloat | None = None
-    """The group's peak learning rate. null: the optimizer's."""
+    """Peak learning rate of the group. null: the optimizer's peak learning rate."""
     weight_decay: NonNegativeFloat | None = None
-    """The group's weight decay. null: the optimizer's."""
+    """Weight decay of the group. null: the optimizer's weight decay."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -42,50 +42,53 @@ class ParameterGroup(Section):
 
 
 class Freeze(Section):
-    """Parameters that stay as they are for the first steps, such as all that an adapted model has copied."""
+    """Parameters that are frozen for the first steps, such as those that an adapted model has copied."""
 
     match: Annotated[list[str], Field(min_length=1)]
-    """The frozen parameters, by kind or by name as in `groups`: `*` is all."""
+    """The frozen parameters, by kind or by name as in `groups`; `*` freezes all."""
     but: list[str] = []
-    """Parameters that learn from the first step, though `match` names them: `decoder.layers.*.cross_attention*`."""
+    """Exceptions: parameters that train from the first step although `match` names them, such as
+    `decoder.layers.*.cross_attention*`."""
     until_step: PositiveInt
-    """The first step in which all learn; steps count from 0. Until then the learning rate of the frozen ones is 0.
-    Their moments grow meanwhile, and their gradients count in the norm that is clipped."""
+    """The first step in which all parameters train; steps count from 0. Until then frozen parameters have a learning
+    rate of 0. Their moments are updated meanwhile, and their gradients count in the norm that is clipped."""
 
 
 NO_DECAY_OF_VECTORS = ParameterGroup(match=["norms", "biases"], weight_decay=0.0)
 
 
 class OptimizerConfig(Section):
-    """The settings common to all optimizers."""
+    """The settings that all optimizers have."""
 
     name: str
-    """The algorithm."""
+    """The optimizer."""
     learning_rate: PositiveFloat
-    """The schedule's peak learning rate."""
+    """The peak learning rate of the schedule."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay: a step subtracts rate · decay · parameter. 0 turns it off."""
+    """Decoupled weight decay: a step subtracts learning rate · decay · parameter. 0: off."""
     gradient_clipping: NonNegativeFloat = 1.0
-    """The largest L2 norm of the whole gradient; a larger one is scaled down. 0 turns it off."""
+    """Maximum L2 norm of the whole gradient; a larger gradient is scaled down to this norm. 0: off."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of a moving average of the parameters, which takes 4 bytes for each. After a step it is
-    decay · average + (1 − decay) · parameters. `pretrain average --ema` makes a checkpoint of it. null: none."""
+    """Decay of an exponential moving average (EMA) of the parameters: average ← decay · average + (1 − decay) ·
+    parameters after each step. The average takes 4 bytes per parameter. `pretrain average --ema` makes a checkpoint of
+    it. null: off."""
     groups: list[ParameterGroup] = [NO_DECAY_OF_VECTORS]
-    """Settings of some of the parameters. A parameter belongs to the first group that matches it; without a match, the
-    settings above hold."""
+    """Parameter groups with settings of their own. A parameter belongs to the first group that matches it; parameters
+    without a match have the optimizer's settings."""
     freeze: Freeze | None = None
-    """Parameters that stay as they are for the first steps. null: all learn."""
+    """Parameters that are frozen for the first steps. null: off."""
 
     def algorithm(self, kind: Kind) -> str:
         """The algorithm that updates parameters of this kind."""
         return self.name
 
     def rate(self, kind: Kind) -> float:
-        """The peak learning rate of this kind, unless a group sets another."""
+        """The peak learning rate of parameters of this kind, unless their group sets another."""
         return self.learning_rate
 
     def width_exponent(self, kind: Kind) -> float:
-        """With muP the rate of this kind falls as m^-this at m times the base width (Yang et al. 2021, table 8)."""
+        """With muP, the learning rate of this kind is multiplied by m^-this at m times the base width (Yang et al.
+        2021, table 8)."""
         return 1.0 if kind == "matrices" else 0.0
 
 
@@ -94,24 +97,24 @@ class AdamWConfig(OptimizerConfig):
 
     name: Literal["adamw"] = "adamw"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decays of the first and second moments."""
+    """Decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
 
 
 class AdamWScaleConfig(OptimizerConfig):
-    """nanoT5's optimizer (Nawrot 2023): AdamW with steps scaled by each tensor's root mean square."""
+    """nanoT5's optimizer (Nawrot 2023): AdamW with updates scaled by each tensor's root mean square (RMS)."""
 
     name: Literal["adamw_scale"] = "adamw_scale"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decays of the first and second moments."""
+    """Decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     least_rms: PositiveFloat = 1e-3
-    """The least root mean square that a tensor counts with."""
+    """Minimum RMS that an update is scaled by."""
 
     def width_exponent(self, kind: Kind) -> float:
-        """Steps fall with a matrix's root mean square, m^-½, already."""
+        """Scaled updates shrink with a matrix's RMS, m^-½, already."""
         return 0.5 if kind == "matrices" else 0.0
 
 
@@ -120,43 +123,44 @@ class AdafactorConfig(OptimizerConfig):
 
     name: Literal["adafactor"] = "adafactor"
     decay_rate: PositiveFloat = 0.8
-    """Second moments decay by 1 − t^−decay_rate at step t."""
+    """The second moments decay by 1 − t^−decay_rate at step t."""
     clipping_threshold: PositiveFloat | None = 1.0
-    """The largest root mean square of a tensor's update. null: no limit."""
+    """Maximum RMS of a tensor's update; a larger update is scaled down. null: off."""
     eps: tuple[PositiveFloat, PositiveFloat] = (1e-30, 1e-3)
-    """The smallest squared gradient, and the smallest root mean square that a tensor counts with."""
+    """Two constants: added to squared gradients, and the minimum RMS that an update is scaled by."""
     min_dim_size_to_factor: PositiveInt = 128
-    """A matrix with fewer rows or columns keeps the second moment of each element."""
+    """A matrix with fewer rows or columns than this keeps unfactored second moments, one per element."""
     multiply_by_parameter_scale: bool = True
-    """Scale steps by each tensor's root mean square."""
+    """Scale updates by each tensor's RMS."""
 
     def width_exponent(self, kind: Kind) -> float:
-        """Scaled steps fall with a matrix's root mean square, m^-½, already."""
+        """Scaled updates shrink with a matrix's RMS, m^-½, already."""
         return (0.5 if self.multiply_by_parameter_scale else 1.0) if kind == "matrices" else 0.0
 
 
 class MuonConfig(OptimizerConfig):
-    """Muon (Jordan et al. 2024) for matrices; AdamW for every other kind, with `betas`, `eps` and
+    """Muon (Jordan et al. 2024) for matrices, AdamW for all other parameters, with `betas`, `eps` and
     `adamw_learning_rate`."""
 
     name: Literal["muon"] = "muon"
     momentum: Decay = 0.95
-    """Decay of the momentum."""
+    """Decay rate of the momentum."""
     nesterov: bool = True
-    """Use Nesterov's momentum."""
+    """Use Nesterov momentum."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
-    """Iterations of Newton–Schulz, which make an update orthogonal."""
+    """Newton–Schulz iterations, which orthogonalize an update."""
     newton_schulz_dtype: Literal["bf16", "fp32"] = "bf16"
-    """The dtype in which an update is made orthogonal."""
+    """The dtype of the Newton–Schulz iterations."""
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
-    """How an orthogonal update is scaled. `match_rms_adamw`: by 0.2 · √(larger dimension) (Liu et al. 2025), so that
-    one learning rate suits matrices and all others. `original`: by √(rows / columns) if that exceeds 1."""
+    """How an orthogonalized update is scaled. `match_rms_adamw`: by 0.2 · √(larger dimension) (Liu et al. 2025), so
+    that one learning rate suits matrices and all other parameters. `original`: by √(rows / columns) if that exceeds
+    1."""
     adamw_learning_rate: PositiveFloat | None = None
-    """AdamW's peak learning rate. null: `learning_rate`, which suits only with `match_rms_adamw`."""
+    """Peak learning rate of AdamW. null: `learning_rate`, which suits only with `match_rms_adamw`."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """AdamW's decays of the first and second moments."""
+    """AdamW's decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-8
-    """AdamW's: added to the root of the second moment."""
+    """AdamW: added to the square root of the second moment."""
 
     @model_validator(mode="after")
     def _rates_suit(self) -> Self:
@@ -171,7 +175,8 @@ class MuonConfig(OptimizerConfig):
         return self.learning_rate if kind == "matrices" else self.adamw_learning_rate or self.learning_rate
 
     def width_exponent(self, kind: Kind) -> float:
-        """An orthogonal step has singular values of 1, right at any width; 0.2 · √(larger dimension) grows as m^½."""
+        """An orthogonalized update has singular values of 1, right at any width; 0.2 · √(larger dimension) grows as
+        m^½."""
         return 0.5 if kind == "matrices" and self.adjust_lr_fn == "match_rms_adamw" else 0.0
 
 
@@ -181,12 +186,12 @@ class Schedule(Section):
     name: str
     """The shape of the schedule."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of warm-up, in which the rate rises along a line from 0 to its peak, or stays there with
-    `warmup: constant`."""
+    """Steps of linear warm-up from 0 to the peak learning rate. With `warmup: constant` the learning rate is at its
+    peak instead."""
 
     def factor(self, step: int, max_steps: int, peak: float) -> float:
-        """The learning rate of step `step` (from 0) of a run of `max_steps` relative to its `peak`, the same for every
-        group of parameters: from 0 to 1, unless `final_learning_rate` is above the peak."""
+        """The learning rate of step `step` (from 0) of a run of `max_steps`, relative to its `peak`: from 0 to 1,
+        unless `final_learning_rate` is above the peak. All groups of parameters have the same factor."""
         return self._in_warmup(step + 1) if step + 1 < self.warmup_steps else self._after(step + 1, max_steps, peak)
 
     def _in_warmup(self, count: int) -> float:
@@ -197,7 +202,7 @@ class Schedule(Section):
         return 1.0
 
     def problems(self, max_steps: int) -> list[str]:
-        """The settings that don't fit into a run of `max_steps`, one line for each."""
+        """The settings that don't fit into a run of `max_steps`, one line each."""
         return []
 
 
@@ -215,12 +220,12 @@ def _decayed(shape: str, count: int, begin: int, end: int, final: float) -> floa
 
 
 class DecaySchedule(Schedule):
-    """Decays to a last rate and stays there."""
+    """Decays to a final learning rate and stays there."""
 
     final_learning_rate: NonNegativeFloat = 0.0
-    """The last learning rate."""
+    """The learning rate at the end of the decay."""
     until_step: PositiveInt | None = None
-    """The step at which the last rate is reached; it may lie beyond the run's end. null: `run.max_steps`."""
+    """The step at which the decay ends; it may lie beyond the end of the run. null: `run.max_steps`."""
 
     def _after(self, count: int, max_steps: int, peak: float) -> float:
         end = self.until_step or max_steps
@@ -233,27 +238,27 @@ class DecaySchedule(Schedule):
 
 
 class CosineSchedule(DecaySchedule):
-    """Decays along half a cosine to a last rate, where it stays."""
+    """Cosine decay to a final learning rate, where it stays."""
 
     name: Literal["cosine"] = "cosine"
 
 
 class LinearSchedule(DecaySchedule):
-    """Decays along a line to a last rate, where it stays."""
+    """Linear decay to a final learning rate, where it stays."""
 
     name: Literal["linear"] = "linear"
 
 
 class WarmupStableDecaySchedule(Schedule):
-    """Constant, then decays over the last steps of the run (Hu et al. 2024)."""
+    """Warmup-stable-decay (WSD): constant, then a decay over the last steps of the run (Hu et al. 2024)."""
 
     name: Literal["warmup_stable_decay"] = "warmup_stable_decay"
     decay_steps: PositiveInt
-    """Steps of the decay, which ends with the run."""
+    """Number of steps of the decay, which ends with the run."""
     decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
-    """The decay's shape. `linear`: along a line. `one_minus_sqrt`: by 1 − √progress (Hägele et al. 2024)."""
+    """The shape of the decay. `linear`: linear. `one_minus_sqrt`: by 1 − √progress (Hägele et al. 2024)."""
     final_learning_rate: NonNegativeFloat = 0.0
-    """The last learning rate."""
+    """The learning rate at the end of the decay."""
 
     def _after(self, count: int, max_steps: int, peak: float) -> float:
         begin = max_steps - self.decay_steps
@@ -266,12 +271,12 @@ class WarmupStableDecaySchedule(Schedule):
 
 
 class InverseSquareRootSchedule(Schedule):
-    """Falls in proportion to 1 / √step after the warm-up."""
+    """Proportional to 1 / √step after the warm-up."""
 
     name: Literal["inverse_square_root"] = "inverse_square_root"
     warmup: Literal["constant", "linear"] = "constant"
-    """The rate during warm-up. `constant`: the peak, as in T5. `linear`: rises from 0, as in the Transformer and in
-    Adafactor with warmup_init."""
+    """The learning rate during warm-up. `constant`: the peak, as in T5. `linear`: rises from 0, as in the Transformer
+    and in Adafactor with warmup_init."""
 
     def _in_warmup(self, count: int) -> float:
         """`constant` is T5's rule (Raffel et al. 2020, section 3.1.2), `linear` that of Vaswani et al. 2017, section
@@ -283,7 +288,7 @@ class InverseSquareRootSchedule(Schedule):
 
 
 class ConstantSchedule(Schedule):
-    """Stays at its peak after the warm-up."""
+    """Constant at the peak after the warm-up."""
 
     name: Literal["constant"] = "constant"
 

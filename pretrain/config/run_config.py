@@ -1,13 +1,9 @@
 """The schema of a run file (YAML). Doesn't import torch: the launcher checks a run file before it starts anything."""
 
-import os
-import sys
-from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -33,28 +29,28 @@ _MOST_WORKERS = 2**10  # threads or processes of a rank: more than a machine has
 
 
 class RunSection(Section):
-    """Name, place, seed and length of a run."""
+    """Name, directory, seed and length of the run."""
 
     name: str
     """The run's name in MLflow."""
     directory: LocalPath
-    """The run's directory, with its checkpoints, metrics and logs."""
+    """The directory that the run writes: checkpoints, metrics, logs."""
     seed: int = 0
-    """Seed of every random choice: weights, dropout, the order of rows, the noise."""
+    """Seed of all random choices: initial weights, dropout, order of rows, masked spans."""
     max_steps: Steps
-    """Optimizer steps of the whole run."""
+    """Number of optimizer steps of the whole run."""
     max_hours: PositiveFloat | None = None
-    """Hours since the latest start after which the run saves and stops. null: no limit."""
+    """The run saves and stops this many hours after its latest start. null: no limit."""
     expected_hours: PositiveFloat | None = None
-    """Hours that all steps are expected to take, as `launch init` estimates them. If the first steps are faster or
-    slower by more than half, the run says so. null: no estimate."""
+    """Expected duration of all steps, in hours; `launch init` writes its estimate here. The run prints a line if its
+    first steps are faster or slower than that by more than half. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
-    """Threads of each rank on a CPU. null: OMP_NUM_THREADS, or else cores ÷ ranks. Sums depend on their number in the
-    last bit, so fix it for bit-equal runs. Threads that wait spin for a moment: `launch` sets GOMP_SPINCOUNT=1000,
-    unless the environment has it or OMP_WAIT_POLICY."""
+    """PyTorch's CPU threads on each rank. null: OMP_NUM_THREADS, or else cores ÷ ranks. The number of threads changes
+    sums in the last bit, so fix it for bit-equal runs. `launch` sets GOMP_SPINCOUNT=1000, so that waiting threads spin
+    for a moment only, unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
     bind_cores: bool = True
-    """Bind each rank to the cores nearest to its GPU, whose memory is nearest, too. If Linux doesn't know them, or the
-    rank may not use them, nothing is bound. No effect on CPU ranks."""
+    """Bind each rank to the CPU cores nearest to its GPU. If Linux doesn't report these cores, or the rank may not use
+    them, nothing is bound. No effect on CPU ranks."""
 
 
 class TrainingCorpus(Section):
@@ -63,51 +59,54 @@ class TrainingCorpus(Section):
     corpus: Location
     """A finished corpus: its directory or fsspec URL."""
     weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """The corpus's part of the rows (or tokens: `weights_of`), relative to the other weights."""
+    """The corpus's share of the training rows, relative to the other weights. With `data.weights_of: tokens`: its share
+    of the tokens."""
 
 
 class ValidationCorpus(Section):
-    """A held-out corpus."""
+    """A corpus whose held-out rows are evaluated."""
 
     corpus: Location
-    """A finished corpus, of which the held-out rows are used: its directory or fsspec URL."""
+    """A finished corpus: its directory or fsspec URL. Only its held-out rows are read."""
     name: Annotated[str, Field(min_length=1)] | None = None
-    """The corpus's name in the names of its metrics. null: its own name."""
+    """The corpus's name in metrics. null: the name in its corpus file."""
     objective: TrainingObjective | None = None
-    """Replaces its objective where it is evaluated, though the run trains with another; the corpus must have been built
-    with `apply_at: load`. null: `data.objective`, or else the corpus's own."""
+    """Evaluate this corpus with another objective. The corpus must have been built with `apply_at: load`. null:
+    `data.objective`, or else the corpus's own objective."""
 
 
 class MixingSection(Section):
-    """How large each corpus's part is, by the corpora's sizes (Raffel et al. 2020, section 3.5.2)."""
+    """Mixing rates from the sizes of the corpora (Raffel et al. 2020, section 3.5.2)."""
 
     limit: PositiveInt | None = None
-    """The most rows (or tokens) that a corpus counts for, so that a large one doesn't crowd out the others. null: no
-    limit."""
+    """The size that a corpus counts with at most, in rows (or tokens: `data.weights_of`), so that a large corpus
+    doesn't crowd out small ones. null: no limit."""
     temperature: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
-    """Parts are proportional to size^(1 / temperature). 1: to the sizes. The higher, the more equal are the parts."""
+    """A corpus's rate is proportional to size^(1 / temperature). 1: to its size. Higher: more equal rates."""
 
 
 class CacheSection(Section):
     """The cache for blocks of remote corpora."""
 
     directory: LocalPath | None = None
-    """The directory, which all ranks of a machine share; best on a disk of its own. null: encdec-pretrain-UID under
-    $SLURM_TMPDIR, $TMPDIR or /tmp."""
+    """Where blocks are cached; all ranks of a machine share this directory. Best on a disk of its own. null:
+    encdec-pretrain-UID under $SLURM_TMPDIR, $TMPDIR or /tmp."""
     gigabytes: Annotated[float, Field(gt=0, le=1e9)] = 100.0
-    """The largest size of the cache, in gigabytes. 5 % of its disk stay free in any case."""
+    """Maximum size of the cache, in gigabytes. At least 5 % of its disk stay free in any case."""
     wait_seconds: Annotated[float, Field(ge=0, le=_LONGEST_WAIT)] = stores.WAIT_SECONDS
-    """Seconds to wait for a store that doesn't answer. Then the run saves and stops with exit code 75."""
+    """How long to wait for an object store that doesn't answer, in seconds. After that the run saves and stops with
+    exit code 75."""
 
 
 class CurriculumStage(Section):
-    """The objective of the first steps."""
+    """Another objective for the first steps."""
 
     until_step: Steps
-    """The first step that is no longer part of this entry; steps count from 0."""
+    """The first step after this entry; steps count from 0."""
     objective: TrainingObjective
-    """Replaces the corpora's, which must have been built with `apply_at: load`. If its rows are shorter, and divide the
-    corpora's, each row is cut into several: sequences are short at first, and a step has as many tokens."""
+    """The objective until then. The corpora must have been built with `apply_at: load`. If this objective has shorter
+    rows, and their length divides the corpora's, each row is cut into several: sequences are short at first, and a step
+    has as many tokens."""
 
 
 class DataSection(Section):
@@ -116,29 +115,29 @@ class DataSection(Section):
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     """The corpora to train on."""
     mixing: MixingSection | None = None
-    """Multiplies each corpus's weight by its size for training, within a limit and at a temperature. null: the weights
-    alone decide."""
+    """Multiply each weight by a rate that follows from the corpus's size. null: the weights alone decide."""
     weights_of: Literal["rows", "tokens"] = "rows"
-    """The unit that weights divide and sizes are counted in. `rows`: the rows. `tokens`: the tokens, so that a corpus
-    of short rows is drawn more often."""
+    """What weights and sizes count. `rows`: rows. `tokens`: tokens, so a corpus of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
     objective: TrainingObjective | None = None
-    """Replaces the objective of the corpora, which must have been built with `apply_at: load`. null: their own."""
+    """The training objective. It replaces the objectives of the corpora, which must have been built with `apply_at:
+    load`. null: the objective of each corpus."""
     curriculum: list[CurriculumStage] = []
-    """Other objectives for the first steps, in order. Held-out rows keep theirs."""
+    """Other objectives for the first steps, in order. Evaluation doesn't use them."""
     lanes: Annotated[int, Field(gt=0, le=2**20)] = 64
-    """Interleaved readers of an epoch, each of an equal part. More of them shuffle better, and take more memory: each
-    loader process caches one block for each."""
-    pack: PositiveInt = 1
+    """Number of interleaved readers of an epoch; each reads an equal part. More lanes shuffle better and take more
+    memory: a loader process caches one block per lane."""
+    packing_ratio: PositiveInt = 1
     """Average number of examples packed into one row; attention doesn't cross examples. More than 1 saves padding where
-    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: no packing."""
+    lengths differ (UL2, denoising), best on GPUs, whose attention skips other examples. 1: no packing. Earlier name:
+    `pack`."""
     workers: Annotated[int, Field(ge=0, le=_MOST_WORKERS)] = 2
-    """Loader processes of each rank. 0: the rank loads its rows itself."""
-    prefetch: Annotated[int, Field(gt=0, le=2**10)] = 4
-    """Micro-batches that each loader process prepares ahead."""
+    """Loader processes per rank. 0: the rank loads its rows itself."""
+    prefetch_factor: Annotated[int, Field(gt=0, le=2**10)] = 4
+    """Micro-batches that each loader process prepares in advance. Earlier name: `prefetch`."""
     on_damage: Literal["stop", "skip"] = "stop"
-    """The reaction to a damaged block. `stop`: the run ends. `skip`: the block's rows get weight 0."""
+    """What happens at a damaged block. `stop`: the run ends. `skip`: the rows of the block get weight 0."""
     cache: CacheSection = CacheSection()
     """The cache for blocks of remote corpora."""
 
@@ -164,64 +163,52 @@ class ComputeSection(Section):
     """How layers are computed."""
 
     compile: bool | None = None
-    """Apply torch.compile to each layer. null: on GPUs."""
+    """Compile each layer with torch.compile. null: on GPUs only."""
     cuda_graphs: bool = False
-    """Capture the forward and backward pass of a micro-batch as a CUDA graph, for each of the first 8 shapes. Widths
-    become multiples of 64, so that shapes are few. No GPU has run this yet; `make gpu` compares steps with and without.
-    On a CPU it only fills tensors that stay where they are."""
+    """Capture the forward and backward pass of a micro-batch as a CUDA graph, one for each of the first 8 shapes.
+    Widths are padded to multiples of 64, so that shapes are few. No GPU has run this yet; `make gpu` compares steps
+    with and without. On a CPU no graph is captured: inputs are only copied into static tensors."""
     attention: Literal["auto", "sdpa", "triton", "eager"] = "auto"
-    """The kernels of attention. `sdpa`: PyTorch's kernels, with biases and masks as their mask. `triton`: this
-    project's kernels, on GPUs. `eager`: two products with a softmax between them. `auto`: on a GPU `triton`, if a check
-    at the start finds the results of PyTorch's, else `sdpa`; on a CPU the faster of `sdpa` and `eager`."""
+    """The attention backend. `sdpa`: PyTorch's scaled_dot_product_attention, with biases and masks as its mask.
+    `triton`: this project's kernels, on GPUs. `eager`: two matmuls with a softmax between them. `auto`: on a GPU
+    `triton` if its results agree with PyTorch's at the start, else `sdpa`; on a CPU the faster of `sdpa` and
+    `eager`."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass and recompute the rest: about a third more arithmetic, far
     less memory."""
     tf32: bool = False
-    """Round the factors of fp32 matmuls to TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
+    """Run fp32 matmuls in TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
     deterministic: bool = False
-    """Repeat a run on GPUs to the bit, also after a resume, with slower kernels. A CPU always repeats."""
+    """Make runs on GPUs repeat to the bit, also after a resume, with slower kernels. Runs on CPUs always repeat."""
     kernel_cache: LocalPath | None = None
-    """Where Triton and torch.compile keep compiled kernels: a directory on the node's own disk. null: one in the
-    system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment come before it."""
-
-
-def _new_name(policy: Any) -> Any:
-    """`go_on`, the name of `continue` in earlier run files, is taken as well."""
-    if policy != "go_on":
-        return policy
-    _tell_new_name()
-    return "continue"
-
-
-@cache
-def _tell_new_name() -> None:
-    if "RANK" not in os.environ:  # `launch` has told it before its ranks start
-        print("warning: checkpoint.on_failure: go_on is called continue now", file=sys.stderr)
+    """Directory for the kernels that Triton and torch.compile compile, best on a disk of the node. null: a directory in
+    the system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment take
+    precedence."""
 
 
 class CheckpointSection(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
 
     every_steps: Steps = 1000
-    """Steps from one checkpoint to the next. A run also saves at its end."""
+    """Steps between checkpoints. A run also saves at its end."""
     keep_last: PositiveInt = 3
-    """How many of the latest checkpoints are kept."""
+    """Number of the latest checkpoints to keep."""
     keep_every_steps: PositiveInt | None = None
-    """Checkpoints of multiples of this many steps are kept as well. null: only the latest are kept."""
+    """Also keep the checkpoints at multiples of this many steps. null: keep the latest only."""
     memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps from one checkpoint in the nodes' memory to the next, from which `launch` resumes after a failure. `auto`:
-    as few as cost less than 0.2 % of the time, 1000 at most. null: off."""
-    on_failure: Annotated[Literal["continue", "stop"], BeforeValidator(_new_name)] = "continue"
-    """The reaction to a save that fails, for instance on a full disk. `continue`: training continues until the next
-    save. `stop`: the run ends."""
+    """Steps between checkpoints in the memory of the nodes, from which `launch` resumes after a failure. `auto`: as few
+    steps as cost less than 0.2 % of the time, 1000 at most. null: off."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """What happens when a save fails, for instance on a full disk. `continue`: training continues until the next save.
+    `stop`: the run ends."""
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
-    weights."""
+    initialization."""
 
 
 class DistillationSection(Section):
-    """A decoder-only model that an encoder-decoder learns prefix LM from, besides the text (Hinton et al. 2015; Zhang
-    et al. 2025, T5Gemma).
+    """Distillation: an encoder-decoder learns prefix LM from a decoder-only teacher, besides the text (Hinton et al.
+    2015; Zhang et al. 2025, T5Gemma).
 
     At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
     temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an EOS token that
@@ -231,16 +218,14 @@ class DistillationSection(Section):
     name: Literal["distillation"]
     """The wrapper."""
     teacher: LocalPath
-    """The teacher, a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the output of `pretrain
-    import`. Its weights stay as they are."""
+    """The teacher: a checkpoint, a run, or the output of `pretrain import`, of the family decoder_only and with the
+    corpus's tokenizer. Training doesn't change its weights."""
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """The weight of the divergence from the teacher; cross-entropy has the rest. 1: cross-entropy counts at EOS tokens
-    alone."""
+    """Weight of the KL divergence from the teacher; cross-entropy has the rest. 1: cross-entropy at EOS tokens only."""
     temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """The divisor of the logits of both. Above 1, unlikely ids count for more."""
+    """Divides the logits of the teacher and of the model. Above 1, unlikely tokens count for more."""
     top_k: PositiveInt | None = None
-    """How many of the teacher's likeliest ids keep their probabilities, which then sum to 1; those of all others become
-    0. null: all ids."""
+    """Keep the probabilities of the teacher's k likeliest tokens only, normalized to sum to 1. null: keep all."""
 
 
 class SpikeSection(Section):
@@ -249,114 +234,123 @@ class SpikeSection(Section):
     threshold: PositiveFloat = 6.0
     """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
     window: Annotated[int, Field(ge=8, le=2**16)] = 128
-    """Steps whose losses the mean and the standard deviation are taken from."""
+    """Number of steps that the mean and the standard deviation are taken over."""
     action: Literal["warn", "rewind"] = "warn"
-    """The reaction to a spike. `warn`: the run prints a warning. `rewind`: it restores the latest checkpoint and
-    continues with the rows after the spike."""
+    """What happens at a spike. `warn`: the run prints a warning. `rewind`: the run also restores the latest checkpoint
+    and continues with the rows after the spike."""
     max_rewinds: PositiveInt = 3
-    """The most rewinds of a run."""
+    """Maximum number of rewinds in a run; at further spikes the run only warns."""
 
 
 class FaultsSection(Section):
-    """When a run counts as broken, and what follows."""
+    """When a run counts as failed, and what follows."""
 
-    restarts: NonNegativeInt = 3
-    """How often within an hour `launch` starts the ranks again after a failure. It doesn't where that can't help: a
-    wrong run file, a full disk, a step that fails again and again."""
+    max_restarts: NonNegativeInt = 3
+    """How often within an hour `launch` restarts the ranks after a failure. `launch` doesn't restart them where that
+    can't help: a wrong run file, a full disk, a step that fails again and again. 0: never. Earlier name: `restarts`."""
     max_skipped_steps: PositiveInt = 20
-    """Steps in a row without a finite gradient that end the run."""
+    """The run ends after this many steps in a row with a non-finite gradient. DeepSpeed skips the update of such a
+    step."""
     spikes: SpikeSection | None = SpikeSection()
     """Detection of loss spikes. null: off."""
-    hang_seconds: Seconds | None = None
-    """Seconds without progress of a rank that end the run. null: as long as 20 steps usually take, and at least 120.
-    Remote corpora add `data.cache.wait_seconds`."""
-    start_seconds: Seconds = 3600.0
-    """The same, in seconds, while a rank starts (up to the end of its first step), loads, or any rank compiles. Also
-    while it saves or evaluates, if `hang_seconds` is null."""
+    hang_timeout_seconds: Seconds | None = None
+    """The run ends if a rank makes no progress for this many seconds. null: 20 times the median time of a step, at
+    least 120 s. Remote corpora add `data.cache.wait_seconds`. Earlier name: `hang_seconds`."""
+    start_timeout_seconds: Seconds = 3600.0
+    """The timeout in seconds while a rank starts (up to the end of its first step), loads, or any rank compiles. If
+    `hang_timeout_seconds` is null, also while the rank saves or evaluates. Earlier name: `start_seconds`."""
     dead_rank_seconds: Seconds = 30.0
-    """Seconds after one rank has died or failed at which the others are killed."""
+    """After one rank has died or failed, the others are killed after this many seconds."""
     replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
     """How often a step is recomputed to detect faulty hardware, in steps. `auto`: as often as adds at most 0.2 % to the
     forward and backward passes. null: never."""
     checksum_every_steps: PositiveInt | Literal["auto"] | None = "auto"
     """How often checksums of weights and optimizer state are verified between updates, in steps, to detect memory
-    corruption. `auto`: as often as takes at most 0.1 % of the time. null: never, for instance since a callback changes
+    corruption. `auto`: as often as takes at most 0.1 % of the time. null: never. Set null if a callback changes
     weights."""
     straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
-    """A rank is a straggler if it computes this many times as long as the others. So is one that makes a step as much
-    longer by waiting for data. Stragglers are reported within 20 steps. null: off."""
+    """Report a rank as a straggler if it computes this many times as long as the others, or lengthens steps as much by
+    waiting for data. The report comes within 20 steps. null: off."""
 
 
 class MlflowSection(Section):
     """Where MLflow stores the run."""
 
     uri: Annotated[str, AfterValidator(paths.mlflow_uri)] | None = None
-    """MLflow's tracking URI. null: `sqlite:///runs/mlflow.db` on one machine; none on several nodes or under SLURM,
-    since SQLite needs locks that a common disk may lack."""
+    """MLflow's tracking URI. null: `sqlite:///runs/mlflow.db` on one machine. On several nodes or under SLURM null
+    turns MLflow off: SQLite needs locks that a shared disk may lack."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "encdec-pretrain"
-    """The experiment that the run belongs to."""
+    """The run's experiment in MLflow."""
     parent: Annotated[str, Field(min_length=1)] | None = None
-    """The name of a run that MLflow shows this run under, as one of several; created if there is none. null: the run
-    stands by itself."""
+    """Name of the parent run in MLflow, which is created if it doesn't exist. null: no parent run."""
 
 
 class AlertsSection(Section):
     """Who is told when something happens to the run."""
 
     command: Annotated[str, Field(min_length=1)] | None = None
-    """A command for the shell. It gets ALERT_RUN, ALERT_EVENT and ALERT_TEXT in its environment. null: none."""
+    """A shell command that is run for each event, with ALERT_RUN, ALERT_EVENT and ALERT_TEXT in its environment. null:
+    off."""
     webhook: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")] | None = None
-    """The environment variable with a URL that gets a POST of JSON with `text`, `run` and `event`, as Slack and
-    Mattermost read it. The URL is a secret, and is recorded nowhere. null: none."""
+    """Name of the environment variable that holds a webhook's URL. Each event is sent there as a POST of JSON with
+    `text`, `run` and `event`, as Slack and Mattermost expect it. The URL is a secret, and is recorded nowhere. null:
+    off."""
     events: list[Literal["failed", "restarted", "spike", "slow", "disk"]] = [
         "failed", "restarted", "spike", "slow", "disk",
     ]  # fmt: skip
-    """The events that are sent: the run has failed for good, its ranks start again after a failure, its loss spikes, it
-    is slow, its disk fills."""
+    """The events to send. `failed`: the run has failed for good. `restarted`: `launch` restarts its ranks. `spike`: its
+    loss spikes. `slow`: it is slow. `disk`: its disk fills."""
     slow_below: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """The share of the usual tokens/s (the median of the last 20 lines of metrics) below which a run is slow."""
+    """The run is slow below this share of its usual tokens/s, the median of the last 20 log lines."""
     disk_gigabytes: Annotated[float, Field(ge=0, le=1e9)] = 10.0
-    """Free gigabytes of the run directory's disk below which the disk fills."""
+    """The disk fills when the disk of the run directory has fewer free gigabytes than this."""
 
 
 class TrackingSection(Section):
     """Where metrics go, besides the run's metrics.jsonl."""
 
     mlflow: MlflowSection | None = MlflowSection()
-    """Where MLflow stores the run. null: it isn't sent to MLflow."""
+    """Where MLflow stores the run. null: MLflow is off."""
     log_every_steps: PositiveInt = 10
-    """Steps from one line of metrics to the next."""
+    """Steps between log lines."""
     alerts: AlertsSection | None = None
     """Alerts by a command or a webhook. null: off."""
     system_metrics_seconds: Seconds | None = 10.0
-    """Seconds from one sample of each machine's CPU, memory, GPUs, network and disk to the next. null: they aren't
-    sampled."""
+    """Seconds between samples of each machine's CPU, memory, GPUs, network and disk. null: off."""
 
 
 class TrainerSection(Section):
-    """The trainer's work besides training."""
+    """Further options of the trainer."""
 
     profile: bool = False
-    """Record the operators and kernels of steps 10 to 13 of a start in RUN/profile, for Perfetto. Those of the latest
-    start are kept."""
+    """Profile steps 10 to 13 after each start, and write a trace of operators and kernels to RUN/profile, for Perfetto.
+    Only the traces of the latest start are kept."""
 
 
 class CallbackSection(Section):
-    """A callback of one's own. Further keys are its arguments."""
+    """A callback of your own. Further keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-    """The class, as package.module:Class."""
+    """The callback's class, as package.module:Class."""
 
 
 class RunConfig(Section):
     """A run file: which model is trained, on which corpora, and how."""
 
+    renamed = {
+        "checkpoint.on_failure: go_on": "continue",
+        "data.pack": "packing_ratio",
+        "data.prefetch": "prefetch_factor",
+        "faults.hang_seconds": "hang_timeout_seconds",
+        "faults.restarts": "max_restarts",
+        "faults.start_seconds": "start_timeout_seconds",
+    }
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
 
     run: RunSection
-    """Name, place, seed and length of the run."""
+    """Name, directory, seed and length of the run."""
     model: AnyModelConfig
     """The model."""
     data: DataSection
@@ -366,27 +360,27 @@ class RunConfig(Section):
     optimizer: AnyOptimizer
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
-    """The learning rate over the steps of the run."""
+    """The learning rate schedule."""
     wrapper: DistillationSection | None = None
-    """A wrapper of the model that changes its loss in training. null: off."""
+    """A wrapper of the model that changes its training loss. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
+    """The dtype that the model computes in. The optimizer keeps fp32 master weights and fp32 moments in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
-    """Keys for DeepSpeed."""
+    """Keys that are passed on to DeepSpeed."""
     compute: ComputeSection = ComputeSection()
     """How layers are computed."""
     faults: FaultsSection = FaultsSection()
-    """When the run counts as broken."""
+    """When the run counts as failed, and what follows."""
     checkpoint: CheckpointSection = CheckpointSection()
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
     evaluation: list[AnyHookSettings] = []
-    """Evaluations during the run, by hooks."""
+    """Evaluations during the run, each by a hook."""
     trainer: TrainerSection = TrainerSection()
-    """The trainer's work besides training."""
+    """Further options of the trainer."""
     callbacks: list[CallbackSection] = []
-    """Callbacks of one's own, called around each step."""
+    """Callbacks of your own, which are called around each step."""
     tracking: TrackingSection = TrackingSection()
-    """Where metrics go."""
+    """Where metrics go, besides the run's metrics.jsonl."""
 
     def rate_factor(self, step: int) -> float:
         """The learning rate of step `step` (from 0) relative to its peak."""
@@ -407,7 +401,9 @@ class RunConfig(Section):
             problems.append("evaluation: data.validation names no corpus")
         on_nvme = self.deepspeed.zero_optimization.offloaded_to("nvme")
         if self.optimizer.ema_decay is not None and "offload_optimizer" in on_nvme:
-            problems.append("optimizer.ema_decay: DeepSpeed keeps no further states on NVMe; set device to cpu or none")
+            problems.append(
+                "optimizer.ema_decay: DeepSpeed can't keep the moving average on NVMe; set device to cpu or none"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self

@@ -1,1 +1,2 @@
-"""Everything that uses DeepSpeed: the engine, its config, sharded construction, the layout of parameters."""
+"""Everything that uses DeepSpeed: the engine, its config, sharded construction of the model, checkpoints,
+optimizers."""

@@ -1,6 +1,5 @@
-"""The model that a run trains, with activation checkpointing and compilation of its layers; and DeepSpeed's config: the
-run file's `deepspeed` section and what the rest decides.
-"""
+"""Builds the model that a run trains, with activation checkpointing and compiled layers, and DeepSpeed's config from
+the run file."""
 
 import contextlib
 import os
@@ -116,9 +115,9 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
 
 
 def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) -> Model:
-    """Builds the model with new weights, or with some that a checkpoint will replace, unless they are `drawn`.
+    """Builds the model. `drawn=False` skips the random initialization, because a checkpoint is loaded next.
 
-    At ZeRO stage 3 each parameter is partitioned as soon as it is created: no rank ever holds the whole model.
+    At ZeRO stage 3 each parameter is sharded as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
     with sharded(config), contextlib.nullcontext() if drawn else not_drawn():

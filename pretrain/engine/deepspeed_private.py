@@ -1,8 +1,8 @@
-"""What is read of DeepSpeed beyond its documentation: docs/reference/deepspeed.md has each name with the reason.
+"""The internals of DeepSpeed that this project reads: docs/reference/deepspeed.md lists each name with the reason.
 
-Stages 1 and 2 cut a flat tensor evenly over the ranks: a parameter may straddle ranks or be absent from one. Stage 3
-cuts each parameter by itself. A rank holds at most one contiguous fragment of a parameter. `fragments.check`
-verifies this when a run starts.
+Stages 1 and 2 split a flat tensor evenly over the ranks: a parameter may be split between ranks, or absent from a rank.
+Stage 3 splits each parameter. A rank holds at most one contiguous fragment of a parameter. `fragments.check` verifies
+this when a run starts.
 """
 
 import contextlib

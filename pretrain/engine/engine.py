@@ -1,7 +1,8 @@
 """The DeepSpeed engine: one optimizer step over a global batch.
 
-The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split: a
-micro-batch contributes its sum of losses ÷ all valid tokens, and gradients are summed over micro-batches and ranks.
+The loss of a step is the mean over the valid target tokens of the global batch, however the batch is split. A
+micro-batch contributes its sum of losses divided by the number of valid tokens of the global batch, and gradients are
+summed over micro-batches and ranks.
 """
 
 import contextlib
@@ -41,9 +42,10 @@ _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # o
 class Outcome(NamedTuple):
     """The outcome of a step, the same on all ranks.
 
-    - `loss`: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
-    - `applied`: False if the gradient was not finite and the step was skipped.
-    - `votes`: by the name of each vote, whether any rank gave it.
+    Attributes:
+        loss: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
+        applied: False if the gradient was not finite and the update was skipped.
+        votes: for the name of each vote, True if any rank voted True.
     """
 
     loss: float
@@ -54,8 +56,8 @@ class Outcome(NamedTuple):
 class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
-    `optimizer`: instead of that of `config`. `wrapper`: wraps the model in the module whose losses are trained; None:
-    the model's own losses are.
+    `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are trained.
+    None: the model's own losses are trained.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The fragments on this rank, and the check at a run's start that DeepSpeed keeps weights where they are read."""
+"""The fragments of parameters on this rank, and a check at the start that DeepSpeed keeps its weights in them."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def check(engine: DeepSpeedEngine) -> None:
     for one, covered in zip(of_all, found.tolist(), strict=True):
         size = torch.Size(one.shape).numel()
         if covered != [size, size * (size - 1) // 2]:
-            raise FailedError(f"DeepSpeed's fragments of {one.name} are not each of its elements once: {REPORT}")
+            raise FailedError(f"DeepSpeed's fragments of {one.name} don't cover each of its elements once: {REPORT}")
     wrong = torch.tensor(_differ(engine), device=engine.device)
     dist.all_reduce(wrong)
     if int(wrong):

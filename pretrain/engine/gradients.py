@@ -1,8 +1,8 @@
-"""From the losses of a step's micro-batches to its update, in one of two ways.
+"""Computes a step's gradients from its micro-batches and updates the weights, in one of two ways.
 
-`LocalGradients`: each rank adds up the gradients of its micro-batches itself, in fp32, and the ranks reduce them once a
-step. It takes 4 bytes for each parameter on each rank. `ReducedByDeepSpeed`: DeepSpeed's hooks on parameters add up and
-reduce each gradient as the backward pass computes it, with DeepSpeed's documented interface alone.
+`LocalGradients`: each rank accumulates the gradients of its micro-batches in fp32, and the ranks reduce them once a
+step. This takes 4 bytes per parameter on each rank. `ReducedByDeepSpeed`: DeepSpeed's hooks accumulate and reduce each
+gradient during the backward pass, with DeepSpeed's documented interface alone.
 """
 
 import math
@@ -22,9 +22,10 @@ from pretrain.run import watchdog
 class Gradients(Protocol):
     """The gradient of a step. All ranks call `reduce` and `update` together.
 
-    - `model`: what computes the losses of a micro-batch.
-    - `scale`: the factor of a loss of which `add` gets the gradient.
-    - `norm`: the L2 norm of the last step's gradient before clipping; infinite if the step was skipped.
+    Attributes:
+        model: the module that computes the losses of a micro-batch.
+        scale: the factor of the loss whose gradient `add` accumulates.
+        norm: the L2 norm of the last step's gradient before clipping; infinite if the step was skipped.
     """
 
     model: nn.Module
@@ -47,9 +48,9 @@ class Gradients(Protocol):
 
 
 class LocalGradients:
-    """Stages 1 and 2: gradients in a flat fp32 buffer for each parameter group, laid out as DeepSpeed's weights are.
+    """Stages 1 and 2: gradients in a flat fp32 buffer for each parameter group, laid out like DeepSpeed's weights.
 
-    No hook of DeepSpeed's runs: `torch.autograd.grad` adds nothing to `.grad`. DeepSpeed's `step` gets this rank's
+    `torch.autograd.grad` adds nothing to `.grad`, so no hook of DeepSpeed runs. DeepSpeed's `step` gets this rank's
     partition of each buffer, updates its fp32 weights and gathers the weights.
     """
 

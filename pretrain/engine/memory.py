@@ -1,4 +1,4 @@
-"""Memory of this process: how much is free, and the peak during some work."""
+"""Memory of this process: free bytes, and the peak during a block of code."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""The process group of a run: a single process, or all processes that a launcher started."""
+"""The process group of a run: one process, or all processes that a launcher started."""
 
 import contextlib
 import json
@@ -306,7 +306,7 @@ def _environment_of_one_process() -> None:
     if "RANK" in os.environ:
         if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
             raise UserError(
-                f"RANK is set, but not {', '.join(lacking)}: launchers set all of them; unset RANK without one"
+                f"RANK is set, but not {', '.join(lacking)}: a launcher sets all of them; without one, unset RANK"
             )
         return
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs

@@ -1,11 +1,11 @@
-"""What is measured of a training step while it runs: its norms, and the time of each step on this rank.
+"""Measures a training step while it runs: norms, and the time of each step on this rank.
 
-Norms of gradients, weights, updates and activations are taken from what a step computes anyway: the optimizer's flat
-buffers before and after their update, and the outputs of layers. The step's result doesn't change.
+Norms of gradients, weights, updates and activations come from what a step computes anyway: the optimizer's flat buffers
+before and after their update, and the outputs of layers. The step's result doesn't change.
 
-Times are those for a step's rows, and for this rank's own compute. No reading waits for the device. All ranks end a
-step together, since they wait for one another in collectives. The slow rank is the one that computes longest and waits
-least. `compared` says which it is, from the times of all.
+Two times of a step are measured: waiting for data, and this rank's own compute. Measuring never waits for the device.
+Collectives synchronize the ranks, so the step time is equal on all of them; the straggler is the rank with the most
+compute and the least waiting. `compared` finds it from the times of all ranks.
 """
 
 import contextlib
@@ -139,11 +139,11 @@ class StepTimes:
     """Seconds of the last step.
 
     - `data`: the rank waited for its rows, or made them.
-    - `compute`: the rank itself computed gradients, without a wait for other ranks.
+    - `compute`: the rank itself computed gradients, without waiting for other ranks.
     - `whole`: the step took, without `data`.
 
-    `data` and `compute` leave out what the kernel tells of the time that this thread was ready to run while others had
-    the CPU: on a busy machine that changes from one moment to the next, and says nothing about the device.
+    `data` and `compute` leave out the time in which this thread was ready to run while other threads had the CPU, as
+    the kernel reports it. On a busy machine that time changes from moment to moment and says nothing about the device.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class StepTimes:
 
 
 class HostTimes(StepTimes):
-    """On a CPU, by the clock."""
+    """Times on a CPU, by the clock."""
 
     _began = 0.0
 
@@ -208,7 +208,7 @@ class HostTimes(StepTimes):
 
 
 class DeviceTimes(StepTimes):
-    """On CUDA, by events, which have happened when a step ends: with its loss on the host."""
+    """Times on a GPU, by CUDA events. The events have happened when a step ends, since its loss is on the host then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,11 +235,13 @@ class DeviceTimes(StepTimes):
 
 @dataclass(frozen=True)
 class Slow:
-    """The slow part: the device or the loader of `rank`, or the store, which all ranks wait for (`rank` None).
+    """The slow part of a run: the device or the data loader of `rank`, or the object store, which all ranks wait for
+    (`rank` None).
 
-    - `factor`: of a device, its time of compute by the others'; of a loader and the store, a step's time by that
-      without the wait for rows.
-    - `sure`: true if `factor` stands out from the noise of the steps.
+    Attributes:
+        factor: for a device, its compute time divided by that of the other ranks; for a loader or the store, the step
+            time divided by the step time without waiting for data.
+        sure: True if `factor` stands out from the noise of the steps.
     """
 
     cause: Literal["device", "loader", "store"]

@@ -13,10 +13,10 @@ Value = TypeVar("Value", float, Tensor)
 
 
 class Totals:
-    """Scalars in tables, by the titles of tables and by name, summed over the ranks in one collective.
+    """Tables of scalars, by title and name, summed over the ranks in one collective.
 
-    `totals["losses"]`: the sums of a table on the device. `read`: those of all tables on the host, which waits for the
-    device only then. All ranks make one together, with the same names and one type of numbers.
+    `totals["losses"]`: the sums of a table on the device. `read`: the sums of all tables on the host; only `read` waits
+    for the device. All ranks create one together, with the same names and one dtype.
     """
 
     def __init__(self, **tables: Mapping[str, Tensor]):

@@ -1,4 +1,4 @@
-"""The versions of DeepSpeed that the tests have run under, by docs/reference/deepspeed.md."""
+"""The versions of DeepSpeed that the tests have passed with: docs/reference/deepspeed.md."""
 
 import deepspeed
 

@@ -1,1 +1,1 @@
-"""Evaluation inside training: hooks that all ranks run together."""
+"""Evaluation during training and on checkpoints: hooks, generation, tasks of the lm-evaluation-harness."""

@@ -1,4 +1,4 @@
-"""Pictures of attention: for each layer and head, how much each token attends to each other one."""
+"""Pictures of attention weights: for each layer and head, how much each token attends to each other token."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,12 @@ _INCHES_PER_TOKEN = 0.14
 
 
 class Pattern(NamedTuple):
-    """The attention of one kind ("encoder", "decoder", "cross") in all layers: `weights` (layers, heads, q, k), fp32.
+    """The attention weights of one kind ("encoder", "decoder", "cross") in all layers.
 
-    `queries` and `keys` are the tokens on its axes.
+    Attributes:
+        weights: (layers, heads, queries, keys), fp32.
+        queries: the tokens of the query axis.
+        keys: the tokens of the key axis.
     """
 
     weights: Tensor
@@ -36,7 +39,8 @@ class Pattern(NamedTuple):
 
 
 class AttentionPictures:
-    """An image `attention/CORPUS/KIND` of the first held-out row of each corpus, a panel for each layer and head."""
+    """An image `attention/CORPUS/KIND` of the first held-out row of each corpus, with one panel for each layer and
+    head."""
 
     def __init__(self, settings: AttentionSettings):
         self._settings = settings

@@ -1,4 +1,4 @@
-"""What a model makes of held-out texts: the likelihood of second halves after the first, and answers in words."""
+"""Continuation of held-out texts: the likelihood of second halves given the first, and generated samples."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ _LEAST = 3  # tokens of a text
 
 
 class Continuation:
-    """The metrics of each corpus. All families are asked for the same tokens, each in the form of its training.
+    """The metrics of each corpus. All families are scored on the same tokens, each with the prompts of its training.
 
-    continuation/NAME/loss: nats per token of the second halves, after their first halves. No EOS is scored.
-    continuation/NAME/other_context_loss: the same after the first half of another row.
+    continuation/NAME/loss: nats per token of the second halves, given their first halves. EOS isn't scored.
+    continuation/NAME/other_context_loss: the same, given the first half of another row.
     continuation/NAME/bits_per_byte: the loss in bits per byte of the second halves' text.
-    infilling/NAME/…: the same of the rows' middles in their contexts, for models that fill masked spans.
+    infilling/NAME/…: the same for the middles of rows, given the text around them, for models that fill masked spans.
     """
 
     def __init__(self, settings: ContinuationSettings):
@@ -112,11 +112,11 @@ def _texts(corpus: Corpus, most: int) -> list[list[int]]:
 
 
 class Samples:
-    """A table `samples`: for the same held-out sentences each time, what the model fills in or continues with.
+    """A table `samples`: what the model writes for the same held-out sentences each time.
 
-    An encoder-decoder fills masked spans; one with mask tokens (BART) writes the whole sentence. A causal model
-    continues the first half of a sentence. The likeliest token is taken each time, so two steps differ only by the
-    model. Families that don't generate text give no samples.
+    An encoder-decoder fills masked spans; a model with mask tokens (BART) writes the whole sentence. A causal model
+    continues the first half of a sentence. Decoding is greedy, so two steps differ only by the model. Families that
+    don't generate text have no samples.
     """
 
     def __init__(self, settings: SamplesSettings):

@@ -1,13 +1,12 @@
 """Hooks: evaluations that all ranks run together while a model trains, or on a checkpoint.
 
-All ranks leave a hook if one of them does, whether it returns, raises, hangs or is late. If one rank left a hook, the
-others would wait in their next collective for ever. So before each collective the ranks exchange their states, and if
-one of them has left, all leave.
-
 A package of your own offers a hook through an entry point, which names the class of its settings:
 
     [project.entry-points."encdec_pretrain.hooks"]
     answer_length = "my_package.settings:AnswerLengthSettings"
+
+If one rank leaves a hook, because it returns, raises, hangs or is late, all ranks leave the hook. Otherwise the others
+would wait in their next collective for ever. So before each collective the ranks exchange their states.
 """
 
 import contextlib
@@ -45,14 +44,16 @@ _GOES_ON, _LATE, _RAISED, _RETURNED = range(4)
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings of a hook. Only rank 0's counts.
+    """The results of a hook. Only those of rank 0 are kept.
 
-    - `metrics`: numbers by name, for metrics.jsonl and MLflow.
-    - `tables`: rows by the name of their table, which grows from evaluation to evaluation; the step is added to a row.
-    - `images`: matplotlib figures by name.
-    - `lines`: what is printed; a line that begins with "warning: " is a warning.
-    - `more_lines`: what `pretrain evaluate` prints besides, and would be too much for a run's log.
-    - `failed`: the hook raised or hung, and found nothing.
+    Attributes:
+        metrics: numbers by name, for metrics.jsonl and MLflow.
+        tables: rows by the name of their table. A table grows from evaluation to evaluation; the step is added to each
+            row.
+        images: matplotlib figures by name.
+        lines: the lines to print; a line that begins with "warning: " is a warning.
+        more_lines: further lines that only `pretrain evaluate` prints.
+        failed: True if the hook raised or hung, and has no results.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -82,7 +83,9 @@ class Subject(Protocol):
 class HeldOut:
     """The held-out rows of a run, and this rank's share of them.
 
-    `corpora`: by their names in metrics. `skip_damage`: rows of damaged blocks are left out instead of ending the run.
+    Attributes:
+        corpora: the corpora, by their names in metrics.
+        skip_damage: True if rows of damaged blocks are left out instead of ending the run.
     """
 
     corpora: Mapping[str, Corpus]
@@ -93,9 +96,11 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The model and data that a hook evaluates, shared by ranks. All ranks make the same calls in the same order.
+    """The model and the data that a hook evaluates. All ranks call its methods in the same order.
 
-    `step`: the number of training steps so far. `earlier`: returns the rows that earlier evaluations added to a table.
+    Attributes:
+        step: the number of training steps so far.
+        earlier: returns the rows that earlier evaluations added to a table.
     """
 
     subject: Subject
@@ -164,7 +169,7 @@ class Evaluation:
 
 
 class Hook(Protocol):
-    """An evaluation. It is built once, from its settings, when training begins."""
+    """An evaluation. A hook is created once, from its settings, when training begins."""
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         """Evaluates the model; called on all ranks without gradients.
@@ -176,7 +181,7 @@ class Hook(Protocol):
 
 @runtime_checkable
 class StepHook(Hook, Protocol):
-    """A hook that also runs around the training step before its evaluation."""
+    """A hook that also encloses the training step before its evaluation."""
 
     def during(self, engine: "Engine") -> AbstractContextManager[None]:
         """Encloses the step that `engine` takes, on all ranks. It must not change it, nor communicate between ranks."""
@@ -185,9 +190,11 @@ class StepHook(Hook, Protocol):
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """How a hook ended: on all ranks with a `value`, or on all with an `error`.
+    """How a hook ended: on all ranks with a `value`, or on all ranks with an `error`.
 
-    `traceback`: that of the exception that this rank's hook raised, if any. `others_left`: the error isn't this rank's.
+    Attributes:
+        traceback: the traceback of the exception that this rank's hook raised, if any.
+        others_left: True if the error is of another rank.
     """
 
     value: T | None = None
@@ -205,7 +212,8 @@ class _OthersLeft(BaseException):
 
 
 class Collectives:
-    """Runs one hook on all ranks. `seconds`: its budget; None: no limit. `alone`: there is no process group."""
+    """Runs one hook on all ranks. `seconds`: its budget (None: no limit). `alone`: True if there is no process
+    group."""
 
     def __init__(self, seconds: float | None, device: torch.device, alone: bool = False):
         self._seconds, self._device, self._alone = seconds, device, alone

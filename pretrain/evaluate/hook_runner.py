@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HookRunner:
-    """Hooks, what they evaluate, and the `folder` for their tables and images; None: these aren't kept."""
+    """Runs hooks on what they evaluate. `folder`: where their tables and images are kept (None: not kept)."""
 
     def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
         self._hooks = [(one, build(one)) for one in settings]

@@ -1,4 +1,4 @@
-"""The worth of the input to the decoder: the held-out loss with the right input, another row's, and none."""
+"""Input use: the held-out loss with the right input, with another row's input, and without input."""
 
 import math
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ _DISCOUNT = 0.75  # of each count: the share that absolute discounting leaves to
 class InputUse:
     """The metrics of each corpus, in nats per text token; NaN if there are no such tokens.
 
-    input_use/NAME/loss, other_input_loss, no_input_loss: the mean with the right input, with that of the row half the
-    split away, and with an input of EOS alone.
-    input_use/NAME/worth: other_input_loss − loss. A decoder that doesn't use its input has 0.
+    input_use/NAME/loss, other_input_loss, no_input_loss: the mean with the right input, with the input of the row half
+    the split away, and with an input of EOS alone.
+    input_use/NAME/worth: other_input_loss − loss; 0 for a decoder that doesn't use its input.
     input_use/NAME/first_token_loss, first_token_worth, later_token_loss, later_token_worth: the same for the first
-    token of each span and for those after it, where targets have sentinels. The tokens before a later one tell much of
-    it; of a first one, only the input does.
+    token of each span and for later tokens, where targets have sentinels. The tokens before a later token tell much
+    about it; only the input tells anything about a first token.
     input_use/NAME/unigram_entropy: the entropy of the same text tokens.
-    input_use/NAME/bigram_entropy: the cross-entropy of a bigram model, each token from the target's token before it. It
-    is counted in the targets of up to 20,000 training rows. A decoder without input can reach it.
+    input_use/NAME/bigram_entropy: the cross-entropy of a bigram model, which predicts each token from the one before.
+    It is counted in the targets of up to 20,000 training rows. A decoder without input can reach this loss.
     """
 
     def __init__(self, settings: InputUseSettings):

@@ -1,8 +1,9 @@
 """EleutherAI's lm-evaluation-harness on our models: `pretrain evaluate --lm-eval TASKS`.
 
-lm_eval's own class for encoder-decoders never scores EOS, which favours an answer that is the beginning of another. It
-pads on the left, which shifts learned positions, and without a context it gives the encoder no token to read. Here a
-context goes to the encoder and a continuation to the decoder, in the form of the model's training, and EOS is scored.
+A context goes to the encoder and a continuation to the decoder, with the prompts of the model's training, and EOS is
+scored. The harness's own class for encoder-decoders never scores EOS, which favours an answer that is the beginning of
+another answer. It pads on the left, which shifts learned positions. Without a context it gives the encoder no token to
+read.
 """
 
 import contextlib
@@ -29,8 +30,14 @@ _OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARAL
 
 @dataclass(frozen=True)
 class LmEvalSettings:
-    """`tasks` by name, which may be defined in `include_path`; `few_shot` examples before each question; only the first
-    `limit` rows of each task."""
+    """The settings of a run of the harness.
+
+    Attributes:
+        tasks: names of tasks.
+        include_path: a folder that may define tasks.
+        few_shot: number of examples before each question.
+        limit: maximum number of rows of each task.
+    """
 
     tasks: Sequence[str]
     include_path: Path | None = None
@@ -39,7 +46,8 @@ class LmEvalSettings:
 
 
 class LmEvalRequests:
-    """Answers lm_eval's requests. All ranks get all of them and divide them; each then has all answers."""
+    """Answers the harness's requests. All ranks get all requests and divide them; afterwards each rank has all
+    answers."""
 
     def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
         self._model, self._format, self._evaluation = model, prompt_format, evaluation

@@ -1,4 +1,4 @@
-"""Norms of gradients, weights, updates and activations, layer by layer, over the steps of a run."""
+"""Norms of gradients, weights, updates and activations by layer, over the steps of a run."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""The likelihood of a text after another under a model, which is prompted as it was trained to read and to write."""
+"""The likelihood of a text given another text. Prompts have the format in which the model was trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _PARTS = 3  # of a text whose middle comes last
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids for the encoder (empty for a causal model), and those of the decoder: `prefix`, then `scored` after them."""
+    """A prompt. `encoder`: ids for the encoder, empty for a causal model. The decoder reads `prefix`, then `scored`."""
 
     encoder: list[int]
     prefix: list[int]
@@ -44,7 +44,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """Makes the prompts of a model in one form."""
+    """Makes the prompts of a model in one format."""
 
     form: Form
     vocabulary: Vocabulary
@@ -120,7 +120,7 @@ class PromptFormat:
         """
         vocabulary = self.vocabulary
         if not self.has_blanks:
-            raise UserError(f"--form {self.form}: it has no mask")
+            raise UserError(f"--form {self.form}: this form can't fill a span")
         if self.form == "continuation":
             first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
             return Prompt([], [first, *before, second, *after, third], [*middle])

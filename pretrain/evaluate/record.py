@@ -1,4 +1,4 @@
-"""The files that hooks write into a folder: of a run, RUN/artifacts/evaluation, from where MLflow is fed.
+"""The files that hooks write to a folder. For a run the folder is RUN/artifacts/evaluation, which is sent to MLflow.
 
 NAME.json                 a table in MLflow's form, with the rows of all steps
 NAME/step-00001000.png    an image

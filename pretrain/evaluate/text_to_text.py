@@ -35,7 +35,7 @@ _MOST_CHOICES = 1000
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out input with its right answers, and what to choose from where answers are ranked."""
+    """A held-out input with its right answers, and the choices if answers are ranked."""
 
     text: str
     references: Sequence[str]
@@ -51,7 +51,8 @@ class Task(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The model's own words, and its choice: by the likelihood of a choice, and by that of its mean token."""
+    """The model's generated answer, and its choice: by the likelihood of a choice, and by the mean likelihood of its
+    tokens."""
 
     written: str = ""
     unfinished: bool = False

@@ -1,5 +1,5 @@
-"""Loss on held-out rows, each exactly once whatever the number of ranks; also by groups of targets: early or late in a
-row, in short or long spans, of common or rare tokens."""
+"""The loss on held-out rows, each counted exactly once on any number of ranks. Also the loss by groups of targets:
+early or late in a row, in short or long spans, of common or rare tokens."""
 
 import math
 from collections.abc import Iterator

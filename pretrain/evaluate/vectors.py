@@ -1,4 +1,4 @@
-"""The vectors of ids and of positions: whether those of ids still differ, and pictures of those of positions."""
+"""Embeddings of tokens and of positions: metrics of the embedding matrix, and pictures of positions."""
 
 import math
 from typing import TYPE_CHECKING

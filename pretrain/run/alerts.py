@@ -1,4 +1,4 @@
-"""Alerts of a run: `tracking.alerts` sends what happens to it to a command or a webhook."""
+"""Sends the alerts of a run to a command or a webhook: `tracking.alerts`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ _SECONDS = 30.0  # for a command or a webhook
 
 
 class Alerts:
-    """Sends the alerts of the run `name`. An alert that can't be sent is a warning, and ends nothing."""
+    """Sends the alerts of the run `name`. If an alert can't be sent, a warning is printed; the run continues."""
 
     def __init__(self, settings: AlertsSection | None, name: str):
         self._settings, self._name = settings, name

@@ -1,4 +1,5 @@
-"""Runs that have died: killed together with their supervisor, or with their machine, so that nobody has recorded it."""
+"""Runs that have died: they were killed together with their supervisor, or their machine went down, so nobody recorded
+their end."""
 
 import contextlib
 import time

@@ -19,7 +19,7 @@ _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "m
 
 
 class Machine(TypedDict):
-    """A machine as environment.json has it, with the ranks on it. `cpu`: model, cores and memory_gb."""
+    """A machine in environment.json, with the ranks on it. `cpu`: model, cores and memory_gb."""
 
     host: str
     cpu: dict[str, Any]

@@ -1,13 +1,14 @@
-"""What a rank and its supervisor exchange: heartbeats, and messages that the rank fails, hangs or is done.
+"""Heartbeats and messages from a rank to its supervisor: that it is alive, how far it is, and that it fails, hangs or
+is done.
 
-A supervisor gives its ranks a directory of their node. Each rank maps a file of a few numbers there into its memory,
-so that writing one is no system call (`watchdog.py` writes them). A rank stops beating when the process is stopped, or
-when native code hangs with the interpreter's lock. Where a step hangs for another reason, the rank that others wait
-for is behind them. All times are of the machine's monotonic clock.
+A supervisor gives its ranks a directory on their node. Each rank maps a file of a few numbers there into memory, so
+that a heartbeat is no system call. `watchdog.py` writes a heartbeat twice a second. Heartbeats stop if the process is
+stopped, or if native code hangs while it holds the GIL. If a step hangs for another reason, the rank that the others
+wait for has the fewest marks. All times are of the machine's monotonic clock.
 
-A message is a file beside the heartbeat. `rank-3.failed` has the error, `rank-3.faulty` the number of a rank whose
-arithmetic was found wrong; `rank-3.hung` and `rank-3.done` are empty. A file appears whole, its time says when it
-happened, and the first of a kind stays. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
+Messages are files next to the heartbeat, written atomically. The first message of a kind wins, and its mtime is the
+time of the event. `rank-3.failed` has the error. `rank-3.faulty` has the number of a rank whose arithmetic was wrong.
+`rank-3.hung` and `rank-3.done` are empty. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
 """
 
 import contextlib
@@ -42,11 +43,15 @@ class Signs(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's last signs, in seconds before it was read: its last beat and its last mark.
+    """A rank's heartbeat, as it was when it was read.
 
-    `step` is the one that it takes or took, 0 before the first of this attempt. `marks` counts the points of its work
-    that it has passed, which are the same on all ranks. `first_step`: seconds since its first step ended; None before.
-    `stopped`: true if the process was stopped, as SIGSTOP does.
+    Attributes:
+        step: the step that the rank takes or took last; 0 before the first step of this attempt.
+        marks: the number of points in its work that the rank has passed; all ranks pass the same points.
+        silent: seconds since the last beat.
+        marked: seconds since the last mark.
+        first_step: seconds since its first step ended; None before.
+        stopped: True if the process is stopped, as SIGSTOP does.
     """
 
     step: int
@@ -58,7 +63,7 @@ class Heartbeat:
 
 
 class Message(NamedTuple):
-    """A message of rank `rank`, or of its wrapper: `kind` is the file's suffix, `text` its content."""
+    """A message of rank `rank` or of its wrapper: `kind` is the suffix of the file, `text` its content."""
 
     rank: int
     kind: str

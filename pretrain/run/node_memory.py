@@ -1,4 +1,4 @@
-"""A directory of a run in the memory of a node, where its ranks leave what must outlive them, but not the machine."""
+"""A run's directory in the memory of a node, for data that must outlive the ranks, but not the machine."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, also that of a crash."""
+"""RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, including the output of a crash."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The decision whether another attempt follows a failed one, and RUN/attempts.jsonl, the record of all attempts."""
+"""Decides whether another attempt follows a failed one. RUN/attempts.jsonl records all attempts."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from data_pipeline.foundation.json_file import parse_json
 
 FILE_NAME = "attempts.jsonl"
 EARLIER = "PRETRAIN_EARLIER_SECONDS"  # of a rank: for how long earlier attempts of its supervisor took
-_WINDOW = 3600.0  # s: `faults.restarts` counts those of the last hour
+_WINDOW = 3600.0  # s: `faults.max_restarts` counts those of the last hour
 _SAME = 3  # failures of one step with one error, after which it won't succeed
 _LONGEST_WAIT = 60.0  # s
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
@@ -25,12 +25,17 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports and times differ f
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """How an attempt went; times are in seconds since 1970.
+    """How an attempt went. Times are in seconds since 1970.
 
-    `step` is the last that it began, None if none; `trained_from`: when its first step ended. `rank` failed first, for
-    the reason `cause`, and `error` is the last line that it wrote. `killed`: something outside the run ended it, such
-    as a signal or a lost node. `checkpoint` is the newest step that could be resumed from when it ended. `faulty_node`
-    is that of `rank`, if its arithmetic was found wrong.
+    Attributes:
+        step: the last step that it began; None if it began none.
+        trained_from: when its first step ended.
+        rank: the rank that failed first.
+        cause: the reason for which it failed.
+        error: the last line that it wrote.
+        killed: True if something outside the run ended it, such as a signal or a lost node.
+        checkpoint: the newest step that could be resumed from when the attempt ended.
+        faulty_node: the node of `rank`, if its arithmetic was wrong.
     """
 
     attempt: PositiveInt
@@ -58,7 +63,7 @@ class AttemptRecord:
 def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
     """Why no attempt follows the last of `failures`, all of this supervisor, and what to do; None if one does.
 
-    `most`: `faults.restarts`, the greatest number of restarts within an hour.
+    `most`: `faults.max_restarts`, the greatest number of restarts within an hour.
     """
     last = failures[-1]
     if last.outcome == "refused" or most == 0:
@@ -73,7 +78,7 @@ def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
     if before and not last.killed and last.same_failure(before[-1]) and last.checkpoint <= before[-1].checkpoint:
         return f"{where} has failed twice {same} and no new checkpoint between, so it would fail again"
     if not left(failures[:-1], most, last.ended):
-        return f"{most} restarts within an hour are the limit (faults.restarts); the same command resumes the run"
+        return f"{most} restarts within an hour are the limit (faults.max_restarts); the same command resumes the run"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What SLURM's variables say: ranks of processes that srun has started, one a rank, and whether nodes share a disk."""
+"""SLURM's environment variables: the ranks of processes that srun started, and whether nodes share a disk."""
 
 import os
 import re

@@ -1,7 +1,7 @@
-"""RUN/status.json, the state of the run; RUN/stop, a request to stop, which rank 0 looks for in each step; RUN/lock.
+"""RUN/status.json, the state of the run. RUN/stop, a request to stop, which rank 0 looks for in each step. RUN/lock.
 
-Rank 0 locks the last, so that no second run works in the same directory. The kernel releases the lock when the process
-ends, however it ends; the file's content means nothing after that.
+Rank 0 locks RUN/lock, so that no second run works in the same directory. The kernel releases the lock when the process
+ends, however it ends; the content of the file means nothing after that.
 """
 
 import os
@@ -24,11 +24,15 @@ LOCK = "lock"
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a run. `attempt` counts its starts from 1; `step` is the number of steps done when it ended.
+    """The state of a run.
 
-    `stop_file`: true if RUN/stop existed when the run ended. `reason`: why no attempt follows one that has failed; only
-    a supervisor writes "failed". The next start writes "died", of a run whose end nobody has recorded: `step` and
-    `ended` (in seconds since 1970) are then those of its last metrics.
+    Attributes:
+        attempt: the number of its starts, from 1.
+        step: the number of steps done when it ended.
+        stop_file: True if RUN/stop existed when the run ended.
+        reason: why no attempt follows a failed one.
+        state: only a supervisor writes "failed". The next start writes "died" for a run whose end nobody recorded;
+            `step` and `ended` (in seconds since 1970) are then those of its last metrics.
     """
 
     state: Literal["new", "running", "stopped", "finished", "failed", "died"] = "new"

@@ -65,7 +65,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Rewind:
-    """After a spike, the run went back to the checkpoint of `step`, at row `position`, and continued with row `to`."""
+    """A rewind after a spike: to the checkpoint of `step`, at row `position`. The run then continued with row `to`."""
 
     step: int
     position: int

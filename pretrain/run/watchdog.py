@@ -1,9 +1,9 @@
-"""Shows how far this rank is, and ends it if it hangs, with the stacks of all its threads on stderr.
+"""Ends a rank that hangs, and prints the stacks of all its threads to stderr.
 
-Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. Where the ranks of a run pass
-the same points, they call `mark()`: the supervisor sees which rank is behind. A thread looks twice a second whether
-there was progress within the limit, and beats for the supervisor. The limit follows the time that steps take. A rank
-that starts, compiles, loads, saves or evaluates has a longer one, which depends on other things.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The timeout follows the time
+that steps take. The timeout is longer while a rank starts, compiles, loads, saves or evaluates. A thread looks twice a
+second whether there was progress, and writes the heartbeat for the supervisor. Where all ranks pass the same points,
+they call `mark()`: the supervisor sees which rank is behind.
 """
 
 import contextlib
@@ -168,10 +168,10 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     """The limit in seconds, and the setting that it comes from."""
     if _rank.phases.isdisjoint(("starting", "compiling")):
         if hang_seconds is not None:
-            return "faults.hang_seconds", hang_seconds
+            return "faults.hang_timeout_seconds", hang_seconds
         if (usual := hang_limit(_rank.steps)) is not None and "slow phase" not in _rank.phases:
-            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_seconds sets another limit", usual
-    return "faults.start_seconds", start_seconds
+            return f"{STEPS} steps and {LEAST_SECONDS:g} s; faults.hang_timeout_seconds sets another limit", usual
+    return "faults.start_timeout_seconds", start_seconds
 
 
 def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float) -> None:
@@ -183,7 +183,7 @@ def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_sec
     setting, limit = _limit(hang_seconds, start_seconds)
     limit += store_seconds
     if now > _rank.last + limit and limit < start_seconds and _another_compiles():
-        setting, limit = "faults.start_seconds", start_seconds
+        setting, limit = "faults.start_timeout_seconds", start_seconds
     left = _rank.last + limit - now
     if left > 0:
         # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL

@@ -75,7 +75,7 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
         if (name := str(settings.get("hook"))) not in HOOKS:
             raise UserError(f"--hook: expected one of {', '.join(HOOKS)}, got {one!r}")
         if HOOKS[name].in_training:
-            raise UserError(f"--hook {name}: it measures training steps, and a checkpoint has none")
+            raise UserError(f"--hook {name}: the hook measures training steps, and a checkpoint has none")
         of_run = [hook for hook in trained_with if hook.hook == name] if len(settings) == 1 else []
         hooks += of_run or [check(settings, HOOKS[name], f"--hook {name}")]
     return hooks

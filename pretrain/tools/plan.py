@@ -132,8 +132,12 @@ class Plan:
         return next(one for one in self.options if (one.stage, one.recomputed) == own)
 
     def activations(self, rows: int, recomputed: bool) -> int:
-        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.pack` are in one."""
-        row, pack, attention = self.rows, min(rows, self.config.data.pack), "eager" if self.on_cpu else "triton"
+        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.packing_ratio` are in one."""
+        row, pack, attention = (
+            self.rows,
+            min(rows, self.config.data.packing_ratio),
+            "eager" if self.on_cpu else "triton",
+        )
         batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted, pack)
         return activations(self.config.model, batch, self.config.precision, recomputed, attention)[0]
 

@@ -1,1 +1,1 @@
-"""One run: what it needs, checked before it starts, its steps, and what they report."""
+"""Training: a run is checked before it starts, takes its steps, and reports what it measures."""

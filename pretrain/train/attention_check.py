@@ -1,7 +1,7 @@
-"""Chooses what computes attention, before the first step. On a GPU, this project's kernels must show that they do.
+"""Selects the attention backend before the first step. On GPUs the Triton kernels are first compared with PyTorch's.
 
-The forms of attention that the run's model takes are computed once by them and once by PyTorch, forward and backward,
-in a process of its own.
+The comparison runs in a process of its own: forward and backward passes, for the forms of attention that the run's
+model uses.
 """
 
 import json

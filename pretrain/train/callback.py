@@ -1,6 +1,6 @@
 """Callbacks do everything in training besides the steps themselves.
 
-A run file can add callbacks, each a class in any package: docs/how-to/write-a-callback.md.
+A run file can add callbacks; each is a class of any package: docs/how-to/write-a-callback.md.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Callback:
         """Called after each step, with its `trainer.outcome`."""
 
     def after_pause(self, trainer: "Trainer") -> None:
-        """Called after an evaluation or a save, so that their time isn't counted as that of steps."""
+        """Called after an evaluation or a save, whose time must not count as the time of steps."""
 
     def after_load(self, trainer: "Trainer", checkpoint: Path) -> None:
         """Called after the weights and the optimizer state of a checkpoint are loaded."""
@@ -57,7 +57,8 @@ class Callback:
         """Called after a checkpoint has been written, or could not be written (`saved.error`)."""
 
     def before_rewind(self, trainer: "Trainer") -> None:
-        """Called before a rewind, or before the run ends because its last steps were wrong. Drop what isn't on disk."""
+        """Called before a rewind, or before the run ends because its last steps were wrong. Drop all state that isn't
+        on disk."""
 
     def finish_saving(self, trainer: "Trainer") -> None:
         """Called when the checkpoints that are being written must be on disk before training continues."""
@@ -66,16 +67,17 @@ class Callback:
         """Called once, when the run has finished or stops; not after an error."""
 
     def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
-        """The metrics since the last call, by name, for a line of the log. Only rank 0's count."""
+        """Returns the metrics since the last call, by name, for a log line. Only the metrics of rank 0 are logged."""
         return {}
 
     def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
-        """Called with the metrics of a line of the log, or of an evaluation. On ranks but 0, some are this rank's
-        alone."""
+        """Called with the metrics of a log line or of an evaluation. On ranks other than 0, some metrics are of this
+        rank only."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this callback in a checkpoint, as JSON, the same on all ranks."""
+        """Returns the state of this callback for a checkpoint: values of JSON, the same on all ranks."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` has returned. Called before the first step; and with {} if there is nothing."""
+        """Restores the state that `state_dict` returned. Called before the first step, with {} if the checkpoint has
+        none."""

@@ -1,11 +1,13 @@
-"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those.
+"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those that
+fit.
 
-Two small micro-batches go forward and backward, and their memory peaks give a linear model, a + b · rows of tensors,
-each of which has `data.pack` rows of the run. The search never runs out of memory on purpose. It leaves room for the
-moments that the optimizer has yet to allocate, and on a CPU for the copies of the state that checkpoints are written
-from and kept in. It leaves none for the optimizer's temporary tensors: without CUDA graphs they exist when those of the
-rows no longer do.
-On a GPU the largest sizes that fit are timed: the time of a row grows again where tiles no longer fill the GPU evenly.
+Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; a row
+of a tensor has `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. It leaves room for
+the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state that checkpoints are
+written from and kept in. It leaves no room for the optimizer's temporary tensors: without CUDA graphs they exist only
+after the tensors of the rows are freed.
+
+On a GPU the largest sizes that fit are timed: the time per row grows again where tiles no longer fill the GPU evenly.
 The choice is kept in the run directory: with another one, a resumed run's losses would differ in their last bits.
 """
 
@@ -195,7 +197,7 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
 
 
 def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
-    """`count` rows of tensors, of the greatest width that `data.pack` and the objectives of the run allow.
+    """`count` rows of tensors, of the greatest width that `data.packing_ratio` and the objectives of the run allow.
 
     `masked`: with an attention mask, which takes memory, also if the rows need none.
     """
@@ -208,7 +210,7 @@ def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
 
 
 def _examples_per_row(run: ValidatedRun) -> int:
-    """The most rows of the run that a row of a tensor has: `data.pack`, unless corpora have several in each already."""
+    """Most rows of the run in a row of a tensor: `data.packing_ratio`, unless corpora are packed already."""
     most = min(run.stream.pack, run.plan.share)
     return most if len(_first_rows(run, most)["labels"]) == 1 else 1
 

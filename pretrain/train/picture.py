@@ -1,4 +1,4 @@
-"""One picture of a run: its loss over the steps, and what its decoder attends to in a held-out input."""
+"""Draws one picture of a run: its loss over the steps, and its decoder's cross-attention on a held-out input."""
 
 import re
 from collections.abc import Mapping
@@ -114,5 +114,5 @@ def _draw_attention(axes: "Axes", pattern: Pattern) -> None:
     axes.imshow(strongest, cmap="Greys", vmin=0, aspect="auto")
     axes.set_xticks(range(len(pattern.keys)), plain(pattern.keys), rotation=90, fontsize=7)
     axes.set_yticks(range(len(pattern.queries)), plain(pattern.queries), fontsize=7)
-    title = f"What the decoder attends to in the input: up to {strongest.max():.2f}"
+    title = f"Cross-attention from the decoder to the input: up to {strongest.max():.2f}"
     axes.set(title=title, xlabel="input", ylabel="read by the decoder")

@@ -1,4 +1,4 @@
-"""Checks before the ranks of a run start: every problem is reported once, before each rank would."""
+"""Checks before the ranks of a run start, so that a problem is reported once, not by each rank."""
 
 import os
 import shutil

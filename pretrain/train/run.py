@@ -35,7 +35,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     `fresh` starts a new run and moves an existing one in the run directory aside.
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
-    hang, start = config.faults.hang_seconds, config.faults.start_seconds
+    hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
     if "RANK" not in os.environ:
         os.environ |= slurm.rank_environment(os.environ)

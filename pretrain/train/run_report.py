@@ -1,4 +1,4 @@
-"""Records and prints the progress of a run: run directory, tracker and console.
+"""Records and prints the progress of a run: run directory, tracker, terminal.
 
 Only rank 0 writes, except that the first rank of each machine records the machine's metrics.
 """
@@ -39,9 +39,9 @@ _QUICK = 100_000_000  # parameters: larger models take long to read again for a 
 
 
 class RunReport:
-    """Keeps a run's directory and tracker. All ranks create one together.
+    """Writes the run directory and feeds the tracker. All ranks create one together.
 
-    As a context manager it marks the run as failed in the tracker when an exception leaves the block.
+    Use it as a context manager: if an exception leaves the block, the tracker marks the run as failed.
     """
 
     def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):

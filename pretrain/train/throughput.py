@@ -1,8 +1,8 @@
-"""How fast a run is: tokens per second and model FLOPs utilisation (MFU).
+"""Throughput: tokens per second and model FLOPs utilization (MFU).
 
 MFU is the arithmetic that the examples of a step need (forward and backward, no recomputation, no padding), divided by
-what the devices could do in that time at their peak. The peak is the vendor's dense figure for known GPUs, and the
-fastest of several measured matrix products for other devices.
+what the devices can compute in that time at their peak. The peak of a known GPU is the vendor's dense figure. The peak
+of any other device is the fastest of several measured matmuls.
 """
 
 import time

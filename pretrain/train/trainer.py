@@ -1,7 +1,7 @@
 """The training loop.
 
-`Trainer.fit` reads from top to bottom: load, choose the kernels and the micro-batch, then step after step. What happens
-besides steps is in callbacks (`pretrain.train.callbacks`), each a class that can be left out.
+`Trainer.fit` reads from top to bottom: load the weights, choose the attention backend and the micro-batch size, then
+take step after step. Callbacks (`pretrain.train.callbacks`) do everything besides steps.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from pretrain.train.validate import ValidatedRun
 
 
 class Trainer:
-    """A run in training: its engine, and how far it is. Each rank has one, and all ranks call its methods together.
+    """The training of a run. Each rank has one trainer, and all ranks call its methods together.
 
-    Callbacks read these attributes.
+    Callbacks read its attributes.
     """
 
     run: ValidatedRun  # the checked run file, with everything that the file names
@@ -139,7 +139,7 @@ class Trainer:
         self._training_batches = TrainingBatches(stream, self.layout, rows, self.run.lengths if in_few_shapes else None)
         accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
         pin = self.engine.device.type == "cuda"
-        loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch, pin)
+        loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch_factor, pin)
         self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None
         for callback in self.callbacks.values():
             callback.before_steps(self)

@@ -1,4 +1,4 @@
-"""Resolves and checks a run file before anything else happens: corpora, vocabulary, batch sizes, checkpoint."""
+"""Resolves and checks a run file before training: corpora, vocabulary, batch sizes, checkpoint."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
 @dataclass(frozen=True)
 class ValidatedRun:
-    """A checked run file with everything that the file names."""
+    """A checked run file, with everything that the file names opened or resolved."""
 
     config: RunConfig
     training: list[Corpus]
@@ -113,8 +113,8 @@ class ValidatedRun:
                 )
             if not in_run:
                 found.append(
-                    f"data.train.{number}: {corpus.location} has so small a part that none of its rows is among the "
-                    f"{rows * steps:,} of this run"
+                    f"data.train.{number}: {corpus.location} has so small a share that none of its rows is among "
+                    f"the {rows * steps:,} rows of this run"
                 )
         if config.schedule.warmup_steps >= steps and getattr(config.schedule, "warmup", "linear") != "constant":
             found.append(
@@ -253,7 +253,7 @@ def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Str
         config.run.seed,
         data.lanes,
         data.on_damage,
-        data.pack,
+        data.packing_ratio,
         tuple((state.position + rows_before(end) - rows_before(state.step), objective) for end, objective in stages),
     )
 
@@ -402,8 +402,8 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
             found = f"{corpus.location} gives up to {inputs} inputs and {targets} targets"
             problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
-        elif config.data.pack > 1 and getattr(objective, "next_sentence", False):
-            problems.append(f"data.pack: {corpus.location} has rows with next sentences, one for each row")
+        elif config.data.packing_ratio > 1 and getattr(objective, "next_sentence", False):
+            problems.append(f"data.packing_ratio: {corpus.location} has rows with next sentences, one for each row")
         elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
             found = f"{corpus.location} has rows {'without' if model.next_sentence else 'with'} next sentences"
             problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")

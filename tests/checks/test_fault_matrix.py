@@ -64,7 +64,9 @@ def ended(folder: Path, losses: dict[int, float], rows: dict[int, list[str]]) ->
     (folder / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recorded = [{"step": step, "rank": 0, "ranks": 1, "rows": taken} for step, taken in rows.items()]
     (folder / "rows/1-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in recorded))
-    (folder / "stderr").write_text("rank 1 was killed by SIGKILL; its log: x\nstarting attempt 2 (faults.restarts)\n")
+    (folder / "stderr").write_text(
+        "rank 1 was killed by SIGKILL; its log: x\nstarting attempt 2 (faults.max_restarts)\n"
+    )
     (folder / "stdout").touch()
     (folder / "marker").touch()
 

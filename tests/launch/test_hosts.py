@@ -65,8 +65,8 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_to_the_same_losses_
             hosts.connect(1)
         assert run.end() == 0, run.stderr
     lost, again, *unreachable = run.stderr.splitlines()
-    assert lost == f"node {hosts.addresses[1]} is lost: no word from it for 30 s; ending the other ranks"
-    assert again == "starting attempt 2 (faults.restarts)"
+    assert lost == f"node {hosts.addresses[1]} is lost: no message from it for 30 s; ending the other ranks"
+    assert again == "starting attempt 2 (faults.max_restarts)"
     for line, seconds in zip(unreachable, (1, 2, 4, 8, 16), strict=False):
         assert line.startswith(f"{hosts.addresses[1]}: ssh ended with exit code 255: ")
         assert line.endswith(f"; trying again in {seconds} s")

@@ -351,7 +351,7 @@ def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
     [
         ("bb", 1, None, "ac", "continuing on 2 nodes (a, c), 2 ranks"),
         ("ba", 1, None, "abc", "starting attempt 3"),
-        ("bb", None, Ended(1, False), "abc", "the arithmetic of b was found wrong twice. Take the node away"),
+        ("bb", None, Ended(1, False), "abc", "the arithmetic of b was wrong twice. Remove the node"),
     ],
 )
 def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_on(

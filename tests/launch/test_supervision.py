@@ -131,7 +131,7 @@ def test_a_run_goes_on_by_itself_with_the_same_losses_and_loses_a_step_or_two(sm
     assert len(taken) - len(set(taken)) <= 6
     assert (memory := node_memory.path(folder / "run")) is not None
     assert not memory.exists()
-    assert "starting attempt 4 (faults.restarts)\n" in one.stderr
+    assert "starting attempt 4 (faults.max_restarts)\n" in one.stderr
 
 
 # ---- ranks and commands that are forked
@@ -234,11 +234,11 @@ def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
 
 
 def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_corpus, folder):
-    with forked_ranks(2, "train", endless(folder, small_corpus), "faults.hang_seconds=20") as (one, other):
+    with forked_ranks(2, "train", endless(folder, small_corpus), "faults.hang_timeout_seconds=20") as (one, other):
         one.until("step 2/")
         os.kill(other.pid, signal.SIGSTOP)
         assert one.wait() == 1
         report, _, stacks = one.stderr.partition("all stacks follow")
-        assert "rank 0: no progress for 20 s (faults.hang_seconds); " in report
+        assert "rank 0: no progress for 20 s (faults.hang_timeout_seconds); " in report
         assert "pretrain/train/run.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits

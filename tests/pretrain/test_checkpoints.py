@@ -210,7 +210,7 @@ def test_what_may_change_in_a_run_file_is_told_and_what_may_not_is_refused(finis
         assert expected in train(finished, "run.max_steps=14", change, code=2).stderr
 
 
-WAYS_OUT = "set it back, or begin another run with --fresh or another run.directory"
+WAYS_OUT = "set it back, or start a new run with --fresh or another run.directory"
 # What docs/how-to/stop-and-resume.md says may change on resume, and what is refused: by its words, an override.
 MAY_CHANGE = {
     "steps": "run.max_steps=20",
@@ -222,7 +222,7 @@ MAY_CHANGE = {
     "ZeRO": "deepspeed.zero_optimization.stage=2",
     "evaluation": "evaluation=[]",
     "tracking": "tracking.mlflow=null",
-    "faults": "faults.restarts=0",
+    "faults": "faults.max_restarts=0",
 }
 REFUSED = {
     "model": "model.d_ff=128",
@@ -245,7 +245,7 @@ def test_the_page_says_what_may_change_on_resume(finished):
         assert validate(changed, 0, 2, checkpoint).train_state.step == 12, override
     for override in filter(None, REFUSED.values()):
         with pytest.raises(
-            UserError, match=r"is of another run: .*; set it back, or begin another run with --fresh or another run\."
+            UserError, match=r"is of another run: .*; set it back, or start a new run with --fresh or another run\."
         ):
             validate(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
 
@@ -285,7 +285,7 @@ def test_a_corpus_with_other_content_is_named_by_its_key(finished):
     other = json.loads(json.dumps(saved.identity))
     other["data"]["train"][0]["corpus"] = other["tokenizer_sha256"] = "0"
     assert saved.differences(other) == [
-        f"the checkpoint of step 12 is of another run: {what} is another one than there; {WAYS_OUT}"
+        f"the checkpoint of step 12 is of another run: {what} differs from the checkpoint's; {WAYS_OUT}"
         for what in ("data.train.0.corpus", "data.train.0.corpus's tokenizer")
     ]
 
@@ -412,7 +412,7 @@ def test_an_average_is_one_runs_from_its_start_and_not_on_nvme(runs, small_corpu
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
     optimizer = {"learning_rate": 1e-2, "ema_decay": 0.5}
     path = run_file(tmp_path, small_corpus, optimizer=optimizer, deepspeed={"zero_optimization": zero})
-    with pytest.raises(UserError, match=r"optimizer\.ema_decay: DeepSpeed keeps no further states on NVMe"):
+    with pytest.raises(UserError, match=r"optimizer\.ema_decay: DeepSpeed can't keep the moving average on NVMe"):
         load(path, [], RunConfig)
 
 

@@ -156,7 +156,13 @@ def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, o
     teacher, made = put(), {}
     for name, stage in (("one", 1), ("1", 1), ("2", 2), ("3", 3), ("cut", 3)):
         made[name] = distilled(tmp_path / name, small_corpus, objective, teacher, stage)
-    packed = {"train": [{"corpus": str(small_corpus)}], "objective": objective, "lanes": 8, "workers": 0, "pack": 2}
+    packed = {
+        "train": [{"corpus": str(small_corpus)}],
+        "objective": objective,
+        "lanes": 8,
+        "workers": 0,
+        "packing_ratio": 2,
+    }
     made["auto"] = distilled(
         tmp_path / "auto",
         small_corpus,
@@ -196,13 +202,13 @@ def refused_on_resume(path: Path, put) -> None:
             validate(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
         of_another, way_out = (
             "the checkpoint of step 2 is of another run: ",
-            "; set it back, or begin another run with --fresh or another run.directory",
+            "; set it back, or start a new run with --fresh or another run.directory",
         )
         return [line.removeprefix(of_another).partition(way_out)[0] for line in str(refused.value).split("\n")]
 
     validate(RunConfig.model_validate(run), 0, 1, resume)
     (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})
-    assert line == "wrapper.teacher is another one than there"
+    assert line == "wrapper.teacher differs from the checkpoint's"
     assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, null here"]
     assert told(None) == ["wrapper.name is 'distillation' there, null here"]
 

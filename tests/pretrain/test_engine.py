@@ -35,7 +35,7 @@ STAGE_3 = {"stage": 3}
 WRONG = [
     ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
     ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
-    ({"elasticity": {}}, "elasticity: DeepSpeed ignores it, or has removed it"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed ignores this key, or has removed it"),
     ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
 ]
 NEAREST = "unknown key; nearest valid key: zero_optimization"
@@ -44,7 +44,7 @@ WRONG_ZERO = [
     ({"stage": 4}, ".stage: expected integer ≥ 1, ≤ 3, got 4"),
     ({"memory_efficient_linear": 2}, ".memory_efficient_linear: expected true or false, got 2"),
     ({"stage3_max_reuse_distance": -1}, ".stage3_max_reuse_distance: expected integer ≥ 0, got -1"),
-    ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed's"),
+    ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed maps"),
     ({"reduce_bucket_sise": 1}, f".reduce_bucket_sise: {NEAREST}.reduce_bucket_"),
     ({"offload_param": {"device": "cpu"}}, ": offload_param.device: cpu needs stage 3"),
     (

@@ -109,7 +109,7 @@ def test_what_ctranslate2_can_not_answer_is_refused_in_one_line(spiece):
     trained = TrainedModel(model_of(tokenizer, "v1.1"), tokenizer)
     decoder = TrainedModel(as_at_the_start("decoder_only"), tokenizer)
     refused = {
-        "samples aren't": (trained, GenerationSettings(temperature=1.0)),
+        "samples don't follow --seed": (trained, GenerationSettings(temperature=1.0)),
         "ends beam search": (trained, GenerationSettings(num_beams=2, early_stopping=True)),
         "not decoder_only": (decoder, GenerationSettings()),
     }

@@ -595,7 +595,7 @@ def test_what_is_no_callback_is_refused_in_a_line(name, options, said):
 
 
 def test_a_run_with_one_that_is_not_there_is_refused_once(small_corpus, tmp_path):
-    path = run_file(tmp_path, small_corpus, callbacks=[{"name": "no_such:Thing"}], faults={"restarts": 3})
+    path = run_file(tmp_path, small_corpus, callbacks=[{"name": "no_such:Thing"}], faults={"max_restarts": 3})
     done = run_command("launch", "local", path, "--ranks", "2")
     assert done.returncode == 2
     assert "starting attempt 2" not in done.stderr

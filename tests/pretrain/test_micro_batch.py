@@ -74,7 +74,7 @@ def chosen_with(
     from pretrain.engine.engine import Engine
     from pretrain.engine.fragments import fragments
 
-    overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.pack={pack}"]
+    overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
     engine = Engine(construct(run.config, run.model), run.config)
     tried: list[tuple[int, int, int]] = []

@@ -143,7 +143,7 @@ def test_a_run_with_norms_has_them_in_metrics_a_table_and_a_picture(small_corpus
     assert sorted(one.name for one in (folder / "norms").iterdir()) == [f"step-0000000{step}.png" for step in (3, 6, 8)]
     refused = run_forked("evaluate", tmp_path / "norms/run", "--hook", "norms")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
-    assert "--hook norms: it measures training steps, and a checkpoint has none" in refused.stderr
+    assert "--hook norms: the hook measures training steps, and a checkpoint has none" in refused.stderr
 
 
 class Raising:

@@ -279,14 +279,14 @@ def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well()
 
 def test_a_cpu_has_checkpoints_in_its_memory_and_no_cuda():
     """On 64 GiB: AdamW's three fp32 tensors of each weight, once as a copy for the disk and twice in memory, are 36
-    bytes. With `data.pack`, a pass is over fewer rows that are as many times as wide."""
+    bytes. With `data.packing_ratio`, a pass is over fewer rows that are as many times as wide."""
     keys = ["optimizer={name: adamw, learning_rate: 1e-3}", "model.num_encoder_layers=1", "model.num_decoder_layers=1"]
     config = load(BASE, keys, RunConfig)
     plan = Plan(config, Rows(1, 512, 114, 114), "cpu", replace(GPUS["a100-80gb"], memory=64), 1, 0.3, 0.0)
     assert plan.usable == 0.9 * 64 * 2**30 - 36 * plan.parameters.count
     assert "90% of the memory but" in " ".join(text(plan).split())
     assert "CUDA" not in text(plan)
-    packed = replace(plan, config=load(BASE, [*keys, "data.pack=4"], RunConfig))
+    packed = replace(plan, config=load(BASE, [*keys, "data.packing_ratio=4"], RunConfig))
     wide = Rows(2, 4 * 512, 4 * 114, 4 * 114, examples=4)
     assert packed.activations(8, False) == activations(config.model, wide, config.precision, False, "eager")[0]
     assert packed.activations(2, False) > plan.activations(2, False)  # attention grows with the square of a row

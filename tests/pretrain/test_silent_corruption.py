@@ -295,7 +295,7 @@ def computing_wrong(engine: Any, step: int) -> Iterator[None]:
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
     """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
     later = ["unsound-step-00000004"]
-    only = "; step-00000002 may be wrong too, but none is older: the run resumes from it"
+    only = "; step-00000002 may be wrong too, but it is the oldest: the run resumes from it"
     cases = [(2, 4, 4, [], ""), (3, 3, 2, later, ""), (6, 1, 2, later, only)]
     runs = []
     for every, *_ in cases:
@@ -431,10 +431,10 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
     assert clean is None
     assert not of_model or of_model.pop() is None
     assert changed
-    assert of_optimizer.what.startswith("the ranks compute with other weights than the optimizer's: ")
+    assert of_optimizer.what.startswith("the ranks have other weights than the optimizer's: ")
     for one in of_model:
         assert one.rank == 1
-        assert one.what.startswith("rank 1 computes with other weights than the others: ")
+        assert one.what.startswith("rank 1 has other weights than the other ranks: ")
 
 
 def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
@@ -446,10 +446,10 @@ def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
 
 def test_of_three_ranks_the_odd_one_is_named():
     assert judged([[1, 1], [1, 1], [1, 1]]) is None
-    said = "rank {} computes with other weights than the others: b"
+    said = "rank {} has other weights than the other ranks: b"
     assert judged([[1, 1], [1, 0], [1, 1]]) == (1, said.format(1))
     assert judged([[1, 0], [1, 1], [1, 0]]) == (0, said.format(0))
-    assert judged([[1, 0], [1, 0]]) == (None, "the ranks compute with other weights than the optimizer's: b")
+    assert judged([[1, 0], [1, 0]]) == (None, "the ranks have other weights than the optimizer's: b")
 
 
 def loaded_wrong(path: Path) -> None:
@@ -465,7 +465,7 @@ def loaded_wrong(path: Path) -> None:
         fragment = next(in_memory(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 0)
 
-    said = "step-00000004: its weights aren't those that the run had when it saved them$"
+    said = "step-00000004: its weights differ from those that the run saved$"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "restore", wrong)
         with pytest.raises(FailedError, match=said):

@@ -190,7 +190,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path)
         assert alone.wait() == 2
         lacking = "LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
         assert alone.stderr.splitlines()[-1].startswith(
-            f"error: RANK is set, but not {lacking}: launchers set all of them"
+            f"error: RANK is set, but not {lacking}: a launcher sets all of them"
         )
 
 
@@ -297,7 +297,7 @@ def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_l
     publish(open_corpus(small_corpus), url)
     many_rows = {"batch": {"global_batch_size": 64, "micro_batch_size": 32}, "evaluation": []}
     data = {"train": [{"corpus": str(small_corpus)}], "lanes": 1, "workers": 0}  # a run meets new blocks until its end
-    cached = {"workers": 2, "prefetch": 1, "cache": {"directory": str(tmp_path / "cache"), "wait_seconds": 10.0}}
+    cached = {"workers": 2, "prefetch_factor": 1, "cache": {"directory": str(tmp_path / "cache"), "wait_seconds": 10.0}}
     local = run_file(tmp_path / "local", small_corpus, data=data, **many_rows)
     data |= {"train": [{"corpus": url}], **cached}
     remote = run_file(tmp_path / "remote", small_corpus, data=data, **many_rows)

@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int | str]] = {
     "WeightComparison": (
         "a flipped bit",
         {"faults": {"checksum_every_steps": None}, "checkpoint": {"every_steps": 2}},
-        "step 2: rank 1 computes with other weights than the others: ",
+        "step 2: rank 1 has other weights than the other ranks: ",
     ),
     "Checkpointing": ("a full disk", {}, "can't be saved: rank 1: File too large"),
     "Stops": ("a stop", {"run": {"max_steps": 4}}, 75),

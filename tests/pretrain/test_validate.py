@@ -12,7 +12,7 @@ import yaml
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.config_file import load, merged
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
@@ -52,10 +52,54 @@ def prepared(small_corpus, tmp_path):
     return made
 
 
-def test_the_earlier_name_of_a_value_is_taken_and_told_once(capsys):
+RENAMED = [
+    ("data", "pack", "packing_ratio"),
+    ("data", "prefetch", "prefetch_factor"),
+    ("faults", "hang_seconds", "hang_timeout_seconds"),
+    ("faults", "restarts", "max_restarts"),
+    ("faults", "start_seconds", "start_timeout_seconds"),
+]
+
+
+@each("section, old, new", RENAMED)
+def test_an_earlier_name_of_a_key_is_taken_in_files_and_overrides(section, old, new, tmp_path, monkeypatch, capsys):
+    """Whichever comes later decides, under whichever name: a file, the file that extends it, or an override."""
+    monkeypatch.delenv("RANK", raising=False)
+    usual = run_config().model_dump(mode="json", exclude_unset=True)
+
+    def file(name: str, keys: dict[str, int], **more: object) -> Path:
+        (tmp_path / name).write_text(yaml.safe_dump({**usual, section: {**usual.get(section, {}), **keys}, **more}))
+        return tmp_path / name
+
+    first, same, earlier = file("1.yaml", {new: 1}), file("3.yaml", {new: 3}), file("old.yaml", {old: 3})
+    expected = load(same, [], RunConfig)
+    assert (getattr(getattr(expected, section), new), capsys.readouterr().err) == (3, "")
+    assert [load(earlier, [], RunConfig) for _ in range(2)] == [expected, expected]
+    assert capsys.readouterr().err == f"warning: {earlier}: {section}.{old} is called {section}.{new} now\n"
+    assert load(first, [f"{section}.{old}=3"], RunConfig) == expected
+    assert load(first, [f"{section}={{{old}: 3}}"], RunConfig) == expected
+    assert load(file("last.yaml", {old: 3}, extends="1.yaml"), [], RunConfig) == expected
+    both = [f"{section}.{old}=2", f"{section}.{new}=3"]
+    assert load(file("today.yaml", {new: 2}, extends="old.yaml"), both, RunConfig) == expected
+    (tmp_path / "merged.yaml").write_text(merged(first, [f"{section}.{old}=3"], RunConfig))
+    assert load(tmp_path / "merged.yaml", [], RunConfig) == expected
+
+
+def test_the_earlier_name_of_a_value_is_taken_and_told_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run_config().model_dump(mode="json", exclude_unset=True)))
     for _ in range(2):
-        assert run_config(checkpoint={"on_failure": "go_on"}).checkpoint.on_failure == "continue"
+        assert load(path, ["checkpoint.on_failure=go_on"], RunConfig).checkpoint.on_failure == "continue"
     assert capsys.readouterr().err == "warning: checkpoint.on_failure: go_on is called continue now\n"
+
+
+def test_a_key_under_both_of_its_names_is_refused(tmp_path):
+    (tmp_path / "run.yaml").write_text("data: {pack: 2, packing_ratio: 3}")
+    with pytest.raises(
+        UserError, match=r"run.yaml: data.pack: is called packing_ratio now, which is given, too; leave"
+    ):
+        load(tmp_path / "run.yaml", [], RunConfig)
 
 
 def told(prepared, *arguments, **more):
@@ -134,8 +178,8 @@ def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
         "rows.objective='{name: ul2}' and another `output`"
     )
     pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
-    lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "pack": 2}})
-    (line,) = [line for line in lines if line.startswith("data.pack: ")]
+    lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "packing_ratio": 2}})
+    (line,) = [line for line in lines if line.startswith("data.packing_ratio: ")]
     assert line.endswith("/corpus has rows with next sentences, one for each row")
     sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
     assert told(prepared, VANILLA, sections=sections) == [
@@ -211,7 +255,7 @@ def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, 
     train = [{"corpus": str(small_corpus)}, {"corpus": str(corpus_built_with_noise), "weight": 1e-7}]
     (warning,) = prepared(VANILLA, sections={"data": {"train": train}}).warnings
     assert "data.train.1: " in warning
-    assert "none of its rows is among the 8 of this run" in warning
+    assert "none of its rows is among the 8 rows of this run" in warning
 
 
 def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_with_noise):
@@ -348,15 +392,15 @@ TOO_MUCH = {
         *(
             "run.max_steps=10000000000",
             "checkpoint.every_steps=10000000000",
-            "faults.hang_seconds=1e30",
-            "faults.start_seconds=1e30",
+            "faults.hang_timeout_seconds=1e30",
+            "faults.start_timeout_seconds=1e30",
         ),
         *("tracking.system_metrics_seconds=1e30", "data.cache.gigabytes=1e30"),
     ],
     "≤ 1,048,576": ["batch.global_batch_size=2147483648", "data.lanes=10000000000", "model.d_model=2147483648"],
     "≤ 65,536": ["faults.spikes.window=10000000000"],
     "≤ 1,024": [
-        *("model.num_encoder_layers=10000000000", "data.workers=1000000", "data.prefetch=1000000"),
+        *("model.num_encoder_layers=10000000000", "data.workers=1000000", "data.prefetch_factor=1000000"),
         "run.cpu_threads=1000000",
     ],
     "< 2,147,483,648": ["deepspeed.zero_optimization.reduce_bucket_size=2147483648"],

@@ -79,17 +79,17 @@ with watchdog.watching(0, 5000, 5000):
 @each(
     "code, said, error",
     [
-        (HANG, "started\n", "rank 7: no progress for 5000 s (faults.hang_seconds); all stacks follow"),
+        (HANG, "started\n", "rank 7: no progress for 5000 s (faults.hang_timeout_seconds); all stacks follow"),
         (
             USUAL,
             "too few steps are known\nsaved\n",
-            "rank 0: no progress for 5000 s (20 steps and 5000 s; faults.hang_seconds sets another limit); "
+            "rank 0: no progress for 5000 s (20 steps and 5000 s; faults.hang_timeout_seconds sets another limit); "
             "all stacks follow",
         ),
-        (START, "", "rank 0: no progress for 5000 s (faults.start_seconds); all stacks follow"),
-        (WAITING, "", "rank 0: no progress for 1 s (faults.start_seconds); all stacks follow"),
+        (START, "", "rank 0: no progress for 5000 s (faults.start_timeout_seconds); all stacks follow"),
+        (WAITING, "", "rank 0: no progress for 1 s (faults.start_timeout_seconds); all stacks follow"),
         (NATIVE, "", "Timeout (0:00:0"),
-        (UNWATCHED, "waited\n", "rank 0: no progress for 5000 s (faults.start_seconds); all stacks follow"),
+        (UNWATCHED, "waited\n", "rank 0: no progress for 5000 s (faults.start_timeout_seconds); all stacks follow"),
     ],
 )
 def test_a_rank_that_hangs_is_ended_with_its_stacks(code, said, error):
@@ -152,7 +152,7 @@ def test_while_another_rank_compiles_waiting_for_it_is_no_hang():
     program = SKIP + COMPILING
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "waited\n")
-    assert done.stderr.startswith("rank 3: no progress for 5000 s (faults.hang_seconds); all stacks follow")
+    assert done.stderr.startswith("rank 3: no progress for 5000 s (faults.hang_timeout_seconds); all stacks follow")
 
 
 def survives_a_compilation() -> int:

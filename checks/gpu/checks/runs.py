@@ -93,7 +93,7 @@ def _auto(report: Report, name: str, corpus: Path) -> None:
 def _broken(report: Report, kind: str, corpus: Path) -> None:
     """A rank that breaks inside a step: `launch local` ends soon, with an error."""
     note = report.folder / f"{kind}.time"
-    path = _run_file(report, kind, corpus, 50, faults={"restarts": 0}, callbacks=[_fault(kind, 3, note)])
+    path = _run_file(report, kind, corpus, 50, faults={"max_restarts": 0}, callbacks=[_fault(kind, 3, note)])
     code = _start("launch", "local", path, "--ranks", "1").wait()
     seconds = time.time() - float(note.read_text())
     report.fact(f"{kind}: seconds to the exit code", seconds)
@@ -118,7 +118,7 @@ def run(report: Report) -> None:
         "schedule": {"warmup_steps": 20},
         "compute": {"compile": report.cuda, "cuda_graphs": True},
         "checkpoint": {"every_steps": saved, "memory_every_steps": None},
-        "faults": {"restarts": 1},
+        "faults": {"max_restarts": 1},
         "evaluation": [],
         "callbacks": [_fault("kill", killed, note)],
     }

@@ -58,7 +58,7 @@ class Check:
     title: str
     function: str
     seconds: float = 60.0
-    remedy: str = "see what it waits for: a file system, a driver"
+    remedy: str = "find out what the check waits for: a file system, a driver"
 
     def request(self, settings: Settings) -> dict[str, str]:
         """The environment that asks this program for the check."""

@@ -46,9 +46,7 @@ def machines(
         settings = load(cluster, [], ClusterConfig) if cluster else ClusterConfig()
         return nodes, slurm_head.access(nodes, settings.srun, settings.container, settings.variables)
     if cluster:
-        raise UserError(
-            "--cluster: not in an allocation of SLURM, whose nodes it is for; call this there, or leave it out"
-        )
+        raise UserError("--cluster: this is no SLURM allocation; run doctor in an allocation, or leave --cluster out")
     return [Node("this machine", ranks or 0)], Access()
 
 
@@ -65,7 +63,7 @@ def doctor(
     `with_numerics`: whether DeepSpeed is compared with a plain loop, on the first node.
     """
     if with_numerics and path is None:
-        raise UserError("--numerics: missing RUN.yaml, whose settings DeepSpeed is examined with")
+        raise UserError("--numerics: give RUN.yaml; DeepSpeed is checked with its settings")
     findings = list(_examined(nodes, access, _settings(path, overrides), with_numerics))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
     return int(any(finding.level == "error" for finding in findings))

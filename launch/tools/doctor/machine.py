@@ -39,8 +39,8 @@ _SECONDS_TO_LOCK = 60.0
 _SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
 _LATER = (
-    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if it asks for them; the run trains on without it, and "
-    "pretrain sync feeds MLflow afterwards"
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if the server asks for a login; the run also trains "
+    "without MLflow, and pretrain sync sends its metrics afterwards"
 )
 _SERVER = "start `mlflow server` on a node that all reach, and set tracking.mlflow.uri=http://HOST:5000"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
@@ -90,7 +90,7 @@ def gpus(settings: Settings) -> list[Finding]:
     used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
     if busy := [str(place) for place, amount in enumerate(used) if amount > _BUSY]:
         found = f"GPUs {', '.join(busy)}: up to {max(used) / 1e9:,.1f} GB in use"
-        remedy = "see who uses them with nvidia-smi, and end that"
+        remedy = "nvidia-smi shows the processes that use them; end these processes"
         findings.append(Finding("GPU memory", "warning", found, "free GPUs", remedy))
     return findings
 

@@ -1,4 +1,5 @@
-"""Checkpoints: directories such as `checkpoints/step-00001000`, which appear only when complete and hold no pickles."""
+"""Checkpoints: directories such as `checkpoints/step-00001000`. They appear only when they are complete, and hold no
+pickles."""
 
 CONFIG = "config.yaml"
 BUFFERS = "buffers.safetensors"

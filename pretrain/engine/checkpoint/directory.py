@@ -1,8 +1,9 @@
-"""The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and `latest`, which names one of them.
+"""The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and the file `latest`, which names one of
+them.
 
-Only names of this form count. Any other name, in the directory or in `latest`, is never followed. A run's directory in
-a node's memory has checkpoints under the same names. The latest valid checkpoint of a run is found here, too. Imports
-no PyTorch, since launchers use it.
+Only names of this form count; any other name, in the directory or in `latest`, is ignored. A run's directory in the
+memory of a node has checkpoints under the same names. This module also finds the latest valid checkpoint. It imports no
+PyTorch, because launchers use it.
 """
 
 import logging
@@ -73,7 +74,7 @@ def set_aside_after(run: Path, step: int) -> str:
     said = f"; {', '.join(aside)}: set aside" if aside else ""
     if kept and kept[-1] > step:
         oldest = checkpoint_directory(run, kept[-1]).name
-        said += f"; {oldest} may be wrong too, but none is older: the run resumes from it; --fresh begins a new one"
+        said += f"; {oldest} may be wrong too, but it is the oldest: the run resumes from it; --fresh starts a new run"
     return said
 
 
@@ -88,7 +89,7 @@ def _latest(run: Path) -> tuple[int | None, str]:
         found = path.lstat()
         # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
-            return None, f"{path}: names no checkpoint: it is no small regular file"
+            return None, f"{path}: expected a small file that names a checkpoint"
         name = path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return None, f"{path}: missing"

@@ -1,8 +1,8 @@
-"""The state of an engine: copied to host memory, from which checkpoints are written while training continues, and
-restored from a checkpoint.
+"""Copies an engine's state to host memory for checkpoints, and restores a state from a checkpoint.
 
-Nothing but the optimizer's next step changes the state. So the copy is made beside the next forward and backward pass,
-and that step waits for it: on a GPU in a stream of its own, on a CPU in the thread that then writes the checkpoint.
+Only the optimizer step changes the state. So the state is copied asynchronously during the next forward and backward
+pass, and the next optimizer step waits for the copy. On GPUs the copy runs in a CUDA stream, on CPUs in the thread that
+then writes the checkpoint.
 """
 
 import math
@@ -27,9 +27,13 @@ from pretrain.run import watchdog
 
 @dataclass
 class Copy:
-    """This rank's state: tensors by "STATE/NAME", complete after `finish`, and the fragments that they hold.
+    """A copy of this rank's state, complete after `finish`.
 
-    `image`: the bytes of a safetensors file of the tensors. `seconds`: how long training has waited for the copy.
+    Attributes:
+        tensors: the tensors, by "STATE/NAME".
+        pieces: the fragments of parameters that the tensors hold, by parameter name.
+        image: the bytes of a safetensors file of the tensors.
+        seconds: how long training has waited for the copy.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)

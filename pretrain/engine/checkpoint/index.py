@@ -135,7 +135,7 @@ class Index:
         kinds = {key.rpartition(".")[0] for key, _, _ in found if _KIND.search(key)}
         for key, old, new in found:
             if _CONTENT.fullmatch(key) and old and new:
-                lines.append(f"{_NAMED.get(key, key)} is another one than there")
+                lines.append(f"{_NAMED.get(key, key)} differs from the checkpoint's")
             elif _KIND.search(key) or not any(key.startswith(f"{section}.") for section in kinds):
                 lines += differences({_NAMED.get(key, key): old}, {_NAMED.get(key, key): new})
         of_another = f"the checkpoint of step {self.step} is of another run"
@@ -147,7 +147,7 @@ class Index:
         write_json(directory / INDEX, {**values, _CHECKSUM: _checksum(values)})
 
 
-ANOTHER_RUN = "begin another run with --fresh or another run.directory"
+ANOTHER_RUN = "start a new run with --fresh or another run.directory"
 # a section's kind, by which its other keys differ too; contents of what keys of a run file name, and those keys
 _KIND = re.compile(r"\.(name|family)$")
 _CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")

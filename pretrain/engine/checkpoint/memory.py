@@ -1,13 +1,12 @@
-"""Checkpoints in the memory of each node, taken every few steps: after a failure, a run resumes from the newest.
+"""Checkpoints in the memory of each node, taken every few steps. After a failure, a run resumes from the newest.
 
-They are those that `save.py` writes, below the node's directory in a memory file system. A rank's file of tensors stays
-mapped: the state is copied right into it, on a GPU by way of page-locked memory. Each rank has two such files and fills
-one after the other: at any moment a whole checkpoint is there. Ranks take the same steps, since they agree beside the
-sums that they exchange in each step anyway. When the state of all of them is copied, the first rank of each node gives
-the checkpoint its name.
+They have the files that `save.py` writes, in the node's directory in a memory file system. Each rank's file of tensors
+stays mapped, and the state is copied right into it. A rank has two such files and fills them in turn, so there is
+always a complete checkpoint. All ranks take the same steps: they vote along with the sums of each step. When all ranks
+have copied their state, the first rank of each node gives the checkpoint its name.
 
-A node that is lost takes its memory with it. So on several nodes, each rank also sends its files to a rank of the next
-node, which keeps them beside its own (Wang et al. 2023, Gemini).
+A lost node takes its memory with it. So on several nodes each rank also sends its files to a rank of the next node,
+which keeps them beside its own files (Wang et al. 2023, Gemini).
 """
 
 import contextlib

@@ -1,14 +1,14 @@
 """Saves a run as named fragments of fp32 parameters and optimizer state, in safetensors and JSON files.
 
-Each rank writes what it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor "STATE/NAME" for each
-fragment, where STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg". `rank-00000.json` lists
-the fragments. Optimizer state in another shape than its parameter, such as row means, is written whole by the rank that
-owns the parameter's first element. Nothing is pickled. A checkpoint appears under its name when the files of all ranks
-are on disk.
+Each rank writes the fragments that it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor
+"STATE/NAME" for each fragment. STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg".
+`rank-00000.json` lists the fragments. Optimizer state in another shape than its parameter, such as row means, is
+written whole, by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint gets its name when
+the files of all ranks are on disk.
 
 Training continues while its state is copied (`engine_state.py`). A thread on each rank writes the copy and tells the
-others; that of rank 0 then completes the checkpoint. `latest` names a checkpoint, and older ones are removed, only when
-a finite loss has been computed from its state.
+other ranks; the thread of rank 0 then completes the checkpoint. Only when a finite loss has been computed from the
+saved state, `latest` names the checkpoint and older checkpoints are removed.
 """
 
 import shutil
@@ -42,9 +42,13 @@ _ROUND_SECONDS = 1.0
 class Saved:
     """The outcome of a save after `step`.
 
-    Training paused for `pause_seconds`, the wait for the save before included. The write then took `write_seconds`, and
-    `write_cpu_seconds` of rank 0. `gigabytes` is the size over all ranks. `error` is the reason if the save
-    failed; the previous checkpoint is then untouched. `warnings` are problems around a save that succeeded.
+    Attributes:
+        pause_seconds: how long training paused, including the wait for the save before.
+        write_seconds: how long the write took after that.
+        write_cpu_seconds: the CPU seconds of the write on rank 0.
+        gigabytes: the size over all ranks.
+        error: the reason if the save failed; the previous checkpoint is then untouched.
+        warnings: problems around a save that succeeded.
     """
 
     directory: Path
@@ -118,7 +122,7 @@ class Saver:
         """Waits for the current save to succeed or fail and returns its outcome, on every rank; None if there is none.
 
         The ranks wait in rounds. In each they agree on whether any still writes and any makes progress, so a save may
-        take longer than `faults.hang_seconds`. The rank whose write hangs stays behind the others' marks.
+        take longer than `faults.hang_timeout_seconds`. The rank whose write hangs stays behind the others' marks.
         """
         if (writing := self._writing) is None:
             return None
@@ -173,7 +177,9 @@ class Saver:
                 if writing.proofs.get():
                     self._clean_up(saved)
                 else:
-                    saved.warnings.append(f"{saved.directory}: no finite loss was computed from it yet; `latest` stays")
+                    saved.warnings.append(
+                        f"{saved.directory}: no finite loss was computed from it yet; `latest` is unchanged"
+                    )
         except Exception as error:
             writing.error = str(error) if isinstance(error, FailedError) else f"rank {rank}: {words(error)}"
             if rank == 0:

@@ -1,4 +1,4 @@
-"""Writes the tensors of a checkpoint, with a model's buffers, and reads them by name and range, whoever wrote them."""
+"""Writes the tensors and buffers of a checkpoint, and reads them by name and range, whichever ranks wrote them."""
 
 import contextlib
 import hashlib
@@ -247,7 +247,7 @@ def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
     if elements is not None and tuple(tensor.shape) != (elements,):
         return f"has the shape {list(tensor.shape)}, expected {[elements]}"
     if tensor.isnan().any() or (finite and tensor.isinf().any()):
-        return "holds what is not a number"
+        return "has NaN or infinite numbers"
     return None
 
 

@@ -1,6 +1,6 @@
-"""Trained models: loaded from a checkpoint into a single process, saved as a checkpoint of weights alone, and averaged.
+"""Trained models: loads a checkpoint into a single process, saves weights as a checkpoint, averages checkpoints.
 
-A run can start from a checkpoint of weights, and `evaluate`, `export` and `generate` can read it.
+A run can start from a checkpoint of weights; `evaluate`, `export` and `generate` can read it.
 """
 
 import shutil

@@ -126,7 +126,7 @@ def _problems_of_freeze(model: nn.Module, freeze: Freeze | None) -> list[str]:
         if not any(_matches(pattern, name, kind) for name, kind in known.items())
     ]
     if not found and all(_frozen_until(freeze, name, kind) for name, kind in known.items()):
-        found.append("optimizer.freeze: all parameters are frozen; name some that learn under `but`")
+        found.append("optimizer.freeze: all parameters are frozen; list some that train under `but`")
     return found
 
 

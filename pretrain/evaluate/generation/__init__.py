@@ -1,1 +1,1 @@
-"""Text generation: greedy, beam search or sampling, the same for every family."""
+"""Text generation: greedy decoding, beam search or sampling, the same for every family."""

@@ -1,4 +1,4 @@
-"""Masked spans in held-out sentences, which a model fills to show what it has learnt, and the likeliest fillings."""
+"""Masks spans in held-out sentences, for a model to fill, and finds the likeliest fillings of a span."""
 
 import itertools
 import re
@@ -88,7 +88,7 @@ _LONGEST = 8  # tokens of a filling
 
 
 class Filling(NamedTuple):
-    """Words for a masked span, and how probable the model takes them to be."""
+    """A filling of a masked span, and its probability under the model."""
 
     text: str
     probability: float

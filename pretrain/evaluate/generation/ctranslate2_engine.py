@@ -1,6 +1,6 @@
-"""Answers by CTranslate2, an engine in C++ that also multiplies by weights in 8 bits (Klein et al. 2020; opennmt.net).
+"""Generation with CTranslate2, an engine in C++ that also runs 8-bit weights (Klein et al. 2020; opennmt.net).
 
-It runs T5 and BART. The model is exported and converted into a temporary folder first.
+CTranslate2 runs T5 and BART. The model is first exported and converted into a temporary folder.
 """
 
 import json
@@ -20,7 +20,7 @@ from pretrain.export.card import CTRANSLATE2
 
 
 class CTranslate2:
-    """A converted model: from ids of inputs to ids of answers. `precision`: of weights, float32 or int8."""
+    """A converted model: takes ids of inputs, returns ids of answers. `precision`: of the weights, float32 or int8."""
 
     def __init__(self, converted: Path, precision: str, settings: GenerationSettings):
         import ctranslate2  # an extra: `ctranslate2_engine` says how to install it
@@ -59,9 +59,11 @@ def ctranslate2_engine(trained: TrainedModel, precision: str, settings: Generati
             "--engine ctranslate2: it isn't installed; pip install 'encdec-pretrain[ctranslate2]'"
         ) from None
     if settings.temperature > 0.0:
-        raise UserError("--engine ctranslate2: its samples aren't those of the seed; --temperature must be 0")
+        raise UserError("--engine ctranslate2: CTranslate2's samples don't follow --seed; set --temperature 0")
     if settings.early_stopping is not False:
-        raise UserError("--engine ctranslate2: it ends beam search by rules of its own; leave out --early-stopping")
+        raise UserError(
+            "--engine ctranslate2: CTranslate2 ends beam search by its own rules; leave out --early-stopping"
+        )
     if huggingface.hf_model_of(model.config).ctranslate2 is None:
         raise UserError(f"--engine ctranslate2: it runs models of the families t5 and bart, not {model.config.family}")
     with tempfile.TemporaryDirectory() as folder:

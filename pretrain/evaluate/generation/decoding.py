@@ -1,5 +1,5 @@
-"""Decoding with key-value caches, by one loop for every family, and the choice of each next token by the rules of
-transformers: the likeliest, a sample, or those of a beam search."""
+"""Decoding with key-value caches, in one loop for every family. The next token is chosen by the rules of transformers:
+greedily, by sampling, or by beam search."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The settings of decoding. No torch is imported: settings are checked before a model is opened."""
+"""The settings of generation. This module doesn't import torch: settings are checked before a model is opened."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,9 +8,9 @@ from data_pipeline.foundation.config_file import Section
 
 
 class GenerationSettings(Section):
-    """Decoding is greedy by default. Names and meanings are those of Hugging Face transformers.
+    """The settings of generation; the default is greedy decoding. Names and meanings are those of transformers.
 
-    All lengths count generated tokens only; transformers' `min_length` also counts the decoder's start.
+    All lengths count generated tokens only; transformers' `min_length` also counts the decoder's start token.
     """
 
     max_new_tokens: PositiveInt = 128

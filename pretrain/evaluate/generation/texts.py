@@ -1,4 +1,4 @@
-"""Text in, text out: what `pretrain generate` does with a model."""
+"""Generates text from text, for `pretrain generate`."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +21,14 @@ from pretrain.models.model import Model
 
 @dataclass(frozen=True)
 class Answer:
-    """The given `text`, the `generated` answer, and the `whole`: the continued text, or the text with its masked spans
-    filled in brackets; for a text without any, the answer."""
+    """A generated answer.
+
+    Attributes:
+        text: the given text.
+        generated: the text that the model generated.
+        whole: the continued text, or the text with its masked spans filled in brackets; the answer itself for a text
+            without masked spans.
+    """
 
     text: str
     generated: str

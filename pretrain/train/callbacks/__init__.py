@@ -1,9 +1,9 @@
 """The callbacks of a run, in the order in which they are called.
 
-- Replaying, ComparingMemory, SkippedSteps, Spikes: look for steps that must not count, and may rewind the run.
+- Replaying, ComparingMemory, SkippedSteps, Spikes: detect steps that must not count, and may rewind the run.
 - Speed, Straggling, Profiling: measure steps.
 - The callbacks of the run file, and Alerting.
-- Reporting: metrics. EvaluationHooks: evaluation inside training.
+- Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
 - CheckpointsInMemory, WeightComparison, Checkpointing: save the run.
 - Stops: ends the run on request.
 """

@@ -1,4 +1,4 @@
-"""Alerts of what happens while a run trains: `tracking.alerts`."""
+"""Sends alerts while a run trains: `tracking.alerts`."""
 
 import shutil
 from collections import deque
@@ -17,7 +17,8 @@ _IN_A_ROW = 2  # slow lines, so that one pause is no alert
 
 
 class Alerting(Callback):
-    """Sends an alert when the loss spikes, when tokens/s fall, and when the disk fills: once, until that is over."""
+    """Sends one alert when the loss spikes, when tokens/s fall, and when the disk fills, until the condition is
+    over."""
 
     def __init__(self, settings: AlertsSection, name: str):
         self._settings, self._alerts = settings, Alerts(settings, name)

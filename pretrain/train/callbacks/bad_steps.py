@@ -1,4 +1,4 @@
-"""Steps whose loss isn't finite or jumps: they are counted, and the run goes back, or ends, where that doesn't help."""
+"""Handles non-finite losses and loss spikes: counts them, rewinds to a checkpoint, or ends the run."""
 
 import shutil
 from collections.abc import Mapping
@@ -20,8 +20,9 @@ _TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint is
 
 
 class SkippedSteps(Callback):
-    """`faults.max_skipped_steps`: counts steps without a finite gradient, whose update DeepSpeed skips; too many in a
-    row end the run. A resumed run whose first steps are all such goes back further: its checkpoint isn't sound."""
+    """`faults.max_skipped_steps`: counts steps with a non-finite gradient, whose update is skipped; too many in a row
+    end the run. If the first steps after a resume are all non-finite, the run rewinds to the checkpoint before: the one
+    that it resumed from is unsound."""
 
     def before_training(self, trainer: Trainer) -> None:
         self._untried = trainer.run.resume  # what was resumed from, until a step from it was applied
@@ -57,7 +58,7 @@ class SkippedSteps(Callback):
             raise FailedError(f"{found}, and there is no older checkpoint")
         trainer.rewind(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
         self._untried, self._since = checkpoint, trainer.state.step
-        trainer.report.warn(f"{found}; going back to step {trainer.state.step}")
+        trainer.report.warn(f"{found}; rewinding to step {trainer.state.step}")
 
 
 def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
@@ -73,8 +74,8 @@ def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
 
 
 class Spikes(Callback):
-    """`faults.spikes`: reports spikes of the loss, and goes back to the checkpoint before one, past the rows that made
-    it."""
+    """`faults.spikes`: reports loss spikes. With `rewind`, restores the latest checkpoint and skips the rows up to the
+    spike."""
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/spikes": trainer.state.health.spikes}

@@ -1,4 +1,4 @@
-"""Saves the run while it trains: to disk, and in the memory of the nodes."""
+"""Saves checkpoints while a run trains: on disk, and in the memory of the nodes."""
 
 import shutil
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _WRITING = "checkpoint_is_being_written"
 
 
 class CheckpointsInMemory(Callback):
-    """`checkpoint.memory_every_steps`, under a supervisor, which would resume from them."""
+    """`checkpoint.memory_every_steps`: saves to memory, from which a supervisor resumes. Off without a supervisor."""
 
     _memory: MemoryCheckpoints | None = None
     _told = False
@@ -64,14 +64,14 @@ def _with_room(node: Path | None, needed: int) -> Path:
     try:
         node.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise FailedError(f"{node}: can't be made: {error.strerror}") from None
+        raise FailedError(f"{node}: can't be created: {error.strerror}") from None
     if shutil.disk_usage(node).free < needed:
-        raise FailedError(f"{node}: too small for the {human_size(needed)} that they need of each node")
+        raise FailedError(f"{node}: has no {human_size(needed)} free, which checkpoints in memory need on each node")
     return node
 
 
 class Checkpointing(Callback):
-    """`checkpoint.every_steps`, and after the last step or on request."""
+    """`checkpoint.every_steps`: saves to disk; also after the last step and on request."""
 
     def before_training(self, trainer: Trainer) -> None:
         self._saver = Saver(trainer.engine, trainer.run.origin)

@@ -1,4 +1,4 @@
-"""What a run measures, evaluates and says besides training."""
+"""Logs metrics, runs evaluations, and prints the progress of a run."""
 
 import os
 import time
@@ -25,8 +25,8 @@ _LONG = 3600.0  # s
 
 
 class Reporting(Callback):
-    """`tracking.log_every_steps`: what all callbacks measure, on the terminal, in RUN/metrics.jsonl, and with it in
-    MLflow."""
+    """`tracking.log_every_steps`: logs the metrics of all callbacks, to the terminal and to RUN/metrics.jsonl, which
+    feeds MLflow."""
 
     def before_training(self, trainer: Trainer) -> None:
         run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
@@ -129,7 +129,7 @@ def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> 
 
 
 class EvaluationHooks(Callback):
-    """The list `evaluation` of the run file: runs the hooks that are due."""
+    """`evaluation`: runs the hooks that are due."""
 
     def before_training(self, trainer: Trainer) -> None:
         run, config = trainer.run, trainer.config

@@ -1,4 +1,4 @@
-"""How fast a run is, and what takes the time."""
+"""Measures the speed of a run, and profiles its steps."""
 
 import time
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compil
 
 
 class Speed(Callback):
-    """The metrics `train/tokens_per_second`, `train/mfu` and their like, of the steps since the last metrics.
+    """The metrics `train/tokens_per_second`, `train/mfu` and others, over the steps since the last log line.
 
-    train/seconds, train/processor_seconds: of these steps, without evaluations and saves, by the clock, and of all
-    ranks' processors with the loading of their rows unless `data.workers` do that.
+    train/seconds: wall-clock seconds of these steps, without evaluations and saves. train/processor_seconds: CPU
+    seconds of all ranks in these steps, including the loading of rows unless `data.workers` load them.
     """
 
     def __init__(self) -> None:
@@ -78,9 +78,10 @@ class Speed(Callback):
 
 
 class Profiling(Callback):
-    """`trainer.profile`: the kernels and operators of a few steps in RUN/profile/rank-00000.json, of each rank.
+    """`trainer.profile`: writes a trace of the kernels and operators of a few steps to RUN/profile/rank-00000.json, on
+    each rank.
 
-    A run that ends, stops or goes back within these steps has a trace of those before that.
+    If the run ends, stops or rewinds within these steps, the trace has the steps until then.
     """
 
     _profile: profile | None = None

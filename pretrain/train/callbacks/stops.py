@@ -1,4 +1,5 @@
-"""Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or a store that is gone."""
+"""Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or an object store that
+doesn't answer."""
 
 import signal
 import time
@@ -39,7 +40,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 class Stops(Callback):
-    """Whichever rank is asked, all stop after the same step, which is saved."""
+    """All ranks stop after the same step, whichever rank is asked, and the run saves this step."""
 
     def __init__(self, stop_at_step: int | None = None):
         self._stop_at_step, self._began = stop_at_step, time.monotonic()

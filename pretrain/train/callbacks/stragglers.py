@@ -1,8 +1,9 @@
-"""Stragglers: names a rank that the others wait for, its machine and device, and what of it is slow.
+"""Reports stragglers: the rank that the others wait for, its machine and device, and whether its compute or its data
+loading is slow.
 
-Each rank times its steps by itself. Every few steps all ranks gather their times, right after a step, when they are
-together anyway; rank 0 judges. It compares a rank in each step with the lower median of all ranks: with two ranks, with
-the faster one. What all ranks share, such as longer rows in a step, then cancels out.
+Each rank times its own steps. Every few steps all ranks gather their times, right after a step, when they are
+synchronized anyway, and rank 0 judges. In each step it compares a rank with the lower median of all ranks: with two
+ranks, with the faster one. Whatever all ranks share, such as longer rows in a step, cancels out.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ WINDOW = 16  # steps that a judgement is made from
 
 
 class Straggling(Callback):
-    """`faults.straggler_factor`: names the rank that the others wait for."""
+    """`faults.straggler_factor`: reports the straggler."""
 
     _named: Slow | None = None
     _metrics: Mapping[str, float] = {}  # of the last window, on rank 0
@@ -86,12 +87,11 @@ class Straggling(Callback):
 
     def _what(self, slow: Slow) -> str:
         if slow.cause == "device":
-            return (
-                f"{self._which(slow)} is slow: it computes {slow.factor:.2f} × as long as the others, which wait for it"
-            )
+            computes = f"it computes {slow.factor:.2f} × as long as the others, which wait for it"
+            return f"{self._which(slow)} is a straggler: {computes}"
         longer = f"and a step takes {slow.factor:.2f} × as long"
         if slow.cause == "loader":
-            return f"{self._which(slow)} is slow: the others wait for it to get its rows, {longer}"
+            return f"{self._which(slow)} is a straggler: the others wait until it has its rows, {longer}"
         return f"{self._which(slow)} is slow: all ranks wait for rows, {longer}"
 
     def _remedy(self, slow: Slow) -> str:

@@ -1,6 +1,6 @@
-"""Tracks a run in a local log of metrics, from which MLflow is fed.
+"""Tracks a run in a local metrics file, from which a thread feeds MLflow.
 
-Training waits only for one line to be appended to RUN/metrics.jsonl. A daemon thread feeds MLflow from that file. While
+Training only waits until a line is appended to RUN/metrics.jsonl. A daemon thread sends that file to MLflow. While
 MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
 """
 

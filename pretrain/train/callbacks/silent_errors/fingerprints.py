@@ -1,9 +1,9 @@
-"""Fingerprints of weights show that every rank computes with the weights that the optimizer holds, and loads those that
-were saved.
+"""Fingerprints of weights: they show that every rank computes with the optimizer's weights, and that a load restores
+the saved weights.
 
-A tensor's fingerprint is two sums over its elements, read as integers, modulo 2**64: of the elements, and of each times
-its position. One changed bit changes the first; that several leave both as they were takes chance. The sums of parts
-add up to those of the whole, so they don't depend on how weights are sharded.
+The fingerprint of a tensor is two sums modulo 2**64 over its elements, read as integers: the sum of the elements, and
+the sum of elements times positions. A single flipped bit always changes the first sum; several flips cancel out only by
+chance. The sums of shards add up to those of the tensor, so a fingerprint doesn't depend on the sharding.
 """
 
 import hashlib
@@ -46,7 +46,12 @@ def named(names: list[str], wrong: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Wrong sums: what was found, and on which `rank`; None if it may be one of several."""
+    """A difference that was found.
+
+    Attributes:
+        what: the difference, in words.
+        rank: the rank that it is on; None if it may be one of several.
+    """
 
     what: str
     rank: int | None = None
@@ -88,9 +93,9 @@ def judged(names: list[str], right: Tensor) -> Finding | None:
     if bool((agree == ranks).all()):
         return None
     if bool((agree == 0).any()):
-        return Finding(f"the ranks compute with other weights than the optimizer's: {named(names, agree == 0)}")
+        return Finding(f"the ranks have other weights than the optimizer's: {named(names, agree == 0)}")
     rank = int((~right).any(dim=1).int().argmax())
-    return Finding(f"rank {rank} computes with other weights than the others: {named(names, ~right[rank])}", rank)
+    return Finding(f"rank {rank} has other weights than the other ranks: {named(names, ~right[rank])}", rank)
 
 
 def _names(engine: Engine) -> list[str]:
@@ -109,12 +114,12 @@ def _masters(engine: Engine, dtype: torch.dtype) -> Tensor:
 
 
 class WeightComparison(Callback):
-    """Compares the weights of all ranks before each save, and with those that were saved after each load."""
+    """Compares the weights of all ranks before each save. After each load, compares the weights with the saved ones."""
 
     def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
         saved = checkpoint_index.read(checkpoint).weights
         if saved is not None and of_masters(trainer.engine) != saved:
-            raise FailedError(f"{checkpoint}: its weights aren't those that the run had when it saved them")
+            raise FailedError(f"{checkpoint}: its weights differ from those that the run saved")
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.saving:

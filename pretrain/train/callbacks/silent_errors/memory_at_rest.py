@@ -1,7 +1,8 @@
-"""Whether memory keeps what the optimizer has written: weights and moments, from one update to the next.
+"""Detects memory corruption: weights and optimizer moments must not change between two updates.
 
-Between two updates only forward and backward passes read them, so checksums taken after one must be equal before the
-next. A bit that flips there would be in all later steps, without a trace in gradients that are computed twice.
+Between two updates, forward and backward passes only read weights and moments. So checksums from after one update must
+still hold before the next. A bit that flips there would spoil all later steps, and computing gradients twice would not
+show it.
 """
 
 import math
@@ -32,8 +33,8 @@ def interval(read: int, flops: float, device: str) -> int:
 
 
 class ComparingMemory(Callback):
-    """`faults.checksum_every_steps`: takes checksums of this rank's weights and moments after an update, and compares
-    them before the next. Where weights or moments are on NVMe, there are none."""
+    """`faults.checksum_every_steps`: takes checksums of this rank's weights and moments after an update, and verifies
+    them before the next. Weights or moments on NVMe are not checked."""
 
     _changed: str | None = None  # what the last comparison has found; None: there was none
     _taken: list[tuple[list[str], Tensor]] | None = None

@@ -1,6 +1,7 @@
-"""Gradients that are computed twice: their fingerprints, the ranks that compute the same one, and what differences say.
+"""Gradients that are computed twice: their fingerprints, the ranks that compute the same gradient, and what a
+difference means.
 
-What `pretrain.train.callbacks.silent_errors.replay` compares.
+`pretrain.train.callbacks.silent_errors.replay` compares them.
 """
 
 import contextlib

@@ -1,13 +1,13 @@
-"""Replay: some steps are computed twice, to find arithmetic that is silently wrong.
+"""Replay: some steps are computed twice, to detect arithmetic that is silently wrong.
 
 Before such a step, each rank computes the gradient of its first micro-batch, from the weights, rows and dropout of the
-step itself. Of several ranks, each also computes that of the rank before it. While the step runs, hooks on parameters
-see the same gradient a last time, before DeepSpeed adds it up and reduces it. All three must be equal to the bit.
+step itself. With several ranks, each rank also computes the gradient of the rank before it. During the step, hooks on
+parameters read the same gradient once more, before it is accumulated and reduced. All three must be equal to the bit.
 
-Where arithmetic doesn't repeat, on GPUs without `compute.deterministic`, norms and sums of gradients are compared
-instead, relative to the norm. They may differ by ten times the spread: the greatest difference of any tensor that the
-first replay sees, which computes three times, or a later one without a finding. That is a standard deviation or more of
-the noisiest tensor, so ten of them are no chance.
+On GPUs without `compute.deterministic`, arithmetic doesn't repeat to the bit. There, norms and sums of gradients are
+compared, relative to the norm. The tolerance is 10 × the spread: the largest difference of any tensor among the three
+repetitions of the first replay, or in a later replay without a finding. The spread is at least a standard deviation of
+the noisiest tensor, so ten of them don't occur by chance.
 """
 
 import contextlib
@@ -53,10 +53,11 @@ def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: i
 
 
 class Replaying(Callback):
-    """`faults.replay_every_steps`: replays a step every so many steps, and the first one after a start.
+    """`faults.replay_every_steps`: replays the first step after a start, and then one step every so many steps.
 
-    `found`: what the last replay has found. `clean`: the step up to which nothing was found; later checkpoints of this
-    run may hold wrong sums if something is found.
+    Attributes:
+        found: the finding of the last replay.
+        clean: the last step without a finding; if a replay finds something, later checkpoints of this run may be wrong.
     """
 
     clean = _began = -1
