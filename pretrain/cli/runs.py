@@ -42,7 +42,7 @@ def train_command(
 
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
-        server.fork()  # now, before PyTorch has threads
+        server.start()  # its imports run beside those of this process
     from pretrain.train import run as training
 
     code = training.train(settings, stop_at_step, fresh)
