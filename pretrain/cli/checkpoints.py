@@ -144,9 +144,7 @@ def evaluate_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(
-            help="For --lm-eval: prompt format, answer, blank or copy. Default: the format that the model was trained with."
-        ),
+        typer.Option(help="For --lm-eval: prompt format (answer, blank or copy). Default: as the model was trained."),
     ] = None,
     few_shot: Annotated[
         int | None, typer.Option(min=0, help="For --lm-eval: number of examples before each question.")
