@@ -11,7 +11,8 @@ from pretrain.cli.app import Overrides
 
 _MOST_RUNS = 1000  # of a row, or at the same time
 AtOnce = Annotated[
-    int | None, typer.Option(min=1, max=_MOST_RUNS, help="Runs at the same time. Default: one per GPU, or one.")
+    int | None,
+    typer.Option(min=1, max=_MOST_RUNS, help="Number of runs to train at the same time. Default: one per GPU, or one."),
 ]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -20,29 +21,38 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Example: python -m examples.experiment configs:experiments/adaptation --seeds 3 --budget 5%")
 def _experiment(
     directory: Annotated[
-        Path, path_argument("DIR", "A folder of run files, or configs:NAME for one that ships.", config_path)
+        Path, path_argument("DIR", "A folder of run files, or configs:NAME for a shipped one.", config_path)
     ],
     overrides: Overrides = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=_MOST_RUNS, help="Runs of each file: seeds run.seed, run.seed + 1, …")
+        int,
+        typer.Option(
+            min=1, max=_MOST_RUNS, help="Number of runs of each file, with the seeds run.seed, run.seed + 1, …"
+        ),
     ] = 3,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="STEPS", help="400steps, 5% or 2e13flops: sets each run's length and schedule."),
+        typer.Option(metavar="STEPS", help="Length of each run, and so of its schedule: 400steps, 5% or 2e13flops."),
     ] = None,
     at_once: AtOnce = None,
     out: Annotated[
-        Path | None, path_option("--out", "Where runs and table go. Default: runs/NAME, with the budget.")
+        Path | None,
+        path_option("--out", "Directory for the runs and the table. Default: runs/NAME, with the budget in its name."),
     ] = None,
-    train: Annotated[bool, typer.Option(help="Train; or only make the table of the runs that have finished.")] = True,
+    train: Annotated[
+        bool, typer.Option(help="Train the runs. --no-train: only make the table of finished runs.")
+    ] = True,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="ROW", help="The row that others are compared with. Default: `baseline`, else the first."),
+        typer.Option(
+            metavar="ROW", help="The row that the others are compared with. Default: `baseline`, else the first."
+        ),
     ] = None,
 ) -> None:
-    """Train every run file of a folder with several seeds, and compare them in a table.
+    """Train every run file of a folder with several seeds, and compare the runs in a table.
 
-    Resumable: finished runs are kept, interrupted ones continue. A run that fails doesn't end the others.
+    The same command resumes: finished runs are kept, interrupted runs continue. If a run fails, the others
+    continue.
     """
     with progress.activity_shown("reading the run files"):
         from examples.experiment import run_experiment  # PyTorch takes 2 s, MLflow more

@@ -17,10 +17,10 @@ def _minimal_pairs(
     directory: Annotated[Path, path_argument("DIR", "A folder of minimal pairs such as BLiMP's.")],
     form: Annotated[
         str | None,
-        typer.Option(help="The form of prompts: answer, blank or copy. Default: as the model was trained."),
+        typer.Option(help="Prompt format: answer, blank or copy. Default: that of the training."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many pairs of each paradigm.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that a rank evaluates at once.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of pairs per paradigm.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of prompts that a rank evaluates at once.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for minimal_pairs.json.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
 ) -> None:

@@ -131,11 +131,11 @@ def evaluate_command(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(help="For --lm-eval: prompts as answer, blank or copy. Default: as the model was trained."),
+        typer.Option(help="For --lm-eval: prompt format answer, blank or copy. Default: that of the training."),
     ] = None,
     few_shot: Annotated[int | None, typer.Option(min=0, help="For --lm-eval: examples before each question.")] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="For --lm-eval: at most this many examples of each task.")
+        int | None, typer.Option(min=1, help="For --lm-eval: maximum number of examples per task.")
     ] = None,
 ) -> None:
     """Run evaluation hooks or tasks on a checkpoint, on one rank or those of a launcher."""

@@ -54,8 +54,7 @@ class Outcome(NamedTuple):
 class Engine:
     """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
 
-    `optimizer`: instead of that of `config`. `wrapper`: wraps the model in the module whose losses are trained; None:
-    the model's own losses are.
+    `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are trained.
     """
 
     def __init__(
