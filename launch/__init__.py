@@ -1,1 +1,1 @@
-"""Starting and supervising runs: one machine, hosts, SLURM."""
+"""Starts and supervises runs: on one machine, on hosts, under SLURM."""

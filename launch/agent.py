@@ -1,7 +1,7 @@
-"""What a node does for the head: it starts processes, reports their events, and ends them once the head is gone.
+"""The agent of a node: it starts processes for the head, reports their events, and ends them when the head is gone.
 
-On the head's own machine, that happens in the head's process. On others an agent does it, which ssh or srun starts.
-The first line of its stdin has the environment of the user, so that no secret is on a command line.
+On the head's own machine, the head's process does this itself. On other nodes ssh or srun starts an agent. The first
+line of the agent's stdin has the user's environment, so that no secret is on a command line.
 """
 
 import contextlib
@@ -84,11 +84,14 @@ def address_towards(host: str) -> str:
 
 
 class NodeProcesses:
-    """What the head has had this node start; it is told and tells as through a `Connection`.
+    """The processes that the head has started on this node. The head sends and receives messages as through a
+    `Connection`.
 
-    `started` has the programs, and the ranks of the attempt that runs. The node has this `address`; `interface` names
-    the network interface of the ranks, None if gloo is to choose. The launcher's lines go to the file `log` in the
-    directory of the logs.
+    Attributes:
+        started: the programs, and the ranks of the running attempt.
+        address: the node's address.
+        interface: the network interface of the ranks; None: gloo chooses.
+        log: the file in the directory of the logs that gets the launcher's lines.
     """
 
     silent, quiet, said = 0.0, False, ()
@@ -189,8 +192,8 @@ def wrapped(command: list[str]) -> list[str]:
 class RankProcesses:
     """Runs a launcher of ranks, or a program, and reports their events.
 
-    DeepSpeed's launcher writes neither a rank's log nor its exit code: the wrappers of ranks do. The launcher's own
-    lines go to `log` if the disk has room. `run` is the directory of the ranks' run.
+    DeepSpeed's launcher writes neither a rank's log nor its exit code; the wrappers of the ranks do. The launcher's own
+    lines go to `log` if the disk has room. `run` is the run directory of the ranks.
     """
 
     def __init__(self, asked: Start, environment: Mapping[str, str], log: Path | None = None, run: Path | None = None):

@@ -1,4 +1,4 @@
-"""How one attempt of a run went, and which rank it failed because of."""
+"""How one attempt of a run went, and the rank that made it fail."""
 
 import re
 import signal
@@ -26,12 +26,17 @@ _SILENT = 3.0  # s without a heartbeat, more than of the other ranks
 
 @dataclass
 class Attempt:
-    """How one attempt went. `told` has the events of its nodes in the order of arrival.
+    """How one attempt went. Times are in seconds since 1970.
 
-    `nodes` has the name of each rank's node. `lost` maps the names of nodes that no longer answer to the reason.
-    `heartbeats` has the last ones of all ranks. `shown` counts the bytes of rank 0's log that the terminal has shown.
-    Times are in seconds since 1970: when it `began`, when it `ended` or first failed, and when the heartbeats were
-    `read`.
+    Attributes:
+        told: the events of its nodes, in the order of arrival.
+        nodes: the name of each rank's node.
+        lost: the nodes that no longer answer, by name, with the reason.
+        heartbeats: the last heartbeats of all ranks.
+        shown: the bytes of rank 0's log that the terminal has shown.
+        began: when it began.
+        ended: when it ended, or first failed.
+        read: when the heartbeats were read.
     """
 
     logs: Path
@@ -59,17 +64,17 @@ class Attempt:
 
     @property
     def gone(self) -> dict[int, Event]:
-        """The ranks that just left, or whose wrapper was killed."""
+        """The ranks that exited before their work was done, or whose wrapper was killed."""
         return self.events("left", "wrapper killed")
 
     @property
     def failed(self) -> list[int]:
-        """The ranks that have shown that they fail before they ended, or whose end nobody has seen."""
+        """The ranks that reported an error before they exited, or whose exit status is unknown."""
         return list(self.events("failed", "hung", "left", "wrapper killed"))
 
     @property
     def faulty(self) -> int | None:
-        """The rank whose arithmetic was found wrong."""
+        """The rank whose arithmetic was wrong."""
         return next(iter(self.events("faulty")), None)
 
     @property
@@ -114,13 +119,15 @@ def error_of(attempt: Attempt, rank: int) -> str:
 
 
 def first_failed(attempt: Attempt) -> int | None:
-    """The rank that the attempt failed because of; None if that is unknown.
+    """The rank that made the attempt fail; None if it is unknown. The first of these that there is:
 
-    That is the one whose arithmetic was found wrong. Else it is a rank that was gone before any other failed, or the
-    first to end with an error that it hadn't reported: a signal killed it, or it exited by itself. Of ranks that hang,
-    it is the one that the others wait for. Else it is the first to report a failure, which may end later than others
-    that failed because of it. A rank whose error is a lost connection to another is never the one while any other is
-    known to have failed.
+    1. the rank whose arithmetic was wrong;
+    2. a rank that was gone before any other failed;
+    3. the first rank that ended with an error without reporting it: a signal killed it, or it exited by itself;
+    4. if the first to report hangs, the rank that the others wait for;
+    5. the first rank that reported a failure; it may end later than ranks that failed because of it.
+
+    A rank whose error is a lost connection to another rank counts only if no other rank is known to have failed.
     """
     failing, failed, gone = [event for event in attempt.told if event.fails], attempt.failed, attempt.gone
     if attempt.faulty is not None or not failing:
@@ -141,7 +148,8 @@ def first_failed(attempt: Attempt) -> int | None:
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
-    """The rank that the others wait for: the first to fall silent, else the one that is behind; None if none is."""
+    """The rank that the others wait for: the first without a heartbeat, else the rank with the fewest marks; None if
+    there is no such rank."""
     by_silence = sorted(heartbeats, key=lambda rank: heartbeats[rank].silent)
     if len(by_silence) > 1 and heartbeats[by_silence[-1]].silent - heartbeats[by_silence[-2]].silent > _SILENT:
         return by_silence[-1]

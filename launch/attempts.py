@@ -1,4 +1,4 @@
-"""The attempts of a run under one head: after one that has failed, the next begins by itself."""
+"""The attempts of a run under one head. After a failed attempt the next starts by itself."""
 
 import contextlib
 import sys
@@ -33,9 +33,9 @@ _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and
 
 @dataclass(frozen=True)
 class Run:
-    """What to run. `fresh` moves the run in the run directory aside.
+    """A run to train. `fresh` renames the existing run directory.
 
-    Without `min_nodes`, a run that has lost a node ends.
+    Without `min_nodes`, a run that loses a node ends.
     """
 
     path: Path
@@ -54,8 +54,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit code of a run. `interrupted`: the scheduler, its time limit or a lost node has ended it, not the user,
-    so it should resume."""
+    """How a run ended: its exit code. `interrupted`: True if the scheduler, its time limit or a lost node ended the
+    run, not the user; the run should then resume."""
 
     code: int
     interrupted: bool
@@ -103,7 +103,7 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
 
 
 class Attempts:
-    """The attempts of a run on `nodes`; `failures` has those that failed. No agent outlives the `with` block."""
+    """The attempts of a run on `nodes`. `failures` has the failed attempts. No agent outlives the `with` block."""
 
     def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
         self.nodes = nodes

@@ -1,7 +1,7 @@
 """DeepSpeed's launcher of the ranks of one machine, as a program: `python -m launch.deepspeed_launcher …`.
 
-An ordinary import of it takes 2.2 s of a core, for PyTorch and all of DeepSpeed. The launcher uses four small parts of
-them, which this module replaces.
+An ordinary import of the launcher takes 2.2 s of a core, for PyTorch and all of DeepSpeed. The launcher uses four small
+parts of them, which this module replaces.
 """
 
 import base64

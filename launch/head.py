@@ -1,8 +1,8 @@
-"""The head of a run: makes the directory of an attempt's logs, shows rank 0's, takes requests to stop, and says how the
-attempt ended.
+"""The head of a run: creates the directory of an attempt's logs, shows rank 0's log, takes requests to stop, and
+reports how the attempt ended.
 
-An attempt has one head, however many nodes its ranks are on. DeepSpeed's launcher forwards no signals and
-can leave ranks behind.
+An attempt has one head, on however many nodes its ranks are. DeepSpeed's launcher forwards no signals and can leave
+ranks behind.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 _SECONDS_TO_LEAVE = 60.0  # for the other ranks, once one has exited with code 0
 _STDOUT, _STDERR = 1, 2
 _CHUNK = 65536  # bytes
-_DELAY_SECONDS = 1.0  # in which a failure becomes known, whose cause is to be shown before what follows from it
+_DELAY_SECONDS = 1.0  # of the log output, so that the cause of a failure is shown before its consequences
 _LOOKS_BETWEEN_PROBES = 5  # of the disk
 _SECONDS_FOR_THE_REST = 5.0  # of the log
 
@@ -101,10 +101,11 @@ def _lost(attempt: Attempt, at_work: Sequence[Agent]) -> bool:
 
 
 class Follower(threading.Thread):
-    """Copies new content of `log` to stdout within the block, in a thread: a blocked terminal blocks nothing.
+    """Copies new content of `log` to stdout within the block, in a thread, so that a blocked terminal blocks nothing
+    else.
 
-    A second late, so that `hold` comes in time. `shown` counts the bytes that were shown. Warns when the disk refuses
-    more log lines.
+    The copy is a second late, so that `hold` comes in time. `shown` counts the bytes that were shown. Warns when the
+    disk refuses more log lines.
     """
 
     def __init__(self, log: Path):
@@ -206,9 +207,11 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
 
 
 class StopRequests:
-    """Turns the first signal to this process or an agent into a request to stop.
+    """Turns the first signal to this process or to an agent into a request to stop.
 
-    `signals` are this process's. `stop_signal` is the signal that the request came from.
+    Attributes:
+        signals: the signals of this process.
+        stop_signal: the signal that the request came from.
     """
 
     def __init__(self, run: Path):

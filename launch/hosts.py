@@ -1,4 +1,4 @@
-"""Ranks on hosts that ssh reaches, as a hostfile lists them."""
+"""Ranks on hosts that ssh reaches, listed in a hostfile."""
 
 import os
 import re

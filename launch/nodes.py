@@ -1,6 +1,6 @@
-"""The nodes of a run, and the head's side of the agents on them.
+"""The nodes of a run, and the head's side of their agents.
 
-On the head's own machine its process does itself what an agent does elsewhere.
+On the head's own machine, the head's process does what an agent does on other nodes.
 """
 
 import json
@@ -20,7 +20,7 @@ _SECONDS_TO_CONNECT, _SECONDS_TO_END, _POLL_SECONDS = 300.0, 90.0, 0.1
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, by its name for ssh or SLURM, and the number of ranks on it."""
+    """A machine: its name for ssh or SLURM, and its number of ranks."""
 
     name: str
     ranks: int
@@ -28,11 +28,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Access:
-    """How the head reaches nodes: through ssh or srun, or because it is on the only one.
+    """How the head reaches nodes: through ssh or srun, or because it runs on the only node.
 
-    `command` gives the command that starts an agent on the node of this name; None on the head's own machine.
-    `environment` is added to the agent's. `head` is the head's address in the network of the nodes, where ssh doesn't
-    tell it. `tries_again`: whether a node that was lost may be reached again at once.
+    Attributes:
+        command: returns the command that starts an agent on the node of a name; None on the head's own machine.
+        environment: variables that are added to the agent's environment.
+        head: the head's address in the network of the nodes, if ssh doesn't tell it.
+        tries_again: True if a lost node may be reached again at once.
     """
 
     command: Callable[[str], list[str]] | None = None
@@ -42,8 +44,8 @@ class Access:
 
 
 class Agent:
-    """One agent, with the last `heartbeats` of its ranks once they have been ended. It has connected once it has told
-    of its `machine`."""
+    """An agent, with the last `heartbeats` of its ranks once they have ended. An agent is connected once it has sent
+    its `machine`."""
 
     def __init__(self, name: str, connection: Connection | NodeProcesses, process: Process | None = None):
         self.name, self.connection, self._process = name, connection, process
@@ -104,8 +106,7 @@ class Agent:
 
 
 class AgentPool:
-    """Starts an agent on each of the nodes `names`, in whose order `agents` are. What it has started ends with the
-    block."""
+    """Starts an agent on each of the nodes `names`; `agents` has the same order. The agents end with the block."""
 
     def __init__(self, names: Sequence[str], access: Access):
         self._access = access

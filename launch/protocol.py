@@ -21,7 +21,8 @@ _LINES_SAID = 3
 
 @dataclass(frozen=True)
 class Machine:
-    """What an agent tells of its node: its address in the network of the nodes, its GPUs, and a free port."""
+    """What an agent reports about its node: the address in the network of the nodes, the number of GPUs, a free
+    port."""
 
     address: str
     gpus: int
@@ -30,10 +31,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Start:
-    """Asks an agent to start `command`, whose environment is changed by `environment`: a program, or ranks.
+    """Asks an agent to start a program, or ranks.
 
-    Events of a program have its `number`. `launcher` is the command that starts the node's `ranks`, before that of a
-    rank. Their output goes to the directory `logs`. `hang_seconds`: the run's `faults.hang_timeout_seconds`.
+    Attributes:
+        command: the command of the program, or of a rank.
+        environment: changes of the environment of `command`.
+        number: the number that events of a program have.
+        launcher: the command before that of a rank, which starts the node's ranks.
+        ranks: the number of ranks.
+        logs: the directory for the output of the ranks.
+        hang_seconds: the run's `faults.hang_timeout_seconds`.
     """
 
     command: list[str]
@@ -48,8 +55,10 @@ class Start:
 class Event(NamedTuple):
     """An agent's report about the processes that it has started.
 
-    `number` is that of a rank or program, or the signal's. `code` is an exit code, negative for a signal that killed.
-    `lines` are the last ones that the rank or program printed, unless `code` is 0, or the reason.
+    Attributes:
+        number: the number of the rank or program, or of the signal.
+        code: the exit code; negative for a signal that killed the process.
+        lines: the last lines that the rank or program printed if it failed; for `refused`, the reason.
     """
 
     kind: Literal[
@@ -69,7 +78,7 @@ class Event(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Whether it is a sign that its rank fails."""
+        """True if the event is a sign that its rank fails."""
         ended_with_error = self.kind == "ended" and self.code not in (0, STOPPED)
         return ended_with_error or self.kind in ("failed", "hung", "left", "wrapper killed")
 

@@ -1,7 +1,7 @@
-"""Wraps each rank under DeepSpeed's launcher: writes the rank's output to its log, and tells its end.
+"""Wraps each rank under DeepSpeed's launcher: writes the rank's output to its log, and reports its end.
 
 It is a script that imports only the standard library, so that it starts in a hundredth of a second. Blocked signals
-stay blocked here and in the rank; a shell would unblock them.
+stay blocked in the wrapper and in the rank; a shell would unblock them.
 """
 
 import contextlib

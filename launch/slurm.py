@@ -65,38 +65,38 @@ class ClusterConfig(Section):
     time: Line | None = None
     """The job's time limit, days-hours:minutes:seconds, unless --time gives another."""
     device: Literal["gpu", "cpu"] = "gpu"
-    """On `cpu`, the job asks for no GPUs, and its ranks are on the CPU."""
+    """`cpu`: the job asks for no GPUs, and its ranks run on the CPU."""
     gpus_per_node: PositiveInt | None = None
-    """The GPUs of a node."""
+    """Number of GPUs of a node."""
     gres: Line | None = None
-    """What a node is asked for instead of `--gpus-per-node`, on clusters that know GPUs only so: `gpu:a100:4`."""
+    """The GPUs to ask for instead of `--gpus-per-node`, on clusters that need it: `gpu:a100:4`."""
     exclusive: bool = True
-    """Whether the job has its nodes to itself. false: ask for `mem` and `cpus_per_task`, too."""
+    """The job has its nodes to itself. false: set `mem` and `cpus_per_task`, too."""
     mem: Line | None = None
-    """Memory of a node: `200G`. null: as the cluster gives it, all of an exclusive node."""
+    """Memory of a node: `200G`. null: the cluster's default; on an exclusive node, all memory."""
     cpus_per_task: PositiveInt | None = None
-    """CPUs of a node: there is one task on each, the agent, whose ranks share them. null: as the cluster gives them."""
+    """CPUs of a node. Each node has one task, the agent, whose ranks share these CPUs. null: the cluster's default."""
     constraint: Line | None = None
     """Features that the nodes must have: `a100&ib`."""
     reservation: Line | None = None
     """SLURM's reservation."""
     mail_type: Line | None = None
-    """The events of the job of which SLURM sends mail: `END,FAIL,REQUEUE`."""
+    """The events of the job for which SLURM sends mail: `END,FAIL,REQUEUE`."""
     mail_user: Line | None = None
-    """Who gets the mail. null: who submits."""
+    """Who gets the mail. null: the user who submits."""
     interface: Line | None = None
-    """The network interface that NCCL and gloo connect through. null: they choose."""
+    """The network interface that NCCL and gloo use. null: they choose."""
     environment: Annotated[dict[str, str], AfterValidator(_named)] = {}
     """Environment variables of the job."""
     modules: list[Line] = []
-    """What `module load` loads."""
+    """The modules that `module load` loads."""
     setup: list[str] = []
-    """Further lines of the batch script, for the shell."""
+    """Further lines of the batch script, in shell."""
     container: list[Line] = []
-    """A command that runs another one in a container, such as `[apptainer, exec, --nv, image.sif]`; it is put before
-    that of each node's agent."""
+    """A command that runs another command in a container, such as `[apptainer, exec, --nv, image.sif]`. It is put
+    before the command of each node's agent."""
     stage: LocalPath | None = None
-    """A directory on a disk of each node, where the corpora of a run are copied first. null: they are read in place."""
+    """A directory on a disk of each node, to which the corpora of a run are copied first. null: off."""
     sbatch: list[Line] = []
     """Further options of sbatch."""
     srun: list[Line] = []
@@ -111,7 +111,7 @@ class ClusterConfig(Section):
 
 @dataclass(frozen=True)
 class Job:
-    """A job of `launch slurm`: what its head does, on how many `nodes`, and how SLURM treats it."""
+    """A job of `launch slurm`: the work of its head, the number of nodes, and SLURM's options."""
 
     head: HeadJob
     nodes: int

@@ -1,6 +1,6 @@
-"""The head of a SLURM job: what its batch script calls on the first node of the allocation.
+"""The head of a SLURM job: the batch script calls it on the first node of the allocation.
 
-It copies corpora to the disks of nodes, trains, or builds a corpus with Ray on each node.
+It copies corpora to the disks of the nodes, and trains, or builds a corpus with Ray on each node.
 """
 
 import contextlib
@@ -44,11 +44,15 @@ _RAY = "from ray.scripts.scripts import main; main()"
 
 @dataclass(frozen=True)
 class HeadJob:
-    """What the head of a job is to do with the file `path`: train if `is_run`, else build a corpus.
+    """What the head of a job does with the file `path`.
 
-    A run has `per_node` ranks on each node. `srun` has further options of srun, `container` is put before what it
-    starts. `stage`: where each node first copies the corpora. `doctor`: whether the doctor examines the nodes first,
-    with `cluster_file`.
+    Attributes:
+        is_run: True: train. False: build a corpus.
+        per_node: number of ranks on each node.
+        srun: further options of srun.
+        container: the command that is put before what srun starts.
+        stage: the directory to which each node first copies the corpora.
+        doctor: True if `launch doctor` checks the nodes first, with `cluster_file`.
     """
 
     path: Path
@@ -108,7 +112,7 @@ def access(nodes: list[Node], srun: list[str], container: list[str], variables: 
     def command(node: str) -> list[str]:
         return [*_on(node), *srun, *container, *PYTHON, "agent"]
 
-    # the way to any other node shows on which of this node's networks the nodes are
+    # the local address that routes to another node of the job
     return Access(command, variables, address_towards(slurm.node_address(nodes[-1].name)))
 
 

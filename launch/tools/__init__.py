@@ -1,1 +1,1 @@
-"""What is used before a launch: the first files, and a check of the machines."""
+"""Tools before a launch: `init` writes the first files, `doctor` checks the machines."""

@@ -1,1 +1,1 @@
-"""`launch doctor`: checks machines before a run, each check in a process and a time limit of its own."""
+"""`launch doctor`: checks machines before a run. Each check has its own process and time limit."""

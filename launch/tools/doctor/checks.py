@@ -1,7 +1,7 @@
-"""The checks of the doctor, what they need to know and have found, and the program that runs one of them.
+"""The checks of `launch doctor`: their settings and findings, and the program that runs one check.
 
 A check is a function of this folder that takes the settings and returns its findings. Its process imports only what the
-check needs, and ends by itself at its time limit, even where it waits for a dead file system or its parent is gone.
+check needs. It ends by itself at its time limit, even if it waits for a dead file system or its parent is gone.
 """
 
 import json
@@ -20,10 +20,12 @@ _LONGEST_ERROR = 200  # characters
 
 @dataclass(frozen=True)
 class Settings:
-    """What a check needs to know: the number of ranks on its node and on all, and what is in the run file.
+    """The settings of a check: the number of ranks on its node and in all, and facts of the run file.
 
-    `locked` is a file that the head holds locked beside the run directory. `tracking` is MLflow's URI, "" where the run
-    file names none, None where MLflow is off. `run_file` is the file and its overrides.
+    Attributes:
+        locked: a file beside the run directory that the head holds locked.
+        tracking: MLflow's URI; "" if the run file sets none, None if MLflow is off.
+        run_file: the run file and its overrides.
     """
 
     ranks_here: int = 1
@@ -39,7 +41,10 @@ class Settings:
 class Finding:
     """One line of a report. An `error` would stop a run; a `warning` makes it slower or less safe.
 
-    `expected` and `remedy` (what to do) are empty where all is well. `node` is empty for what isn't one machine's.
+    Attributes:
+        expected: what the check expected; empty if all is well.
+        remedy: what to do; empty if all is well.
+        node: the name of the machine; empty for a finding of all machines.
     """
 
     check: str
@@ -52,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """How findings name a check, its `function` in this folder, the seconds that it may take, and what to do if it
+    """A check: its name in findings, its `function` in this folder, its time limit in seconds, and what to do if it
     fails."""
 
     title: str

@@ -1,5 +1,5 @@
-"""What one machine checks: installed packages, GPUs, memory that a run shares with everything else there, the run's
-directory, its file with the corpora that it names, and MLflow."""
+"""The checks of one machine: installed packages, GPUs, memory, the run directory, the run file with its corpora,
+MLflow."""
 
 import contextlib
 import fcntl

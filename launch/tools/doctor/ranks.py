@@ -1,6 +1,6 @@
-"""What ranks check together: a sum over all of them, and how DeepSpeed trains. Rank 0 has the findings.
+"""The checks of all ranks together: a sum over the ranks, and DeepSpeed's numerics. Rank 0 has the findings.
 
-RANK and the like are in a rank's environment, as for a rank of a run.
+The environment of a rank has RANK and the like, as in a run.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""`launch init`: what formats the user's text has, what this machine can train, and the files that follow from both."""
+"""`launch init`: finds the format of the user's text and what this machine can train, and writes the files for both."""

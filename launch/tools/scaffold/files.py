@@ -1,4 +1,4 @@
-"""Writes the first corpus file and run file of a user, by the templates beside this, on top of files that ship."""
+"""Writes a user's first corpus file and run file from the templates in this folder. Both extend files that ship."""
 
 import math
 import re
@@ -71,11 +71,16 @@ _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="    ", break_on_hyphens=F
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a user wants to train, and for how long; None: as it suits the rest.
+    """What the user wants to train, and for how long. None: `launch init` chooses.
 
-    - `text`: a path, a glob or a URL of `text_format`; None: the text that ships. `corpus`: a finished corpus instead.
-    - `model`: a file of configs/models. Otherwise a model of `family`, a key of SERIES, and of that `size`.
-    - `objective`: of the corpus that is made. `hours`: the most that training takes.
+    Attributes:
+        text: a path, a glob or a URL of `text_format`; None: the text that ships.
+        corpus: a finished corpus instead of text.
+        model: a file of configs/models.
+        family: a key of SERIES, if there is no `model`.
+        size: a size of the family.
+        objective: the objective of the corpus that is built.
+        hours: the maximum duration of training.
     """
 
     name: str

@@ -60,7 +60,7 @@ def model_named(name: str) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine: the number of its GPUs, what it is called, its FLOP/s in wide matmuls and how they are `known`."""
+    """This machine: its number of GPUs, its name, its FLOP/s in wide matmuls, and how the FLOP/s are `known`."""
 
     gpus: int
     name: str
@@ -94,7 +94,7 @@ def _precision(multiplies_bf16: bool) -> Precision:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """How a model is trained: steps of `batch` rows, each of which takes about `seconds` and has `tokens`."""
+    """A first run: steps of `batch` rows; each step takes about `seconds` and has `tokens`."""
 
     model: str
     config: ModelConfig

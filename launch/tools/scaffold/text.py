@@ -1,4 +1,4 @@
-"""What a user's text is, by its names, first bytes and a sample: formats, columns, the size of a vocabulary."""
+"""Inspects a user's text, by its names, first bytes and a sample: formats, columns, vocabulary size."""
 
 import itertools
 import math
@@ -44,8 +44,13 @@ _CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't tr
 
 @dataclass(frozen=True)
 class Sample:
-    """Texts of a corpus, some 300 kB. `bytes` and `documents`: about how much text all of its files have. `damaged`: a
-    line about each source with damaged records."""
+    """A sample of the texts, some 300 kB.
+
+    Attributes:
+        bytes: about how many bytes of text all files have.
+        documents: about how many documents all files have.
+        damaged: a line about each source with damaged records.
+    """
 
     texts: list[bytes]
     bytes: int
