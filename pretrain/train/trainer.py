@@ -221,7 +221,7 @@ class Trainer:
 
     def _load(self, checkpoint: Path) -> None:
         restore(self.engine, checkpoint)
-        self.engine.unlogged = checkpoint_index.read(checkpoint).unlogged
+        self.engine.unlogged = checkpoint_index.read(checkpoint).train_state.unlogged
         for callback in self.callbacks.values():
             callback.after_load(self, checkpoint)
 

@@ -83,7 +83,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)
-    saver.start(TrainState(STEPS, STEPS * 8))
+    saver.start(TrainState(STEPS, STEPS * 8, []))
     saved = saver.wait()
     assert saved is not None
     assert saved.error is None, saved.error
