@@ -10,9 +10,10 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
-from pretrain.hardware import local_ranks, threads_per_rank
+from pretrain.hardware import threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.heartbeat import beating
+from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
 from pretrain.train.preflight import NOT_FRESH, device_problems, note_death
 from pretrain.train.run_report import RunReport
@@ -38,10 +39,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_seconds, config.faults.start_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    if "RANK" not in os.environ:
+    if not is_launched():
         os.environ |= slurm.rank_environment(os.environ)
     configure_arithmetic(config.compute)
-    own = int(os.environ.get("RANK", "0"))
+    own = rank_environment().rank if is_launched() else 0
     with (
         beating(own),
         watching(own, hang, start, store),
@@ -96,7 +97,7 @@ def build_engine(run: ValidatedRun) -> "Engine":
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     if run.config.wrapper:
         distillation.wrap(model, run.config.wrapper, run.config.precision, communication_device())
-    return Engine(model, run.config)
+    return Engine.initialize(model, run.config)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:
@@ -110,7 +111,7 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
     # unset, each rank has a process for each core of its node, 32 at most
-    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_ranks()))))
+    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_world_size()))))
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32
     torch.backends.cudnn.allow_tf32 = compute.tf32
     if compute.deterministic:

@@ -100,7 +100,7 @@ def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
     config = step_config()
     student = models.build(config.model)
     Distillation(student, random_teacher(vocab_size=VOCABULARY.size), VOCABULARY.size, config.wrapper)
-    engine = Engine(student, config)
+    engine = Engine.initialize(student, config)
     batches = micro_batches()
     targets = sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in batches)
     with torch.no_grad():

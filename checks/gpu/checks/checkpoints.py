@@ -75,7 +75,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
 
     setup = validate(config, 0, 1)
     _begin(config)
-    engine = Engine(construct(config, setup.model), config)
+    engine = Engine.initialize(construct(config, setup.model), config)
     if source:
         restore(engine, source)
     else:
