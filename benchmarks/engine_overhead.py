@@ -58,7 +58,7 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
     from pretrain.engine.engine import Engine
 
     rows = len(batch["labels"])
-    engine, number = Engine(construct(config, config.model), config), iter(range(1, 1 << 30))
+    engine, number = Engine.initialize(construct(config, config.model), config), iter(range(1, 1 << 30))
     return lambda: engine.step(step := next(number), step * rows, [batch])
 
 

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_pipeline.loading.batch_facts import with_facts
-from data_pipeline.loading.prefetch import with_target_indices
+from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.engine import graphs
 from pretrain.engine.optimizers import flat_buffers
 from pretrain.models import layers

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from checks.gpu.runner import ROOT
-from data_pipeline.loading.batch_facts import with_facts
+from data_pipeline.loading.prefetch import with_facts
 from pretrain import models
 from pretrain.engine.construction import prepare_layers
 from pretrain.engine.optimizers import flat_buffers

@@ -102,20 +102,15 @@ def local_gpu(local_rank: int, visible: int) -> int:
     return local_rank
 
 
-def local_ranks() -> int:
-    """The number of ranks on this machine: LOCAL_SIZE of DeepSpeed's launcher, or LOCAL_WORLD_SIZE of torchrun."""
-    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
 def threads_per_rank(local_ranks: int) -> int:
     """CPU threads for each of `local_ranks` processes: the cores that this process may use, divided among them."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
-def rank_threads() -> int:
-    """CPU threads of this rank: OMP_NUM_THREADS, or else its share of the cores."""
+def rank_threads(local_ranks: int) -> int:
+    """CPU threads of one of `local_ranks` processes: OMP_NUM_THREADS, or else its share of the cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks())
+    return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks)
 
 
 def free_port() -> int:

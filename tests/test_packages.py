@@ -179,6 +179,9 @@ def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module
     assert {subpackage(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {
         "pretrain.engine"
     }
+    through_others = re.compile(r"\b(deepspeed_private|versions|gradients)\.deepspeed\b")
+    reaching = {module for module, path in modules().items() if through_others.search(path.read_text())}
+    assert reaching == set()
 
 
 def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():
@@ -229,3 +232,22 @@ def importing(library: str) -> set[str]:
 def test_triton_is_imported_by_the_kernels_alone():
     """It takes time to import, and is there only where PyTorch has CUDA."""
     assert {module.rpartition(".")[0] for module in importing("triton")} == {"pretrain.models.kernels"}
+
+
+def test_the_variables_of_launchers_are_read_in_one_module():
+    """Configs are checked before a process is a rank, and `rank_wrapper` imports nothing."""
+    names = r"\"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\""
+    read = re.compile(rf"environ\.get\({names}|environ\[{names}\](?! = )|{names} (not )?in os\.environ")
+    reading = {module for module, path in modules().items() if read.search(path.read_text())}
+    assert reading - {"pretrain.config.run_config", "launch.rank_wrapper"} == {"pretrain.run.rank_environment"}
+
+
+def test_one_function_of_pretrain_trains_a_run():
+    named = [
+        module
+        for module, path in modules().items()
+        if module.startswith("pretrain.")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef) and node.name == "train"
+    ]
+    assert named == ["pretrain.train.run"]

@@ -100,7 +100,7 @@ class Workload:
             model.load_state_dict(self._weights)
         else:
             self._weights = {name: one.clone() for name, one in model.state_dict().items()}
-        engine: Any = Engine(model, config)
+        engine: Any = Engine.initialize(model, config)
         given = batches or self.batches(int(config.batch.micro_batch_size))
         steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
         taken = 0

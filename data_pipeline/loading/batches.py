@@ -52,7 +52,10 @@ class TrainingBatches(Dataset):
         start = start or StreamState.at(stream, 0, [])
         start.check(stream)
         self._arguments = (stream, layout, start, longest)
-        self._stream, self._layout, self._start, self._longest = stream, layout, start, longest
+        self._stream = stream
+        self._layout = layout
+        self._start = start
+        self._longest = longest
         self._readers = [
             Reader(
                 corpus,

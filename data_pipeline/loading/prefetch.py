@@ -1,4 +1,5 @@
-"""What is made ahead of the step that trains: items by worker processes, the next step, its copy on the accelerator."""
+"""What is made ahead of the step that trains: items by worker processes, the next step, its copy on the accelerator,
+and what is counted of a batch, since on a GPU each count would take some launches."""
 
 import atexit
 import contextlib
@@ -16,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from data_pipeline.foundation.errors import FailedError, StoreError, one_line
 from data_pipeline.foundation.processes import blocked
 from data_pipeline.loading import server
-from data_pipeline.loading.batch_facts import with_facts
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS
 from data_pipeline.loading.shapes import in_few_numbers
 
-Batches = list[dict[str, torch.Tensor]]
+Batch = dict[str, torch.Tensor]
+Batches = list[Batch]
 Item = TypeVar("Item")
 _open: WeakSet[Iterator[Any]] = WeakSet()
 
@@ -166,7 +167,7 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
 
     There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
     that looked for them itself would wait for the device. `in_few_shapes`: there are few numbers of them. And they have
-    the facts of `batch_facts`.
+    their FACTS.
     """
     if device.type != "cuda":
         yield from steps
@@ -192,10 +193,57 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
         yield ahead
 
 
-def with_target_indices(batch: dict[str, torch.Tensor], in_few_shapes: bool = False) -> dict[str, torch.Tensor]:
+def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:
     """The batch with its `target_indices`, pinned where its labels are."""
     labels = batch["labels"]
     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
     if in_few_shapes:
         indices = in_few_numbers(indices, labels)
     return {**batch, "target_indices": indices.pin_memory() if labels.is_pinned() else indices}
+
+
+def label_counts(batch: Batch) -> torch.Tensor:
+    """(labels,) int64: how many labels of each kind count in a batch, in the order of LABELS."""
+    none = batch["labels"].new_zeros(())
+    return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
+
+
+def example_sizes(batch: Batch) -> torch.Tensor:
+    """(6,) int64: examples, their input and target tokens, and the pairs of two inputs, two targets, and one of each.
+
+    The pairs are sums of squares and products of the examples' lengths, which attention takes time for.
+    """
+    ids, labels = batch["encoder_input_ids"], batch["labels"]
+    inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
+    targets = (labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", 1)
+    most = max(ids.size(1), labels.size(1))
+    input_lengths, target_lengths = _lengths(inputs, most), _lengths(targets, most)
+    pairs = (input_lengths**2, target_lengths**2, input_lengths * target_lengths)
+    return torch.stack([counts.sum() for counts in (input_lengths > 0, input_lengths, target_lengths, *pairs)])
+
+
+def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:
+    """(rows, most): tokens of each example of a row, [[1, 1, 1, 2, 2, 0]] -> [[3, 2, 0, …]]."""
+    counts = segments.new_zeros(segments.size(0), most + 1)
+    return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
+
+
+FACTS = {"label_counts": label_counts, "example_sizes": example_sizes}
+"""By the names under which batches on a GPU have them; no model reads these."""
+
+
+def with_facts(batch: Batch) -> Batch:
+    """The batch with its facts, pinned where its labels are."""
+    pinned = batch["labels"].is_pinned()
+    facts = {name: count(batch) for name, count in FACTS.items()}
+    return {**batch, **{name: fact.pin_memory() if pinned else fact for name, fact in facts.items()}}
+
+
+def fact(name: str, batch: Batch) -> torch.Tensor:
+    """A fact of a batch that has it, or of which it is counted now."""
+    return batch[name] if name in batch else FACTS[name](batch)
+
+
+def without_facts(batch: Batch) -> Batch:
+    """What a model reads of a batch."""
+    return {name: tensor for name, tensor in batch.items() if name not in FACTS}

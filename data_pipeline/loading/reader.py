@@ -223,6 +223,7 @@ class Reader:
         damaged: Iterable[int] = (),
     ):
         self.corpus, self.split = corpus, split
+        self._objective = corpus.objective
         self.damaged = dict.fromkeys(damaged, "known")
         self._store = BlockStore(corpus, split, cached)
         self.blocks = self._store.index
@@ -283,7 +284,9 @@ class Reader:
     def _examples(
         self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
     ) -> Examples:
-        rows, parts, objective = inside.tolist(), self.parts(objective), objective or self.corpus.objective
+        rows = inside.tolist()
+        parts = self.parts(objective)
+        objective = objective or self._objective
         if self.corpus.manifest.rows.apply_at == "build":
             return examples_in(blocks, rows)
         whole = rows_in(blocks, rows)
@@ -300,7 +303,8 @@ class Reader:
         values[:, : rows.values.shape[1]] = rows.values[:, : parts * length]
         lengths = np.clip(rows.lengths[:, None] - length * np.arange(parts), 0, length).ravel()
         keys = self._keys(np.repeat(epochs, parts), np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids)))
-        long_enough = np.array([objective.accepts(int(one)) for one in lengths])
+        accepted = {one: objective.accepts(one) for one in set(lengths.tolist())}
+        long_enough = np.array([accepted[one] for one in lengths.tolist()])
         if not long_enough.any():
             return _empty(len(lengths), self._vocabulary.eos)
         cut = Padded(values.reshape(-1, length)[long_enough], lengths[long_enough])
@@ -313,7 +317,8 @@ class Reader:
     def _found(self, ids: np.ndarray) -> tuple[list[Block | None], np.ndarray]:
         """The block of each row, or None if the block is damaged and skipped; (n,): the row's number in its block."""
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
-        return [self._block(number) for number in numbers.tolist()], ids - self.blocks.first_row[numbers]
+        blocks = {number: self._block(number) for number in dict.fromkeys(numbers.tolist())}
+        return [blocks[number] for number in numbers.tolist()], ids - self.blocks.first_row[numbers]
 
     def _block(self, number: int) -> Block | None:
         if number in self.damaged:

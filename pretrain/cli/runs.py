@@ -1,6 +1,5 @@
 """Commands that train, that estimate what a run needs, and that show a run."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +38,7 @@ def train_command(
     from data_pipeline.loading import server
     from pretrain import config as configs
     from pretrain.run import heartbeat, rank_logs
+    from pretrain.run.rank_environment import rank_environment
 
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
@@ -48,7 +48,7 @@ def train_command(
     code = training.train(settings, stop_at_step, fresh)
     # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
-        heartbeat.tell(int(os.environ["RANK"]), "done")
+        heartbeat.tell(rank_environment().rank, "done")
         code = 0
     raise typer.Exit(code)
 

@@ -2,7 +2,6 @@
 the run file."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from pretrain.config.batch import BatchPlan
 from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.memory import freed_at_once
+from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.layers import fuse_linears, not_drawn
 from pretrain.models.model import Head, Model
@@ -214,8 +214,7 @@ def whole_copy(model: Model) -> Model:
 
 def compiles(compute: ComputeSection) -> bool:
     """True if layers are compiled: as configured, else on GPUs."""
-    on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    return on_gpu if compute.compile is None else compute.compile
+    return device_type() == "cuda" if compute.compile is None else compute.compile
 
 
 def recomputed(forward: Forward) -> Forward:

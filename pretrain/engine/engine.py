@@ -9,18 +9,20 @@ import contextlib
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar, cast
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from data_pipeline.loading.batch_facts import fact, without_facts
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
+from data_pipeline.loading.prefetch import fact, without_facts
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
@@ -30,12 +32,11 @@ from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharde
 from pretrain.engine.optimizers.groups import set_rates
 from pretrain.engine.ranks import ranks_by_node
 from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
-from pretrain.engine.totals import Totals
-from pretrain.models.functional.arithmetic import to_device
+from pretrain.models.functional.arithmetic import OnHost, to_device
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
 
-Count = TypeVar("Count", float, Tensor)
+Value = TypeVar("Value", float, Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 
 
@@ -53,47 +54,78 @@ class Outcome(NamedTuple):
     votes: dict[str, bool]
 
 
-class Engine:
-    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients.
+class Totals:
+    """Tables of scalars, by title and name, summed over the ranks in one collective.
 
-    `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are trained.
-    None: the model's own losses are trained.
+    `totals["losses"]`: the sums of a table on the device. `read`: the sums of all tables on the host; only `read` waits
+    for the device. All ranks create one together, with the same names and one dtype.
     """
 
-    def __init__(
-        self,
+    def __init__(self, **tables: Mapping[str, Tensor]):
+        self._names = {title: list(table) for title, table in tables.items()}
+        self._sums = torch.stack([value for table in tables.values() for value in table.values()])
+        dist.all_reduce(self._sums)
+        self._on_host = OnHost(self._sums)
+
+    def __getitem__(self, title: str) -> dict[str, Tensor]:
+        return self._named(self._sums.unbind())[title]
+
+    def read(self) -> dict[str, dict[str, float]]:
+        return self._named(self._on_host.tolist())
+
+    def _named(self, values: Sequence[Value]) -> dict[str, dict[str, Value]]:
+        named, first = {}, 0
+        for title, names in self._names.items():
+            named[title] = dict(zip(names, values[first : first + len(names)], strict=True))
+            first += len(names)
+        return named
+
+
+class Engine:
+    """A model under DeepSpeed. `step` trains on one global batch; `losses` returns losses without gradients."""
+
+    @classmethod
+    def initialize(
+        cls,
         model: nn.Module,
         config: RunConfig,
         optimizer: Optimizer | None = None,
         wrapper: Callable[[nn.Module], nn.Module] | None = None,
-    ):
-        self.config = config
-        self._wrapped = wrapper or (lambda model: model)
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+    ) -> "Engine":
+        """The engine of a model. All ranks call this together.
+
+        `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are
+        trained. None: the model's own losses are trained. Raises FailedError if DeepSpeed doesn't keep weights where
+        they are read.
+        """
+        largest = max(one.numel() for one in model.parameters())
         with contextlib.redirect_stdout(io.StringIO()):
-            self.deepspeed, *_ = deepspeed.initialize(
+            engine, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizer or optimizers.build(model, config.optimizer),
-                config=deepspeed_config(config, self._ranks, max(one.numel() for one in model.parameters())),
+                config=deepspeed_config(config, dist.get_world_size(), largest),
             )
-        self.device: torch.device = self.deepspeed.device
-        self.accelerator = deepspeed.accelerator.get_accelerator()
-        self.module = cast(Model, self.deepspeed.module)
-        for buffer in self.module.buffers():  # DeepSpeed broadcasts only parameters
+        for buffer in engine.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)
-        if isinstance(sharded := self.optimizer, Sharded):
-            layout = deepspeed_private.flat_buffers(self.deepspeed)
-            sharded.attach(layout, dist.group.WORLD, self.device)
-        fragments.check(self.deepspeed)
-        self.times: StepTimes = DeviceTimes() if self.device.type == "cuda" else HostTimes()
-        self._sharded = self.deepspeed.zero_optimization_partition_weights()
-        if self._sharded:
-            self.times.measure_inside(gathered_at_once(self.module, config.compute))
+        if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
+            sharded.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
+        fragments.check(engine)
+        return cls(engine, config, wrapper or (lambda model: model))
+
+    def __init__(self, engine: DeepSpeedEngine, config: RunConfig, wrapper: Callable[[nn.Module], nn.Module]):
+        self.deepspeed = engine
+        self._wrapped = wrapper
+        self.config = config
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self.device: torch.device = engine.device
+        self.accelerator = deepspeed.accelerator.get_accelerator()
+        self.module = cast(Model, engine.module)
+        self._sharded = engine.zero_optimization_partition_weights()
+        self.times: StepTimes | None = None
+        """The times of steps, if `measure_times` has been called."""
         self._local = adds_locally(config, self._ranks)
         self._gradients: Gradients = (
-            LocalGradients(self.deepspeed, config.optimizer.gradient_clipping)
-            if self._local
-            else ReducedByDeepSpeed(self.deepspeed)
+            LocalGradients(engine, config.optimizer.gradient_clipping) if self._local else ReducedByDeepSpeed(engine)
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self.warnings: list[str] = []
@@ -179,7 +211,7 @@ class Engine:
 
     def training_losses(self, batch: Batch) -> Losses:
         """The model's losses of a micro-batch in training, with dropout and its wrapper."""
-        with contextlib.nullcontext() if self._local or self._sharded else self.times.computing():
+        with self._timed(not (self._local or self._sharded)):
             return self._trained_model(**self._inputs(batch))
 
     @property
@@ -242,6 +274,11 @@ class Engine:
         """The optimizer that DeepSpeed's wraps. Its state is by flat buffer."""
         return deepspeed_private.wrapped(self.deepspeed)
 
+    @property
+    def own_elements(self) -> int:
+        """The number of fp32 weights that this rank updates."""
+        return sum(fragment.size for fragment in fragments.fragments(self.deepspeed))
+
     def flat_buffers(self) -> list[FlatBuffer] | None:
         """The flat fp32 buffers that the optimizer updates on this rank; None if some are on NVMe."""
         buffers = deepspeed_private.flat_buffers(self.deepspeed)
@@ -258,6 +295,13 @@ class Engine:
         some are on NVMe."""
         return deepspeed_private.local_weights(self.deepspeed)
 
+    def measure_times(self) -> StepTimes:
+        """Measures how long this rank computes in each step from now on."""
+        self.times = DeviceTimes() if self.device.type == "cuda" else HostTimes()
+        if self._sharded:
+            self.times.measure_inside(gathered_at_once(self.module, self.config.compute))
+        return self.times
+
     @contextlib.contextmanager
     def measured(self) -> Iterator[StepNorms]:
         """Within the block, measures the norms of the step that is taken there."""
@@ -272,8 +316,12 @@ class Engine:
 
     def _micro_batch(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
         """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses."""
-        with self.times.computing() if self._local else contextlib.nullcontext():
+        with self._timed(self._local):
             return (self._graphs or self._computed)(self._inputs(batch), counted, first, last)
+
+    def _timed(self, alone: bool) -> AbstractContextManager[None]:
+        """Encloses a part of the step, which is timed if this rank is `alone` in it: it waits for no other."""
+        return self.times.computing() if self.times and alone else contextlib.nullcontext()
 
     def _computed(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
         """The same, one operation after the other; captured, if there are graphs."""
@@ -298,7 +346,8 @@ class Engine:
     def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
         """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
         rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
-        return _dropout_seed(self.config.run.seed, step, position + (rank * batches + number) * rows)
+        key = f"{self.config.run.seed}/dropout/{step}/{position + (rank * batches + number) * rows}"
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
     def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
         """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
@@ -338,11 +387,6 @@ def _summed(losses: Losses) -> dict[str, Tensor]:
     return {name: values.sum() for name, values in losses.items()}
 
 
-def _count(counted: dict[str, Count], name: str) -> Count:
+def _count(counted: dict[str, Value], name: str) -> Value:
     """The number of labels that a loss is averaged over: those of its name, or else the targets."""
     return counted.get(name, counted["labels"])
-
-
-def _dropout_seed(seed: int, step: int, first: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/dropout/{step}/{first}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -55,7 +55,9 @@ class LocalGradients:
     """
 
     def __init__(self, engine: DeepSpeedEngine, clip_norm: float):
-        self.model, self.scale, self.norm = engine.module, 1.0, math.inf
+        self.model = engine.module
+        self.scale = 1.0
+        self.norm = math.inf
         self._engine, self._clip_norm = engine, clip_norm or math.inf
         self._ranks, rank = dist.get_world_size(), dist.get_rank()
         self._parameters: list[Tensor] = []

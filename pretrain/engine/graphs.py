@@ -102,7 +102,9 @@ class GraphedMicroBatches:
     """
 
     def __init__(self, body: Body, module: nn.Module, recorder: Recorder, warn: Callable[[str], None]):
-        self._body, self._recorder, self._warn = body, recorder, warn
+        self._body = body
+        self._recorder = recorder
+        self._warn = warn
         self._captured: dict[Hashable, tuple[list[Tensor], Callable[[], Sums]]] = {}
         self._seen: Counter[Hashable] = Counter()
         self._most, self._told = MOST, False

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.processes import available_memory, total_memory
-from pretrain.hardware import device_type, local_ranks
+from pretrain.hardware import device_type
+from pretrain.run.rank_environment import local_world_size
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -32,14 +33,14 @@ class DeviceMemory:
     def free(self) -> int:
         """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
-            return available_memory() // local_ranks()
+            return available_memory() // local_world_size()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._cuda)[0]
 
     def total(self) -> int:
         """How much memory there is for this rank, free or not."""
         if self._cuda is None:
-            return total_memory() // local_ranks()
+            return total_memory() // local_world_size()
         return torch.cuda.mem_get_info(self._cuda)[1]
 
     def allocated(self) -> int:

@@ -239,7 +239,7 @@ def _engine(config: RunConfig) -> Iterator[Engine]:
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         model.fill()
     prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
-    engine = Engine(model, config, optimizer=sgd(model))
+    engine = Engine.initialize(model, config, optimizer=sgd(model))
     yield engine
     engine.close()
 

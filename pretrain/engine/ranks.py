@@ -21,12 +21,11 @@ from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.foundation.json_file import adapter
 from pretrain.engine.memory import keep_freed_memory
-from pretrain.hardware import ACCELERATOR, device_type, free_port, local_gpu, rank_threads
+from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
+from pretrain.run.rank_environment import LOOPBACK, RankEnvironment, be_the_only_rank, is_launched, rank_environment
 
 T = TypeVar("T")
-_LOOPBACK = "127.0.0.1"
-_OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _of_threads: list[dist.ProcessGroup] = []
 _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
 
@@ -45,19 +44,24 @@ def process_group(
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
     there ends at once instead, with the code that it would have ended with.
     """
-    _environment_of_one_process()
+    # matrix products then sum in the same order whatever the alignment of their operands
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    if not is_launched():
+        be_the_only_rank()
+    here = rank_environment()
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
     on_gpu = kind == "cuda"
     if on_gpu:
         # DeepSpeed reads it as the number of the GPU. Where each rank sees just one, all have 0: see `ranks_by_node`.
-        os.environ["LOCAL_RANK"] = str(local_gpu(int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()))
+        gpu = local_gpu(here.local_rank, torch.cuda.device_count())
+        os.environ["LOCAL_RANK"] = str(gpu)
     else:
         keep_freed_memory()
         # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
         torch.set_flush_denormal(True)  # before there are other threads, which take it over
-    torch.set_num_threads(cpu_threads or rank_threads())
+    torch.set_num_threads(cpu_threads or rank_threads(here.local_world_size))
     if on_gpu and bind_cores:
-        bind_to(cores_beside(_pci_address(int(os.environ["LOCAL_RANK"]))))  # before there are other threads
+        bind_to(cores_beside(_pci_address(gpu)))  # before there are other threads
     import deepspeed  # chooses its accelerator now, by the environment
 
     from pretrain.engine import deepspeed_private, versions  # import it too
@@ -70,13 +74,13 @@ def process_group(
     # longer than the watchdog's limit, since the watchdog reports more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()
-    with _store_on_loopback(timeout) as store:
+    with _store_on_loopback(here, timeout) as store:
         deepspeed.init_distributed(timeout=timeout)
     if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # where NCCL communicates
+        torch.cuda.set_device(gpu)  # where NCCL communicates
     rank = dist.get_rank()
     if dist.get_world_size() > 1:
-        watchdog.share(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
+        watchdog.share(dist.TCPStore(here.master_addr, here.master_port, timeout=timeout))
     try:
         yield rank, dist.get_world_size()
     except BaseException as error:
@@ -86,20 +90,24 @@ def process_group(
 
 
 @contextlib.contextmanager
-def _store_on_loopback(timeout: timedelta) -> Iterator[dist.TCPStore | None]:
+def _store_on_loopback(here: RankEnvironment, timeout: timedelta) -> Iterator[dist.TCPStore | None]:
     """Has the store, where ranks meet, listen for this machine alone if all ranks are on it. Yields its server, if it
     is in this process.
 
     PyTorch's own would listen on all interfaces, and it asks nobody for a token.
     """
-    ours = os.environ["MASTER_ADDR"] == _LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
-    if not ours or os.environ["RANK"] != "0":
+    ours = here.master_addr == LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
+    if not ours or here.rank:
         yield None
         return
-    port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
-    listener = socket.create_server((_LOOPBACK, port), backlog=ranks + 16)
+    listener = socket.create_server((LOOPBACK, here.master_port), backlog=here.world_size + 16)
     server = dist.TCPStore(
-        _LOOPBACK, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        LOOPBACK,
+        here.master_port,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
     os.environ[_STORE_EXISTS] = "True"
     try:
@@ -296,19 +304,5 @@ def communication_device(group: dist.ProcessGroup | None = None) -> torch.device
 def _pci_address(gpu: int) -> str:
     """Where a visible GPU is on the PCI bus: 0000:17:00.0; "" if PyTorch doesn't say. Makes no context on it."""
     found: Any = torch.cuda.get_device_properties(gpu)  # PyTorch's stubs lack these
-    domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
-    return "" if None in (domain, bus, device) else f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def _environment_of_one_process() -> None:
-    # matrix products then sum in the same order whatever the alignment of their operands
-    os.environ.setdefault("MKL_CBWR", "AUTO")
-    if "RANK" in os.environ:
-        if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
-            raise UserError(
-                f"RANK is set, but not {', '.join(lacking)}: a launcher sets all of them; without one, unset RANK"
-            )
-        return
-    # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
-    single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": _LOOPBACK}
-    os.environ |= {**single, "MASTER_PORT": str(free_port())}
+    ids: list[Any] = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return "" if None in ids else "{:04x}:{:02x}:{:02x}.0".format(*ids)

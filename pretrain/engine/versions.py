@@ -1,4 +1,5 @@
-"""The versions of DeepSpeed that the tests have passed with: docs/reference/deepspeed.md."""
+"""The versions of DeepSpeed that the tests have passed with (docs/reference/deepspeed.md), and what the installed
+version can do."""
 
 import deepspeed
 
@@ -25,6 +26,16 @@ def supported() -> str:
 def is_tested() -> bool:
     """True if the installed version of DeepSpeed is in the tested range."""
     return _numbers(OLDEST) <= _numbers(deepspeed.__version__) <= _numbers(NEWEST)
+
+
+def was_built_with(extension: str) -> bool:
+    """True if DeepSpeed was installed with this extension."""
+    return bool(deepspeed.git_version_info.installed_ops.get(extension))
+
+
+def can_build_async_io() -> bool:
+    """True if the extension with which DeepSpeed reads NVMe is built or can be built."""
+    return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def lineage(checkpoint: Path) -> Lineage:
     """Where `checkpoint` comes from: from its files, and from its run and corpora if they are there."""
     index = checkpoint_index.read(checkpoint)
     config = _run_file(checkpoint)
-    known = Lineage(average_of=index.identity.get(AVERAGE_OF), step=index.step, rows=index.position)
+    known = Lineage(average_of=index.identity.get(AVERAGE_OF), step=index.step, rows=index.train_state.position)
     if config is None:
         return replace(known, missing_corpora=len(index.consumed))
     consumed = zip(config.data.train, index.consumed, strict=False)

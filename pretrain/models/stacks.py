@@ -120,7 +120,8 @@ class Stack(nn.Module):
         window: Callable[[int], Window] = before_only,
     ):
         super().__init__()
-        self.num_heads, self.d_kv, self.widening = settings.heads.num_heads, settings.heads.d_kv, config.widening
+        self.num_heads, self.d_kv = settings.heads.num_heads, settings.heads.d_kv
+        self.widening = config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.position_kind = getattr(config, "positions", "rotary")
         self.positions: LearnedPositions | None = None
@@ -199,7 +200,6 @@ class Encoder(Stack):
         keys, given = past_length + queries, self.given_positions(inputs, past_length)
         positions = positions_from(past_length, queries, x.device, given)
         x = self.add_positions(x, positions)
-
         masks = self.masks(
             x,
             keys,
@@ -288,6 +288,7 @@ class EncoderDecoder(Model):
     ):
         super().__init__()
         self.config = config
+        self.start_id = config.decoder_start_id
         self.embedding = embedding
         self.encoder = encoder
         self.decoder = decoder
@@ -316,8 +317,8 @@ class EncoderDecoder(Model):
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
-            start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
-            decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
+            segments = inputs.decoder_segment_ids
+            decoder_input_ids = shift_right(labels, self.start_id, segments, self.config.pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices, loss)}

@@ -4,7 +4,9 @@ import math
 import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeInt
 
 from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError
@@ -55,12 +57,17 @@ class TrainState:
     `callbacks`: what each callback keeps, by its name.
     """
 
-    step: int = 0
-    position: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
+    step: NonNegativeInt
+    position: Annotated[int, Field(ge=0, lt=2**62)]
+    skipped: list[Skipped]
     health: Health = field(default_factory=Health)
     unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls) -> "TrainState":
+        """The progress before the first step."""
+        return cls(step=0, position=0, skipped=[])
 
 
 @dataclass(frozen=True)

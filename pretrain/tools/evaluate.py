@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import shutil
 import sys
 import textwrap
@@ -37,6 +36,7 @@ from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
 from pretrain.evaluate.prompt_format import FORMS, PromptFormat
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
+from pretrain.run.rank_environment import is_launched
 
 _HANG_SECONDS = 1800.0
 
@@ -109,7 +109,7 @@ def opened_checkpoint(checkpoint: Path, batch_size: int) -> Iterator[Session]:
     """`checkpoint` on the ranks that a launcher started; a process by itself needs no process group."""
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     alone = contextlib.nullcontext((0, 1))
-    with process_group(None, _HANG_SECONDS) if "RANK" in os.environ else alone as (rank, ranks):
+    with process_group(None, _HANG_SECONDS) if is_launched() else alone as (rank, ranks):
         trained = TrainedModel.open(checkpoint, together=ranks > 1).on_best_device()
         yield Session(trained, config, rank, ranks, batch_size)
 

@@ -53,6 +53,9 @@ class Callback:
     def after_load(self, trainer: "Trainer", checkpoint: Path) -> None:
         """Called after the weights and the optimizer state of a checkpoint are loaded."""
 
+    def before_save(self, trainer: "Trainer") -> None:
+        """Called after the step whose state is saved next."""
+
     def after_save(self, trainer: "Trainer", saved: Saved) -> None:
         """Called after a checkpoint has been written, or could not be written (`saved.error`)."""
 

@@ -23,17 +23,15 @@ from pydantic import PositiveInt
 
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.loading.batch_facts import with_facts
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch, TrainingBatches
-from data_pipeline.loading.prefetch import with_target_indices
+from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from data_pipeline.packing.examples import width_of
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
 from pretrain.engine.checkpoint.memory import memory_bytes
 from pretrain.engine.construction import adds_locally, compiles, forget_compiled
 from pretrain.engine.engine import Engine
-from pretrain.engine.fragments import fragments
 from pretrain.engine.memory import SAFE, DeviceMemory
 from pretrain.engine.ranks import least, most, on_rank_0, ranks_by_node
 from pretrain.train.validate import ValidatedRun
@@ -184,7 +182,7 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
     """Bytes that this rank will allocate besides rows: the optimizer's state, in the first step. On a CPU also the copy
     from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them. On a
     GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
-    elements = sum(fragment.size for fragment in fragments(engine.deepspeed))
+    elements = engine.own_elements
     copied = _TEMPORARY * elements if engine.device.type == "cuda" and engine.in_few_shapes else 0
     if engine.device.type == "cpu":
         copied += copy_bytes(engine)

@@ -126,17 +126,15 @@ def _compiles_for_gpus() -> bool:
     return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
 
 
-def _was_built(extension: str) -> bool:
-    """True if DeepSpeed was installed with this extension."""
-    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
-    from pretrain.engine import deepspeed_private
-
-    return bool(deepspeed_private.deepspeed.git_version_info.installed_ops.get(extension))
-
-
 def _reads_asynchronously() -> bool:
-    """True if DeepSpeed's async_io extension is built or can be built."""
     # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
-    from pretrain.engine import deepspeed_private
+    from pretrain.engine import versions
 
-    return deepspeed_private.deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)
+    return versions.can_build_async_io()
+
+
+def _was_built(extension: str) -> bool:
+    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    from pretrain.engine import versions
+
+    return versions.was_built_with(extension)

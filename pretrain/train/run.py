@@ -10,8 +10,9 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
-from pretrain.hardware import local_ranks, threads_per_rank
+from pretrain.hardware import threads_per_rank
 from pretrain.run import rank_logs, slurm, status
+from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
 from pretrain.train.preflight import NOT_FRESH, device_problems, note_death
 from pretrain.train.run_report import RunReport
@@ -37,10 +38,10 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    if "RANK" not in os.environ:
+    if not is_launched():
         os.environ |= slurm.rank_environment(os.environ)
     configure_arithmetic(config.compute)
-    own = int(os.environ.get("RANK", "0"))
+    own = rank_environment().rank if is_launched() else 0
     with (
         watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
@@ -94,7 +95,7 @@ def build_engine(run: ValidatedRun) -> "Engine":
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper
     wrapper = distillation.load(section, run.config.precision, communication_device()) if section else None
-    return Engine(model, run.config, wrapper=wrapper)
+    return Engine.initialize(model, run.config, wrapper=wrapper)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:
@@ -108,7 +109,7 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
     # unset, each rank has a process for each core of its node, 32 at most
-    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_ranks()))))
+    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_world_size()))))
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32
     torch.backends.cudnn.allow_tf32 = compute.tf32
     if compute.deterministic:

@@ -10,9 +10,9 @@ import time
 import torch
 from torch import Tensor
 
-from data_pipeline.loading.batch_facts import example_sizes
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
+from data_pipeline.loading.prefetch import example_sizes
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_of_device

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from data_pipeline.foundation.errors import StoreError
@@ -22,6 +23,7 @@ from pretrain.engine.checkpoint.engine_state import restore
 from pretrain.engine.checkpoint.tensors import verify_together
 from pretrain.engine.construction import keys_against_adding
 from pretrain.engine.engine import Engine, Outcome
+from pretrain.models.model import Model
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.train import micro_batch
@@ -58,7 +60,6 @@ class Trainer:
         self.report = report
         self.engine = engine
         self.callbacks = callbacks
-        self.outline = models.outline(run.model)  # the model on the meta device, with whole shapes
         self.state = run.train_state
         self.before = run.train_state
         self.waited = 0.0
@@ -116,7 +117,6 @@ class Trainer:
                     votes[name] = votes.get(name, False) or vote
                 callback.before_step(self)
                 stack.enter_context(callback.during_step(self))
-            stack.enter_context(self.engine.times.step())
             self.outcome = self.engine.step(before.step, before.position, self.micro_batches, votes)
         watchdog.step_done()
         self._tell_warnings()
@@ -145,7 +145,13 @@ class Trainer:
             callback.before_steps(self)
         watchdog.starting()  # the loader's processes start now
         watchdog.mark(start.step)
-        return self.engine.times.loading(on_device(self._lookahead or loaded, self.engine.device, in_few_shapes))
+        steps = on_device(self._lookahead or loaded, self.engine.device, in_few_shapes)
+        return self.engine.times.loading(steps) if self.engine.times else steps
+
+    @cached_property
+    def outline(self) -> Model:
+        """The model on the meta device, with whole shapes."""
+        return models.outline(self.run.model)
 
     @property
     def step(self) -> int:
@@ -221,7 +227,7 @@ class Trainer:
 
     def _load(self, checkpoint: Path) -> None:
         restore(self.engine, checkpoint)
-        self.engine.unlogged = checkpoint_index.read(checkpoint).unlogged
+        self.engine.unlogged = checkpoint_index.read(checkpoint).train_state.unlogged
         for callback in self.callbacks.values():
             callback.after_load(self, checkpoint)
 

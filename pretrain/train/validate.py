@@ -172,7 +172,7 @@ def validate(
     if problems:
         raise UserError("\n".join(problems))
     directory, init_from = Path(config.run.directory), config.checkpoint.init_from
-    train_state = state_of(directory, resume) if resume else TrainState()
+    train_state = state_of(directory, resume) if resume else TrainState.new()
     return ValidatedRun(
         config=config,
         training=training,
@@ -184,7 +184,7 @@ def validate(
         directory=directory,
         initial_weights=checkpoint_in(Path(init_from)) if init_from else None,
         train_state=train_state,
-        stream=_stream(config, training, TrainState()),
+        stream=_stream(config, training, TrainState.new()),
         identity=identity(config, model, training),
         finished=train_state.step >= config.run.max_steps and status.read(directory).state == "finished",
     )
@@ -238,7 +238,7 @@ def _differences_from_resumed(
     if problems := saved.differences(identity(config, model, training)):
         by = "data.mixing" if config.data.mixing else "data.weights_of" if config.data.weights_of == "tokens" else ""
         return [_OF_WEIGHTS.sub(rf"\g<0> (by {by})", line) for line in problems] if by else problems
-    problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.position)
+    problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.train_state.position)
     found = f"the checkpoint of step {saved.step} is inconsistent: {problem}; {checkpoint_index.ANOTHER_RUN}"
     return [found] if problem else []
 

@@ -1,14 +1,33 @@
 """The way of a training step through the code."""
 
-from checks.walk import files, walk
+import re
+
+import pytest
+
+from checks.walk import ROOT, files, walk
 from tests.pretrain.runs import run_file
 
-MOST = 48
+FILES, FUNCTIONS = 38, 199  # the most
 
 
-def test_a_steady_step_runs_few_files(small_corpus, tmp_path):
+@pytest.fixture(scope="module")
+def found(small_corpus, tmp_path_factory):
     """A step that logs, saves and evaluates nothing."""
-    path = run_file(tmp_path, small_corpus, stage=1, checkpoint={"every_steps": 100}, tracking={"mlflow": None})
-    found = walk(str(path), [], step=6)
+    folder = tmp_path_factory.mktemp("walk")
+    path = run_file(folder, small_corpus, stage=1, checkpoint={"every_steps": 100}, tracking={"mlflow": None})
+    return walk(str(path), [], step=6)
+
+
+def test_a_steady_step_runs_few_files_and_functions(found):
     assert "pretrain/train/trainer.py" in files(found)
-    assert len(files(found)) <= MOST, "\n".join(files(found))
+    assert len(files(found)) <= FILES, "\n".join(files(found))
+    assert len(found["calls"]) <= FUNCTIONS, "\n".join(f"{file}: {name}" for file, name, _ in found["calls"])
+
+
+def test_the_page_of_the_engine_lists_the_files_of_a_step_in_their_order(found):
+    """The first two run before it, and the family is that of the run."""
+    page = (ROOT / "docs/explanation/engine.md").read_text().partition("## The way of a step")[2]
+    listed = re.findall(r"(?m)^\| `(\S+\.py)` \|", page.partition("\n## ")[0])
+    assert len(listed) == 10
+    assert all((ROOT / file).exists() for file in listed)
+    assert set(listed[2:]) <= set(files(found))

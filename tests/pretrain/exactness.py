@@ -125,7 +125,7 @@ def difference(case: Case, steps: int) -> float:
 
     zero = {"offload_optimizer": {"device": "cpu"}} if case.offload else {}
     settings = config(case.model, case.optimizer, steps, case.stage, case.precision, **zero)
-    engine = Engine(build(settings), settings)
+    engine = Engine.initialize(build(settings), settings)
     layout = own_layout(ROWS // dist.get_world_size() // 2)
     own = (own_rows(layout, global_batch(settings, step)) for step in range(steps))
     losses = [engine.step(step, step * ROWS, batches).loss for step, batches in enumerate(own)]

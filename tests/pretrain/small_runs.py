@@ -49,7 +49,7 @@ def engine_of(config: RunConfig) -> Any:
     from pretrain.engine.construction import construct  # DeepSpeed asks the rank's environment for its device
     from pretrain.engine.engine import Engine
 
-    return Engine(construct(config, config.model), config)
+    return Engine.initialize(construct(config, config.model), config)
 
 
 def own_layout(micro_batch: int = 2) -> BatchLayout:

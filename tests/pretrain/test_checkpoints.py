@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,10 +21,10 @@ from safetensors.torch import load_file
 
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import read_manifest
-from data_pipeline.foundation.atomic import sha256, temporary_path
+from data_pipeline.foundation.atomic import fingerprint, sha256, temporary_path
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.loading.stream import Stream, flat
+from data_pipeline.loading.stream import Skipped, Stream, flat
 from launch.attempts import Run, launch_local
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
@@ -35,6 +36,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel, average, save_weigh
 from pretrain.engine.optimizers import AVERAGE
 from pretrain.models import build
 from pretrain.run import watchdog
+from pretrain.run.train_state import Health, TrainState
 from pretrain.train.validate import validate
 from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
@@ -42,6 +44,8 @@ from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import losses, run_file, train, train_each, train_ranks
 from tests.tables import each
+
+BLOCK = Skipped("a corpus", "shards/train/shard-00000.tar", 512, "sha256 differs")
 
 
 def test_a_file_is_read_by_safetensors_and_has_the_sha256_that_was_computed_on_the_way(tmp_path):
@@ -278,6 +282,22 @@ def test_a_refusal_to_resume_names_a_key_of_the_run_file_and_the_ways_out(finish
     assert f"the checkpoint of step 12 is of another run: {line}; {WAYS_OUT}" in told
     keys = [one.split(": ")[1].split()[0] for one in told]
     assert set(keys) <= flat(changed.model_dump()).keys()
+
+
+def test_the_keys_of_the_train_state_stand_beside_the_others_in_an_index(finished, tmp_path):
+    """Checkpoints of before lack the later ones."""
+    written = json.loads((newest(finished.parent / "run") / checkpoint_index.INDEX).read_text())
+    known = {one.name for one in fields(TrainState)}
+    assert known <= written.keys()
+    earlier = {
+        key: value for key, value in written.items() if key not in ("checksum", "health", "unlogged", "callbacks")
+    }
+    earlier |= {"step": 7, "position": 5, "consumed": [5], "skipped": [asdict(BLOCK)]}
+    (tmp_path / checkpoint_index.INDEX).write_text(json.dumps({**earlier, "checksum": fingerprint(earlier)}))
+    found = checkpoint_index.read(tmp_path)
+    assert found.train_state == TrainState(7, 5, [BLOCK], Health(), {}, {})
+    found.write(tmp_path)
+    assert json.loads((tmp_path / checkpoint_index.INDEX).read_text()).keys() == written.keys()
 
 
 def test_a_corpus_with_other_content_is_named_by_its_key(finished):

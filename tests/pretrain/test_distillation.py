@@ -100,7 +100,7 @@ def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
     config = step_config()
     student = models.build(config.model)
     teacher = random_teacher(vocab_size=VOCABULARY.size)
-    engine = Engine(
+    engine = Engine.initialize(
         student, config, wrapper=lambda model: Distillation(model, teacher, VOCABULARY.size, config.wrapper)
     )
     batches = micro_batches()

@@ -149,7 +149,7 @@ def buffer_after_initialize(stage: int) -> list[float]:
 
     model = ExactModel()
     model.inputs.fill_(dist.get_rank() + 1 / 3)
-    engine = Engine(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
+    engine = Engine.initialize(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
     found = engine.deepspeed.module.inputs
     engine.close()
     return [found.dtype == torch.float32, *found.unique().tolist()]

@@ -39,7 +39,7 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
     from pretrain.engine.engine import Engine
 
     config = run_config(stage, model, compute={"cuda_graphs": graphs}, **changes)
-    engine = Engine(construct(config, config.model), config)
+    engine = Engine.initialize(construct(config, config.model), config)
     layout, weights = own_layout(ROWS // dist.get_world_size() // 2), [*engine.module.parameters()]
     outcomes, measured = [], torch.empty(0)
     for step in range(STEPS):

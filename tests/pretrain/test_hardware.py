@@ -10,8 +10,9 @@ from data_pipeline.foundation.errors import UserError
 from launch.agent import ranks_environment
 from pretrain import hardware
 from pretrain.engine import ranks
-from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, local_ranks, rank_threads
+from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, rank_threads
 from pretrain.run import environment
+from pretrain.run.rank_environment import local_world_size
 from tests.tables import each
 
 
@@ -120,12 +121,12 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     for gpus in (0, 8):
         assert ranks_environment(gpus, ranks=8)["OMP_NUM_THREADS"] == "5"
-    assert rank_threads() == 5
+    assert rank_threads(local_world_size()) == 5
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert rank_threads() == 16 // local_ranks()
     for name, number in (("LOCAL_WORLD_SIZE", 3), ("LOCAL_SIZE", 2)):
         monkeypatch.setenv(name, str(number))
-        assert local_ranks() == number
+        assert local_world_size() == number
+        assert rank_threads(local_world_size()) == 16 // number
 
 
 @each(

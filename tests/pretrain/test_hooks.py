@@ -464,7 +464,7 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
     rows = {row.step: row.metrics for row in read_metrics(tmp_path / "run")}
     saved = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000002")
-    ((name, state),) = saved.callbacks.items()
+    ((name, state),) = saved.train_state.callbacks.items()
     assert name == "my_package.callback:Patience"
     assert state["average"] == pytest.approx(rows[2]["train/average_loss"])
     assert state["average"] == pytest.approx(0.9 * rows[1]["train/loss"] + 0.1 * rows[2]["train/loss"])

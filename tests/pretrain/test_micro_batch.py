@@ -76,7 +76,7 @@ def chosen_with(
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
-    engine = Engine(construct(run.config, run.model), run.config)
+    engine = Engine.initialize(construct(run.config, run.model), run.config)
     tried: list[tuple[int, int, int]] = []
 
     def peak(passes: partial[None]) -> int:

@@ -17,10 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from data_pipeline.loading.batch_facts import FACTS, fact, with_facts
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import with_target_indices
+from data_pipeline.loading.prefetch import FACTS, fact, with_facts, with_target_indices
 from pretrain import models
 from pretrain.engine import optimizers
 from pretrain.engine.construction import adds_locally, deepspeed_config, keys_against_adding
@@ -219,13 +218,13 @@ def test_a_key_that_leaves_gradients_to_deepspeed_is_named(small_corpus, tmp_pat
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
     from deepspeed.accelerator import get_accelerator
 
-    from pretrain.engine.ranks import _environment_of_one_process
+    from pretrain.run.rank_environment import be_the_only_rank
 
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "")  # so that they are as before after this test
         monkeypatch.delenv(name)
     monkeypatch.setattr(subprocess, "Popen", None)
-    _environment_of_one_process()
+    be_the_only_rank()
     assert get_accelerator().device_count() == 1
 
 

@@ -65,7 +65,7 @@ def trained(
     faults = {"replay_every_steps": every}
     config = run_config(stage, model, zero, precision=precision, batch=batch, compute=compute, faults=faults)
     torch.manual_seed(0)
-    engine = Engine(models.build(config.model), config)
+    engine = Engine.initialize(models.build(config.model), config)
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
     trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(ranks=ranks))
     trainer.report = SimpleNamespace(machines=[environment.this_machine(*range(ranks))])

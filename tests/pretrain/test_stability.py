@@ -171,7 +171,7 @@ def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, sc
     run = folder / "spiking/run"
     (rewind,) = json.loads((run / "rewinds.json").read_text())
     assert (rewind["step"], rewind["position"], rewind["to"], rewind["spike_step"]) == (12, 192, 208, 13)
-    assert checkpoint_index.read(run / "checkpoints/step-00000016").position == 17 * ROWS
+    assert checkpoint_index.read(run / "checkpoints/step-00000016").train_state.position == 17 * ROWS
 
 
 def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(folder, told, small_corpus, schedule):
@@ -204,4 +204,4 @@ def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, 
     own, long_spans = ([row for rows in found for row in rows] for found in (schedule, firsts))
     assert [row for _, rows in taken for row in rows] == long_spans[:80] + own[80:104]
     index = checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006")
-    assert (index.position, index.consumed) == (104, [104])
+    assert (index.train_state.position, index.consumed) == (104, [104])

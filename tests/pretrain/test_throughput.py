@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline.loading.batch_facts import example_sizes
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
+from data_pipeline.loading.prefetch import example_sizes
 from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder

@@ -126,9 +126,9 @@ def test_a_damaged_block_stops_a_run_or_is_passed_over(small_corpus, tmp_path):
     assert train_ranks(path, 2, "data.on_damage=skip", stop=7) == [75, 75]
     skipping = train(path, "data.on_damage=skip")
     index = checkpoint_index.read(tmp_path / "run/checkpoints/step-00000008")
-    assert index.position == 128
-    assert len(index.skipped) >= 2
-    assert all(one.shard.startswith("shards/train/") for one in index.skipped)
+    assert index.train_state.position == 128
+    assert len(index.train_state.skipped) >= 2
+    assert all(one.shard.startswith("shards/train/") for one in index.train_state.skipped)
     (metrics,) = [row.metrics for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
     assert math.isnan(metrics["validation/small/loss"])
     rows = open_corpus(corpus).rows("validation")

@@ -75,7 +75,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
 
     setup = validate(config, 0, 1)
     _begin(config)
-    engine = Engine(construct(config, setup.model), config)
+    engine = Engine.initialize(construct(config, setup.model), config)
     if source:
         restore(engine, source)
     else:
@@ -83,7 +83,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
         for step, batches in enumerate(loader):
             assert engine.step(step, step * 8, batches).applied
     saver = Saver(engine, setup.origin)
-    saver.start(TrainState(STEPS, STEPS * 8))
+    saver.start(TrainState(STEPS, STEPS * 8, []))
     saved = saver.wait()
     assert saved is not None
     assert saved.error is None, saved.error

@@ -43,7 +43,9 @@ def _version(package: str) -> str | None:
 
 
 def _deepspeed_computes_on(device: str) -> bool:
-    from pretrain.engine.versions import check_version, deepspeed
+    import deepspeed
+
+    from pretrain.engine.versions import check_version
 
     check_version()
     return deepspeed.accelerator.get_accelerator().device_name() == device

@@ -3,7 +3,6 @@
 The environment of a rank has RANK and the like, as in a run.
 """
 
-import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.ranks import process_group
 from pretrain.hardware import device_type, local_gpu
+from pretrain.run.rank_environment import rank_environment
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -25,8 +25,8 @@ _SECONDS_OF_A_LOOP = 1.0  # at most, about: on a slow network less is sent
 
 def all_reduce(settings: Settings) -> list[Finding]:
     """How fast all ranks sum what each has."""
-    kind, rank, local = device_type(), int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device(kind, local_gpu(local, torch.cuda.device_count()) if kind == "cuda" else 0)
+    kind, here = device_type(), rank_environment()
+    device = torch.device(kind, local_gpu(here.local_rank, torch.cuda.device_count()) if kind == "cuda" else 0)
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=ALL_REDUCE.seconds))
@@ -37,7 +37,7 @@ def all_reduce(settings: Settings) -> list[Finding]:
     dist.barrier()
     dist.destroy_process_group()
     gpu = torch.cuda.get_device_name(device) if kind == "cuda" else None
-    return [] if rank else [speed(settings.all_ranks, size, taken, gpu)]
+    return [] if here.rank else [speed(settings.all_ranks, size, taken, gpu)]
 
 
 def _seconds(size: int, device: torch.device) -> float:

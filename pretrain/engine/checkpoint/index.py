@@ -16,12 +16,12 @@ from data_pipeline.foundation import packages
 from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
 from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
 from data_pipeline.foundation.json_file import PathBelow, parse_json
-from data_pipeline.loading.stream import Mixture, Skipped, changed, differences
+from data_pipeline.loading.stream import Mixture, changed, differences
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.run_config import CheckpointSection
 from pretrain.engine.checkpoint import rank_file
 from pretrain.models import FAMILIES, ModelConfig, parse
-from pretrain.run.train_state import Health, TrainState
+from pretrain.run.train_state import TrainState
 
 FORMAT_VERSION = 2
 Size = Annotated[int, Field(ge=0, lt=2**62)]
@@ -84,35 +84,29 @@ class Origin:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of index.json.
+    """The content of index.json, where the keys of `train_state` stand beside the others.
 
-    `step` is the number of steps done, `position` the number of rows consumed over all corpora, and `consumed` that of
-    each corpus. `skipped` lists the damaged blocks whose rows had weight 0. `config_fingerprint` is the sha256 of the
-    resolved run file. `files` has a path below the checkpoint as key. `weights` is the fingerprint of the fp32 weights
-    when they were used, before they were copied. `unlogged` and `callbacks` are those of `TrainState`. `family_from` is
-    the package that offered the model's family; "" if it ships.
+    `train_state`: the progress of the run when it saved the checkpoint. `consumed`: the rows consumed of each corpus.
+    `config_fingerprint` is the sha256 of the resolved run file. `files` has a path below the checkpoint as key.
+    `weights` is the fingerprint of the fp32 weights when they were used, before they were copied. `family_from` is the
+    package that offered the model's family; "" if it ships.
     """
 
-    step: NonNegativeInt
-    position: Annotated[int, Field(ge=0, lt=2**62)]
+    train_state: TrainState
     consumed: list[NonNegativeInt]
-    skipped: list[Skipped]
     config_fingerprint: str
     identity: Identity
     world_size: PositiveInt
     zero_stage: Annotated[int, Field(ge=0, le=3)]
     files: dict[PathBelow, File | MappedFile]
-    health: Health = field(default_factory=Health)
     weights: str | None = None
-    unlogged: dict[str, tuple[float, int]] = field(default_factory=dict)
-    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     family_from: str = ""
     format_version: int = FORMAT_VERSION
 
     @property
-    def train_state(self) -> TrainState:
-        """The progress of the run when it saved the checkpoint."""
-        return TrainState(**{one.name: getattr(self, one.name) for one in fields(TrainState)})
+    def step(self) -> int:
+        """The number of steps that the run had done."""
+        return self.train_state.step
 
     @property
     def model(self) -> ModelConfig:
@@ -121,8 +115,9 @@ class Index:
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that contradict each other."""
-        if sum(self.consumed) != self.position:
-            raise ValueError(f"position: {self.position}, but the rows consumed add up to {sum(self.consumed)}")
+        position = self.train_state.position
+        if sum(self.consumed) != position:
+            raise ValueError(f"position: {position}, but the rows consumed add up to {sum(self.consumed)}")
         for rank in range(self.world_size):
             for name in (f"{rank_file(rank)}.json", f"{rank_file(rank)}.safetensors"):
                 if name not in self.files:
@@ -144,6 +139,8 @@ class Index:
     def write(self, directory: Path) -> None:
         """Writes index.json, which must be the last file of a checkpoint."""
         values = asdict(self)
+        progress = values.pop("train_state")
+        values = {**progress, **values}
         write_json(directory / INDEX, {**values, _CHECKSUM: _checksum(values)})
 
 
@@ -175,8 +172,9 @@ def read(directory: Path) -> Index:
         raise UserError(f"{directory}: expected format version {FORMAT_VERSION}, got {version}")
     if values.get(_CHECKSUM) != _checksum(values):
         raise FailedError(f"{path}: damaged: its checksum doesn't match its content")
+    progress = {one.name: values.pop(one.name) for one in fields(TrainState) if one.name in values}
     try:
-        return parse_json(content, Index, path)
+        return parse_json(json.dumps({"train_state": progress, **values}), Index, path)
     except MissingPackage as error:
         raise MissingPackage(f"{path}: {error}") from None
 
@@ -268,7 +266,7 @@ def write_run_index(
     return write_index(
         directory,
         described,
-        **vars(train_state),
+        train_state=train_state,
         consumed=origin.mixture.consumed(train_state.position),
         config_fingerprint=origin.config_fingerprint,
         identity=origin.identity,

@@ -60,18 +60,25 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     own = _held(node, on_disk, next(ranks for ranks in nodes if dist.get_rank() in ranks)) if node else {}
     held = [dict(one) for one in of_all_ranks([*own.items()], list[tuple[_Key, dict[str, bool]]])]
     for key in sorted({key for one in held for key in one}, reverse=True):
-        told = [(name, rank, there) for rank, one in enumerate(held) for name, there in one.get(key, {}).items()]
-        where = {name: rank for name, rank, there in told if there}
+        where = _holders([one.get(key, {}) for one in held])
         on_all = all(key in one for one in held)  # else a node is new, or a rank has no directory in memory
-        if any(name not in where for name, *_ in told) or not (on_all or len(nodes) > 1):
+        if where is None or not (on_all or len(nodes) > 1):
             continue
-        stays = len(nodes) == 1 and key[0] < last
-        found = checkpoint_directory(node, key[0]) if stays and node else _on_disk(run, node, key[0], where)
-        problem = _damage_on_any_rank(found) if found else f"step {key[0]} in memory: a file is damaged"
+        step, _ = key
+        stays = len(nodes) == 1 and step < last
+        found = checkpoint_directory(node, step) if stays and node else _on_disk(run, node, step, where)
+        problem = _damage_on_any_rank(found) if found else f"step {step} in memory: a file is damaged"
         if problem is None:
             return found
         logger.warning("%s", problem)
     return resume
+
+
+def _holders(files: list[dict[str, bool]]) -> dict[str, int] | None:
+    """The rank that has each file of a checkpoint, from what each rank tells: by name, whether the file is there. The
+    last such rank; None if a file is nowhere."""
+    where = {name: rank for rank, told in enumerate(files) for name, there in told.items() if there}
+    return where if all(told.keys() <= where.keys() for told in files) else None
 
 
 def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool]]:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -38,9 +37,9 @@ from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
 from pretrain.models.layers import not_drawn
 from pretrain.models.model import Model
+from pretrain.run.train_state import TrainState
 
 MODEL = "model.yaml"
-_NEW: dict[str, Any] = {"step": 0, "position": 0, "consumed": [], "skipped": [], "config_fingerprint": ""}
 AVERAGE_OF = "average_of"  # in the identity of the checkpoint: what it is the mean of
 
 
@@ -90,6 +89,7 @@ def save_weights(
     `model:` section of a run file, which may extend it. `origin` and `run_file`: the index of the checkpoint whose step
     and data it takes over, and the run file there; by default it is of step 0.
     """
+    progress = origin.train_state if origin else TrainState.new()
     model = models.outline(config)
     names = [name for name, _ in model.named_parameters()]
     with new_directory(out) as partial:
@@ -106,7 +106,9 @@ def save_weights(
         write_index(
             partial,
             {},
-            **({name: getattr(origin, name) for name in _NEW} if origin else _NEW),
+            train_state=TrainState(progress.step, progress.position, progress.skipped),
+            consumed=origin.consumed if origin else [],
+            config_fingerprint=origin.config_fingerprint if origin else "",
             identity={
                 **(origin.identity if origin else {}),
                 "model": config.model_dump(),

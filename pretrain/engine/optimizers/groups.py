@@ -90,7 +90,7 @@ def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
     factor = config.rate_factor(step)
     for group in optimizer.param_groups:
         group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0
-    return config.learning_rate(step)
+    return config.optimizer.learning_rate * factor
 
 
 def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:

@@ -32,7 +32,7 @@ RENAMED = {"requests": "votes", "before_going_back": "before_rewind"}  # methods
 def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = None) -> dict[str, Callback]:
     """The callbacks of a run by name, in the order in which they are called. A callback whose setting is off isn't
     among them. Raises UserError for a callback of the run file that can't be made."""
-    faults, checkpoint, alerts = config.faults, config.checkpoint, config.tracking.alerts
+    faults, alerts = config.faults, config.tracking.alerts
     waits_for_others = ranks > 1 or config.data.remote
     built_in: list[tuple[type[Callback], bool]] = [
         (Replaying, faults.replay_every_steps is not None),
@@ -49,7 +49,7 @@ def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = No
         callbacks["Alerting"] = Alerting(alerts, config.run.name)
     built_in = [
         (Reporting, True),
-        (CheckpointsInMemory, checkpoint.memory_every_steps is not None),
+        (CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
         (EvaluationHooks, bool(config.evaluation)),
         (WeightComparison, True),
         (Checkpointing, True),

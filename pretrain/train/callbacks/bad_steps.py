@@ -35,7 +35,8 @@ class SkippedSteps(Callback):
         if trainer.outcome.applied:
             self._untried = None
             return
-        health, most, step = trainer.state.health, trainer.config.faults.max_skipped_steps, trainer.step
+        health, step = trainer.state.health, trainer.step
+        most = trainer.config.faults.max_skipped_steps
         message = f"step {step}: the loss or its gradient isn't finite"
         trainer.report.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
         if self._untried and step - self._since >= min(_TRIED, most):

@@ -73,21 +73,27 @@ def _with_room(node: Path | None, needed: int) -> Path:
 class Checkpointing(Callback):
     """`checkpoint.every_steps`: saves to disk; also after the last step and on request."""
 
+    _saving = False  # on all ranks: a save was begun, and its outcome isn't known yet
+
     def before_training(self, trainer: Trainer) -> None:
         self._saver = Saver(trainer.engine, trainer.run.origin)
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
-        return {_WRITING: self._saver.writes}
+        return {_WRITING: self._saving and self._saver.writes}
 
     def after_step(self, trainer: Trainer) -> None:
-        if trainer.outcome.applied:  # its loss was finite
-            self._saver.prove()
-        if not trainer.any_rank(_WRITING):
-            self._saved(trainer, self._saver.wait())
+        if self._saving:
+            if trainer.outcome.applied:  # its loss was finite
+                self._saver.prove()
+            if not trainer.any_rank(_WRITING):
+                self._wait(trainer)
         if not trainer.saving:
             return
+        for callback in trainer.callbacks.values():
+            callback.before_save(trainer)
         with watchdog.slow_phase():
             self._saved(trainer, self._saver.start(trainer.state_to_save(), trainer.weights))
+            self._saving = True
             if trainer.last or trainer.stopping:
                 self._prove_last(trainer)
         trainer.paused()
@@ -95,13 +101,17 @@ class Checkpointing(Callback):
     def finish_saving(self, trainer: Trainer) -> None:
         if trainer.outcome.applied:
             self._saver.prove()
-        self._saved(trainer, self._saver.wait())
+        self._wait(trainer)
 
     def before_rewind(self, trainer: Trainer) -> None:
-        self._saved(trainer, self._saver.wait())
+        self._wait(trainer)
 
     def after_training(self, trainer: Trainer) -> None:
-        self._saved(trainer, self._saver.wait(), last=True)
+        self._wait(trainer, last=True)
+
+    def _wait(self, trainer: Trainer, last: bool = False) -> None:
+        self._saving = False
+        self._saved(trainer, self._saver.wait(), last)
 
     def _saved(self, trainer: Trainer, saved: Saved | None, last: bool = False) -> None:
         """Tells of a save that has ended. Raises FailedError if it failed and that ends the run."""

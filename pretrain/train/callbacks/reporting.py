@@ -1,5 +1,6 @@
 """Logs metrics, runs evaluations, and prints the progress of a run."""
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from pretrain.engine.memory import peak_memory
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
-from pretrain.hardware import local_ranks
+from pretrain.run.rank_environment import local_world_size
 from pretrain.train.callback import Callback
 from pretrain.train.trainer import Trainer
 
@@ -29,7 +30,8 @@ class Reporting(Callback):
     feeds MLflow."""
 
     def before_training(self, trainer: Trainer) -> None:
-        run, config, layout, report = trainer.run, trainer.config, trainer.layout, trainer.report
+        run, report = trainer.run, trainer.report
+        config, layout = trainer.config, trainer.layout
         on_cpu = trainer.engine.device.type == "cpu"
         threads = f"{counted(torch.get_num_threads(), 'thread')} a rank, " if on_cpu else ""
         report.say(
@@ -46,7 +48,9 @@ class Reporting(Callback):
             report.warn(line)
 
     def before_steps(self, trainer: Trainer) -> None:
-        self._first, self._began, self._windows = trainer.state.step, time.monotonic(), 0
+        self._first = trainer.state.step
+        self._began = time.monotonic()
+        self._windows = 0
 
     def after_step(self, trainer: Trainer) -> None:
         if trainer.step == self._first + _TYPICAL_STEP:
@@ -85,12 +89,14 @@ class Reporting(Callback):
         seconds = trainer.config.run.max_steps / rate if rate else expected
         if expected / _OFF <= seconds <= expected * _OFF:
             return
-        slower, cores, load = seconds > expected, len(os.sched_getaffinity(0)), os.getloadavg()[0]
+        slower = seconds > expected
+        cores = len(os.sched_getaffinity(0))
+        load = os.getloadavg()[0]
         threads = torch.get_num_threads()
         why = ""
         if slower and load > _BUSY * cores:
             why = ": other programs use the cores"
-        elif slower and threads * local_ranks() < cores:
+        elif slower and threads * local_world_size() < cores:
             why = ": ranks leave cores unused (OMP_NUM_THREADS, run.cpu_threads)"
         trainer.report.say(
             f"{'slower' if slower else 'faster'} than run.expected_hours: all steps take about {duration(seconds)}, "
@@ -136,11 +142,19 @@ class EvaluationHooks(Callback):
         skip_damage = config.data.on_damage == "skip"
         held_out = HeldOut(run.validation, run.training[0].tokenizer, skip_damage, trainer.layout)
         self._hooks = HookRunner(config.evaluation, held_out, record.directory(run.directory))
+        self._periods = {one.every_steps for one in config.evaluation}
 
     def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
+        if not self._due(trainer):
+            return contextlib.nullcontext()
         return self._hooks.during(trainer.engine, trainer.step, trainer.last)
 
+    def _due(self, trainer: Trainer) -> bool:
+        return trainer.last or any(trainer.step % period == 0 for period in self._periods)
+
     def after_step(self, trainer: Trainer) -> None:
+        if not self._due(trainer):
+            return
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)
             for callback in trainer.callbacks.values():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.foundation.atomic import temporary_path
-from data_pipeline.loading.batch_facts import fact
+from data_pipeline.loading.prefetch import fact
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.train.callback import Callback
 from pretrain.train.throughput import peak_flops
@@ -42,7 +42,10 @@ class Speed(Callback):
         self.before_steps(trainer)
 
     def _begin(self) -> None:
-        self._steps, self._seconds, self._processor_seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._steps = 0
+        self._seconds = 0.0
+        self._processor_seconds = 0.0
+        self._waited = 0.0
         self._sizes: list[Tensor] = []  # of this rank's micro-batches
 
     def after_step(self, trainer: Trainer) -> None:

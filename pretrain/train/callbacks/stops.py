@@ -43,15 +43,17 @@ class Stops(Callback):
     """All ranks stop after the same step, whichever rank is asked, and the run saves this step."""
 
     def __init__(self, stop_at_step: int | None = None):
-        self._stop_at_step, self._began = stop_at_step, time.monotonic()
+        self._stop_at_step = stop_at_step
+        self._began = time.monotonic()
 
     def before_training(self, trainer: Trainer) -> None:
         hours = trainer.config.run.max_hours
+        self._stop_file = trainer.run.directory / status.STOP
         self._deadline = self._began + hours * 3600 - earlier_seconds() if hours else float("inf")
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
-        run, lost = trainer.run, trainer.store_error is not None
-        by_file = run.rank == 0 and status.stop_requested(run.directory)
+        lost = trainer.store_error is not None
+        by_file = trainer.run.rank == 0 and self._stop_file.exists()
         late = time.monotonic() > self._deadline
         asked = bool(_received) or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
         return {"stop": asked or late or lost, _STORE_LOST: lost}

@@ -9,6 +9,7 @@ ranks, with the faster one. Whatever all ranks share, such as longer rows in a s
 import contextlib
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -36,15 +37,18 @@ class Straggling(Callback):
     def before_training(self, trainer: Trainer) -> None:
         self._machines, self._folder = trainer.report.machines, record.directory(trainer.run.directory)
         self._remote = trainer.config.data.remote  # a store, which may be slow too
+        self._times = trainer.engine.measure_times()
 
     def before_steps(self, trainer: Trainer) -> None:
         """Forgets the steps so far: a start, and what comes after a rewind, doesn't tell of the next ones."""
         self._own: list[tuple[float, float, float]] = []
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
 
+    def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
+        return self._times.step()
+
     def after_step(self, trainer: Trainer) -> None:
-        times = trainer.engine.times
-        self._own.append((times.data, times.compute, times.whole))
+        self._own.append((self._times.data, self._times.compute, self._times.whole))
         if len(self._own) < _EVERY:
             return
         own = torch.tensor(self._own, dtype=torch.float64, device=communication_device())

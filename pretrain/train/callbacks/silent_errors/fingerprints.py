@@ -121,11 +121,10 @@ class WeightComparison(Callback):
         if saved is not None and of_masters(trainer.engine) != saved:
             raise FailedError(f"{checkpoint}: its weights differ from those that the run saved")
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.saving:
-            with watchdog.slow_phase():
-                self.compare(trainer)
-                trainer.weights = of_masters(trainer.engine)
+    def before_save(self, trainer: Trainer) -> None:
+        with watchdog.slow_phase():
+            self.compare(trainer)
+            trainer.weights = of_masters(trainer.engine)
 
     def compare(self, trainer: Trainer) -> None:
         """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
