@@ -71,7 +71,7 @@ class ValidationLossSettings(HookSettings):
 class LossBreakdownSettings(HookSettings):
     """Loss and accuracy by the position of a target, by the length of its span and by the frequency of its token."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.LossBreakdown"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.loss_breakdown.LossBreakdown"
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
@@ -121,7 +121,7 @@ class ContinuationSettings(HookSettings):
 class AttentionSettings(HookSettings):
     """Pictures of the attention of each layer and head, on one held-out row of each corpus."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.attention.AttentionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.attention_maps.AttentionPictures"
 
     hook: Literal["attention"] = "attention"
     every_steps: PositiveInt = 5000
@@ -132,7 +132,7 @@ class AttentionSettings(HookSettings):
 class PositionsSettings(HookSettings):
     """Pictures of how the model represents positions: similarities of learned vectors, curves of relative biases."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.vectors.PositionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.vectors.PositionPictures"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["positions"] = "positions"
@@ -142,7 +142,7 @@ class PositionsSettings(HookSettings):
 class EmbeddingSettings(HookSettings):
     """The effective rank of the embedding matrix, the norms of its rows, and how alike their directions are."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.vectors.EmbeddingShape"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.vectors.EmbeddingShape"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["embedding"] = "embedding"
@@ -152,7 +152,7 @@ class EmbeddingSettings(HookSettings):
 class NormsSettings(HookSettings):
     """Norms of gradients, weights, updates and activations, layer by layer, of the step before the evaluation."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.norms.Norms"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.norms.Norms"
     needs_corpus: ClassVar[bool] = False
     in_training: ClassVar[bool] = True
 
