@@ -16,8 +16,8 @@ from harness import Options, Side, Table, compare, main, peak_memory
 from torch import Tensor
 
 from pretrain.models.attention import logit_bias
-from pretrain.models.functional.attention import attend
-from pretrain.models.functional.attention_bias import toeplitz
+from pretrain.models.functional.attention_backends import attend
+from pretrain.models.functional.attention_bias import Visibility, toeplitz
 from pretrain.models.t5 import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no
@@ -29,7 +29,7 @@ Form = Callable[[Tensor, Tensor, Tensor, RelativePositionBias], Tensor]
 
 def with_bias(queries: Tensor, keys: Tensor, values: Tensor, bias: RelativePositionBias) -> Tensor:
     diagonals = bias(queries.size(2), keys.size(2))
-    given = logit_bias(queries.transpose(1, 2).flatten(2), keys.size(2), diagonals)
+    given = logit_bias(queries.transpose(1, 2).flatten(2), keys.size(2), Visibility(), diagonals)
     return attend(queries, keys, values, given, False, 1.0, 0.0)
 
 

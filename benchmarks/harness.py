@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from pretrain.engine.memory import keep_freed_memory
-from pretrain.models.functional.arithmetic import MULTIPLIES_BF16
+from pretrain.hardware import cpu_multiplies_bf16
 
 ROOT = Path(__file__).parents[1]
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ class Options:
     def slow(self, precision: str) -> bool:
         """Whether this CPU has no arithmetic for `precision`, in which PyTorch's own products then take up to seventy
         times as long as in fp32: a benchmark then gives the peer less work."""
-        return precision == "bf16" and not self.cuda and not MULTIPLIES_BF16
+        return precision == "bf16" and not self.cuda and not cpu_multiplies_bf16()
 
 
 @dataclass

@@ -30,7 +30,7 @@ on a core with AVX2). In fp32 they are 88 to 90% of our step there: even a step 
 in fp32 gains nothing over its eager form, and transformers' catches up. In bf16 the ratio depends on the processor:
 where it multiplies bf16 in AMX, products take less than half of our step, and operations on activations (softmax, GELU,
 norms, sums) the rest, which a compiler can fuse; where it has no arithmetic for bf16, PyTorch's products run at 1 to 9
-GFLOP/s, and ours become products in fp32."""
+GFLOP/s, and runs compute in fp32."""
 
 
 def measure(options: Options) -> Iterator[Table]:

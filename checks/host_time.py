@@ -24,10 +24,9 @@ from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.engine import graphs
 from pretrain.engine.optimizers import flat_buffers
 from pretrain.models import layers
-from pretrain.models.functional import arithmetic
-from pretrain.models.functional.attention import using
+from pretrain.models.functional.attention_backends import using
 from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
-from pretrain.models.kernels import attention
+from pretrain.models.kernels import flash_operator
 from pretrain.models.kernels.tiles import Tiles
 from pretrain.models.model import Head
 from tests.pretrain.rank_processes import on_ranks
@@ -71,9 +70,8 @@ def measured(stage: int, graph: bool) -> list[float]:
     batch = with_facts(with_target_indices({"encoder_input_ids": ids, "labels": ids}))
     found = []
     forms = {
-        (arithmetic, "MULTIPLIES_BF16"): True,
-        (attention, "_launch"): _launched,
-        (attention, "tile_sizes"): lambda *_: Tiles(64, 64, 4, 2),
+        (flash_operator, "_launch"): _launched,
+        (flash_operator, "tile_sizes"): lambda *_: Tiles(64, 64, 4, 2),
         (flat_buffers, "IN_PARTS"): frozenset(),
         (graphs, "StaticTensors"): Nothing,
         (layers, "fusing_is_faster"): lambda _: True,

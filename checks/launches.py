@@ -27,8 +27,8 @@ from data_pipeline.loading.prefetch import with_facts
 from pretrain import models
 from pretrain.engine.construction import prepare_layers
 from pretrain.engine.optimizers import flat_buffers
-from pretrain.models.functional.attention import using
-from pretrain.models.kernels import attention
+from pretrain.models.functional.attention_backends import using
+from pretrain.models.kernels import flash_operator
 from pretrain.models.layers import RMSNorm
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import DeviceForms
@@ -52,8 +52,8 @@ _NOTHING = (
 _OVERWRITTEN = ("copy_", "_foreach_copy_", "zero_", "fill_")  # the first argument isn't read
 _IN_PLACE = {"_fused_adamw_": (0, 2, 3)}  # weights and moments; of other lists the first is written
 _BODIES: dict[str, Any] = {  # this project's operations, and what runs in them
-    "encdec::flash_attention": attention._attention._init_fn,
-    "encdec::flash_attention_backward": attention._attention_backward._init_fn,
+    "encdec::flash_attention": flash_operator._attention._init_fn,
+    "encdec::flash_attention_backward": flash_operator._attention_backward._init_fn,
 }
 
 
@@ -73,7 +73,7 @@ class Launches(TorchDispatchMode):
         given = kwargs or {}
         with self:
             if body := _BODIES.get(function.name()):
-                with patch.object(attention, "_launch", self._launched):
+                with patch.object(flash_operator, "_launch", self._launched):
                     return body(*args, **given)
             if (composed := function.decompose(*args, **given)) is not NotImplemented:
                 return composed

@@ -11,7 +11,7 @@ def main() -> None:
     module, function, name, lines, folder, device = sys.argv[1:]
     if device == "cuda":  # as a run does; a check that is planted in a test needs no PyTorch
         from pretrain.config.run_config import ComputeSection
-        from pretrain.models.functional.attention import use
+        from pretrain.models.functional.attention_backends import use
         from pretrain.train.run import configure_arithmetic
 
         configure_arithmetic(ComputeSection())

@@ -74,7 +74,7 @@ class ValidationLossSettings(HookSettings):
 class LossBreakdownSettings(HookSettings):
     """Loss and accuracy by position of the target token, by length of its span and by frequency of the token."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.validation_loss.LossBreakdown"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.loss_breakdown.LossBreakdown"
 
     hook: Literal["loss_breakdown"] = "loss_breakdown"
     every_steps: PositiveInt = 2000
@@ -126,7 +126,7 @@ class ContinuationSettings(HookSettings):
 class AttentionSettings(HookSettings):
     """Pictures of the attention weights of each layer and head, on one held-out row of each corpus."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.attention.AttentionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.attention_maps.AttentionPictures"
 
     hook: Literal["attention"] = "attention"
     every_steps: PositiveInt = 5000
@@ -137,7 +137,7 @@ class AttentionSettings(HookSettings):
 class PositionsSettings(HookSettings):
     """Pictures of how the model represents positions: similarities of learned embeddings, curves of relative biases."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.vectors.PositionPictures"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.vectors.PositionPictures"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["positions"] = "positions"
@@ -147,7 +147,7 @@ class PositionsSettings(HookSettings):
 class EmbeddingSettings(HookSettings):
     """The effective rank of the embedding matrix, the norms of its rows, and the similarity of their directions."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.vectors.EmbeddingShape"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.vectors.EmbeddingShape"
     needs_corpus: ClassVar[bool] = False
 
     hook: Literal["embedding"] = "embedding"
@@ -157,7 +157,7 @@ class EmbeddingSettings(HookSettings):
 class NormsSettings(HookSettings):
     """Norms of gradients, weights, updates and activations by layer, at the step before the evaluation."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.norms.Norms"
+    implementation: ClassVar[str] = "pretrain.evaluate.diagnostics.norms.Norms"
     needs_corpus: ClassVar[bool] = False
     in_training: ClassVar[bool] = True
 

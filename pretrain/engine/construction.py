@@ -19,7 +19,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.memory import freed_at_once
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
-from pretrain.models.layers import fuse_linears, not_drawn
+from pretrain.models.layers import NotDrawn, fuse_linears
 from pretrain.models.model import Head, Model
 from pretrain.models.stacks import Decoder
 from pretrain.run import watchdog
@@ -120,7 +120,7 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
     At ZeRO stage 3 each parameter is sharded as soon as it is created: no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    with sharded(config), contextlib.nullcontext() if drawn else not_drawn():
+    with sharded(config), contextlib.nullcontext() if drawn else NotDrawn():
         model = models.build(model_config)
     prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
     return model

@@ -70,6 +70,11 @@ class Subject(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def module(self) -> Model:
+        """The model that computes `losses`. ZeRO-3 shards its weights."""
+        ...
+
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The fp32 losses that the model's forward returns, without dropout and without gradients."""
         ...
@@ -135,7 +140,7 @@ class Evaluation:
 
         `alone`: the model is whole on this rank, and other ranks don't take part.
         """
-        with self.collectives.shield(), recording_hits() as hits:
+        with self.collectives.shield(), recording_hits(self.subject.module) as hits:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
         if found.shape != labels.shape:  # those of targets only
@@ -216,7 +221,9 @@ class Collectives:
     group."""
 
     def __init__(self, seconds: float | None, device: torch.device, alone: bool = False):
-        self._seconds, self._device, self._alone = seconds, device, alone
+        self._seconds = seconds
+        self._device = device
+        self._alone = alone
         self._began = time.monotonic()
         self._shielded = self._overdue = False
         self.late = False

@@ -50,7 +50,9 @@ class LmEvalRequests:
     answers."""
 
     def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
-        self._model, self._format, self._evaluation = model, prompt_format, evaluation
+        self._model = model
+        self._format = prompt_format
+        self._evaluation = evaluation
         self._scores = PromptScores(prompt_format, evaluation, batch_size)
         self._tokenizer: Tokenizer = evaluation.held_out.tokenizer
 

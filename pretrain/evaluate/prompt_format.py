@@ -181,7 +181,9 @@ class PromptScores:
     """
 
     def __init__(self, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
-        self._format, self._evaluation, self._batch_size = prompt_format, evaluation, batch_size
+        self._format = prompt_format
+        self._evaluation = evaluation
+        self._batch_size = batch_size
 
     def __call__(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
         """For each prompt, Σ log p of its `scored` ids, and whether each of them is the likeliest.

@@ -188,7 +188,9 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
     """
     import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
 
-    theirs, settings, keys = None, saved, None if hf.names is None else hf.all_keys
+    theirs = None
+    settings = saved
+    keys = None if hf.names is None else hf.all_keys
     weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
     if not hf.code:
         with _by_transformers(path):

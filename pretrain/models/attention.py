@@ -4,22 +4,22 @@ Options of later models: fewer heads of keys and values (Ainslie et al. 2023), n
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.models.functional.attention import apart, attend, by_kernel
+from pretrain.models.functional.attention_backends import apart, attend, attention_weights, by_kernel
 from pretrain.models.functional.attention_bias import (
     Pattern,
+    Visibility,
     Window,
     labels,
     masked,
     refuse_beyond_memory,
     toeplitz,
-    visible,
     with_margin,
 )
 from pretrain.models.layers import LayerConfig, Linear, fused_linear, joined_linear, one_use
@@ -60,45 +60,34 @@ class AttentionMask(NamedTuple):
 
 
 def self_attention_mask(
-    x: Tensor, keys: int, rotary: Rotary | None = None, *, causal: bool, segments: Tensor | None = None, **seen: Any
+    x: Tensor, keys: int, seen: Visibility, rotary: Rotary | None = None, diagonals: Tensor | None = None
 ) -> AttentionMask:
-    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. `seen`: other arguments of `logit_bias`."""
+    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. `diagonals`: those of `logit_bias`."""
     queries = x.size(1)
-    if causal and segments is None and all(one is None for one in seen.values()):
-        if queries == 1:
-            return AttentionMask(None, rotary)
-        if queries == keys:
-            return AttentionMask(None, rotary, is_causal=True)
-    seen |= {"query_segments": segments, "key_segments": segments}
-    return AttentionMask(logit_bias(x, keys, causal=causal and queries > 1, **seen), rotary)
+    seen = seen._replace(causal=seen.causal and queries > 1)  # a single query is the last: no key is after it
+    only_causal = seen.causal and seen.window is None and diagonals is None and not seen.differs_by_row
+    if only_causal and queries == keys:
+        return AttentionMask(None, rotary, is_causal=True)
+    return AttentionMask(logit_bias(x, keys, seen, diagonals), rotary)
 
 
-def logit_bias(
-    x: Tensor,
-    keys: int,
-    diagonals: Tensor | None = None,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    prefix: Tensor | None = None,
-    **masks: Any,
-) -> Tensor | Pattern | None:
+def logit_bias(x: Tensor, keys: int, seen: Visibility, diagonals: Tensor | None = None) -> Tensor | Pattern | None:
     """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
 
-    `diagonals` is the bias of a `Pattern`; the rest are the masks of `visible`. Made once for all layers of a stack
-    that see the same. This project's kernels don't know prefixes. Raises UserError where the CPU's memory is too small.
+    `diagonals` is the bias of a `Pattern`. Made once for all layers of a stack that see the same. This project's
+    kernels don't know prefixes. Raises UserError where the CPU's memory is too small.
     """
     queries = x.size(1)
-    if queries > 1 and prefix is None and by_kernel(x):
-        seen = labels(queries, **masks)
-        everything = diagonals is None and seen is None and window is None and not causal
-        if everything:
+    if queries > 1 and seen.prefix is None and by_kernel(x):
+        found = labels(queries, seen.key_mask, seen.query_segments, seen.key_segments)
+        if diagonals is None and found is None and seen.window is None and not seen.causal:
             return None
-        return Pattern(diagonals, seen, causal, window, None if diagonals is None else with_margin(diagonals))
-    rows = len(x) if any(one is not None for one in (prefix, *masks.values())) else int(causal or window is not None)
+        padded = None if diagonals is None else with_margin(diagonals)
+        return Pattern(diagonals, found, seen.causal, seen.window, padded)
+    rows = len(x) if seen.differs_by_row else int(seen.causal or seen.window is not None)
     heads = 1 if diagonals is None else len(diagonals)
     refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
-    mask = visible(queries, keys, x.device, causal=causal, window=window, prefix=prefix, **masks)
+    mask = seen.mask(queries, keys, x.device)
     return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 
@@ -192,13 +181,17 @@ class Attention(nn.Module):
     projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
     (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once. `merged`: keys and values
     of `memory` are made by the same matrices as the queries' own. `memory_width`: the width of `memory`; None: d_model.
+    `record`: called with the weights (batch, heads, queries, keys) of each pass, to draw them; None: off.
     """
 
     merged: ClassVar[bool] = False
+    record: Callable[[Tensor], None] | None = None
 
     def __init__(self, settings: LayerConfig, memory_width: int | None = None):
         super().__init__()
-        heads, std, bias = settings.heads, settings.std, settings.biases
+        heads = settings.heads
+        std = settings.std
+        bias = settings.biases
         d_model, d_kv = heads.d_model, heads.d_kv
         inner, inner_kv = heads.num_heads * d_kv, heads.kv_heads * d_kv
         memory_size = memory_width or d_model
@@ -239,9 +232,16 @@ class Attention(nn.Module):
                 return self.keys_and_values(one_use(memory), mask.memory_rotary)
 
             keys, values = project() if cache is None else cache.update(project)
+        return self.output(self.attend(queries, keys, values, mask, joined))
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: AttentionMask, joined: Tensor | None = None
+    ) -> Tensor:
+        """The heads' values (batch, heads, queries, d_kv), by `attend` with this layer's settings."""
+        if self.record is not None:
+            self.record(attention_weights(queries, keys, mask.bias, mask.is_causal, self.scale, self.softcap))
         dropout = self.dropout_rate if self.training else 0.0
-        settings = mask.bias, mask.is_causal, self.scale, dropout, self.softcap
-        return self.output(attend(queries, keys, values, *settings, joined))
+        return attend(queries, keys, values, mask.bias, mask.is_causal, self.scale, dropout, self.softcap, joined)
 
     def output(self, context: Tensor) -> Tensor:
         """(batch, queries, d_model) from the heads' values, (batch, heads, queries, d_kv)."""

@@ -26,7 +26,7 @@ from pretrain.models.attention import (
     positions_from,
 )
 from pretrain.models.functional.arithmetic import at_least_fp32
-from pretrain.models.functional.attention_bias import Pattern, visible
+from pretrain.models.functional.attention_bias import Pattern, Visibility
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, one_use
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
@@ -178,7 +178,8 @@ class EmbeddingLoss(nn.Module):
         elif self.config.detach == "encoder_out":
             encoder_out = encoder_out.detach()
         length = embeddings.size(1)
-        seen = visible(length, length, embeddings.device, causal=True, query_segments=segments, key_segments=segments)
+        causal = Visibility(causal=True, query_segments=segments, key_segments=segments)
+        seen = causal.mask(length, length, embeddings.device)
         assert seen is not None
         seen = seen[:, 0]
         if self.config.embedding_norm == "before_mean":
@@ -286,9 +287,8 @@ class Autoregressive(Model):
         past_length = cache[0][0].length if cache else 0
         keys = past_length + length
         own = None if segments is None else segments[:, past_length:]
-        seen = None
-        if past_length or segments is not None:
-            seen = visible(length, keys, device, causal=True, query_segments=own, key_segments=segments)
+        causal = Visibility(causal=True, query_segments=own, key_segments=segments)
+        seen = causal.mask(length, keys, device) if past_length or segments is not None else None
         if positions is None:
             self._check_length(keys)
             if segments is not None and seen is not None:  # the number of tokens that it sees before itself
@@ -298,9 +298,7 @@ class Autoregressive(Model):
         if self.position_embedding is not None and self.config.positions == "learned":
             embeddings = embeddings + self.position_embedding(positions)
         embeddings = self.dropout(embeddings)
-        bias = None
-        if seen is not None:
-            bias = logit_bias(embeddings, keys, causal=True, query_segments=own, key_segments=segments)
+        bias = None if seen is None else logit_bias(embeddings, keys, causal)
         mask, cross_mask = self._masks(bias, positions, embeddings.dtype)
         encoder_out = one_use(embeddings)
         for i, layer in enumerate(self.encoder):

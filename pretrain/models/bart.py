@@ -83,7 +83,9 @@ class Bart(EncoderDecoder):
     config: BartConfig
 
     def __init__(self, config: BartConfig):
-        rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_std
+        rows = config.padded_vocab_size
+        d_model = config.d_model
+        std = config.init_std
         # Where EOS is also padding, as in GPT-2's vocabulary, its row must learn.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
@@ -180,14 +182,14 @@ def encoder_alone(exported: Exported) -> Exported:
 
 HF_MODELS = (
     HFModel(
-        BartConfig,
-        "bart",
-        "BartForConditionalGeneration",
-        "bart",
-        _SETTINGS,
-        HF_NAMES,
-        _config_to_hf,
-        _config_from_hf,
+        config_class=BartConfig,
+        model_type="bart",
+        class_name="BartForConditionalGeneration",
+        name="bart",
+        settings=_SETTINGS,
+        names=HF_NAMES,
+        config_to_hf=_config_to_hf,
+        config_from_hf=_config_from_hf,
         copies={
             "model.shared.weight": [
                 "model.encoder.embed_tokens.weight",

@@ -189,14 +189,14 @@ def _transposed(state: Mapping[str, Tensor]) -> State:
 
 
 _GPT2 = HFModel(
-    DecoderOnlyConfig,
-    "gpt2",
-    "GPT2LMHeadModel",
-    "GPT-2",
-    _GPT2_SETTINGS,
-    _GPT2_NAMES,
-    _gpt2_config_to_hf,
-    _gpt2_config_from_hf,
+    config_class=DecoderOnlyConfig,
+    model_type="gpt2",
+    class_name="GPT2LMHeadModel",
+    name="GPT-2",
+    settings=_GPT2_SETTINGS,
+    names=_GPT2_NAMES,
+    config_to_hf=_gpt2_config_to_hf,
+    config_from_hf=_gpt2_config_from_hf,
     keys={"d_ff": "n_inner"},
     copies={"transformer.wte.weight": ["lm_head.weight"]},
     fixed={
@@ -276,10 +276,18 @@ _GEMMA = {**_ALL, "norm": ("rms_around_one",), "norm_after": (True,), "scale_emb
 
 
 def rotary_model(
-    name: str, model_type: str, class_name: str, can_be: Mapping[str, tuple], fixed: Mapping[str, Any]
+    name: str,
+    model_type: str,
+    class_name: str,
+    can_be: Mapping[str, tuple],
+    fixed: Mapping[str, Any],
+    is_gemma: bool = False,
 ) -> HFModel:
-    """A model of transformers, which has those settings of ours that `can_be` doesn't fix."""
-    is_gemma, has_windows = can_be["norm"] == ("rms_around_one",), "sliding_window" not in can_be
+    """A model of transformers, which has those settings of ours that `can_be` doesn't fix.
+
+    `is_gemma`: transformers' names of norms and settings are those of Gemma.
+    """
+    has_windows = "sliding_window" not in can_be
     has_biases = "biases" not in can_be
     constants = {setting: values[0] for setting, values in can_be.items() if len(values) == 1}
     rotary = RotarySettings(name, has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
@@ -309,18 +317,18 @@ def rotary_model(
         return ours
 
     return HFModel(
-        DecoderOnlyConfig,
-        model_type,
-        class_name,
-        name,
-        {
+        config_class=DecoderOnlyConfig,
+        model_type=model_type,
+        class_name=class_name,
+        name=name,
+        settings={
             **_SETTINGS,
             **{ours: theirs for ours, theirs in _CAPS.items() if ours not in can_be},
             "activation": Choice("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS),
         },
-        {**_OUTSIDE, **within("decoder.layers.{}", "model.layers.{}", stack)},
-        config_to_hf,
-        config_from_hf,
+        names={**_OUTSIDE, **within("decoder.layers.{}", "model.layers.{}", stack)},
+        config_to_hf=config_to_hf,
+        config_from_hf=config_from_hf,
         keys=KEYS,
         fixed=fixed,
         can_be=can_be,
@@ -336,8 +344,13 @@ HF_MODELS = (
     _GPT2,
     rotary_model("Llama", "llama", "LlamaForCausalLM", _LLAMA, {}),
     rotary_model("Qwen3", "qwen3", "Qwen3ForCausalLM", _QWEN3, _NO_BIAS),
-    rotary_model("Gemma 2", "gemma2", "Gemma2ForCausalLM", _GEMMA2, _NO_BIAS),
+    rotary_model("Gemma 2", "gemma2", "Gemma2ForCausalLM", _GEMMA2, _NO_BIAS, is_gemma=True),
     rotary_model(
-        "Gemma 3", "gemma3_text", "Gemma3ForCausalLM", _GEMMA3, {**_NO_BIAS, "use_bidirectional_attention": False}
+        "Gemma 3",
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        _GEMMA3,
+        {**_NO_BIAS, "use_bidirectional_attention": False},
+        is_gemma=True,
     ),
 )

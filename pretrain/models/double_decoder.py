@@ -26,7 +26,7 @@ from pretrain.models.attention import (
     self_attention_mask,
 )
 from pretrain.models.functional.arithmetic import to_device
-from pretrain.models.functional.attention_bias import masked, visible
+from pretrain.models.functional.attention_bias import Visibility, masked
 from pretrain.models.layers import Dropout, Embedding, LayerConfig, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import Rotary, rotary_embedding
@@ -62,7 +62,8 @@ def visible_in_blocks(row: RowLayout) -> tuple[Tensor, Tensor]:
     """
     queries, keys = row.blocks[:, None, :, None], row.blocks[:, None, None, :]
     length = row.blocks.size(1)
-    alike = visible(length, length, keys.device, causal=True, query_segments=row.segments, key_segments=row.segments)
+    causal = Visibility(causal=True, query_segments=row.segments, key_segments=row.segments)
+    alike = causal.mask(length, length, keys.device)
     assert alike is not None
     first = row.positions[:, None, None, :] == 0
     return alike & (keys == queries), alike & ((keys < queries) | first)
@@ -184,7 +185,8 @@ class DoubleDecoder(CausalModel):
     def _of_row(self, ids: Tensor, row: RowLayout) -> Tensor:
         x = self.dropout(self.embedding(ids))
         rotary = self._rotary(row.positions, x)
-        mask = self_attention_mask(x, ids.size(1), rotary, causal=True, segments=row.segments)
+        seen = Visibility(causal=True, query_segments=row.segments, key_segments=row.segments)
+        mask = self_attention_mask(x, ids.size(1), seen, rotary)
         bias = masked(None, torch.cat(visible_in_blocks(row), dim=-1), x.dtype)
         return self.decoder(x, self.encoder(x, mask), AttentionMask(bias, rotary, memory_rotary=rotary))
 
@@ -248,7 +250,7 @@ class DoubleDecoder(CausalModel):
         x = self.dropout(self.embedding(ids))
         rotary = self._rotary(positions[:, first : cache.encoded], x)
         key_mask = None if mask is None else mask[:, : cache.encoded]
-        encoder_mask = self_attention_mask(x, cache.encoded, rotary, causal=True, key_mask=key_mask)
+        encoder_mask = self_attention_mask(x, cache.encoded, Visibility(causal=True, key_mask=key_mask), rotary)
         states = self.encoder(x, encoder_mask, caches=cache.encoder)
         for layer, memory in zip(self.decoder.layers, cache.across, strict=True):
             memory.grow(cast("MergedLayer", layer).self_attention.keys_and_values(states, rotary))

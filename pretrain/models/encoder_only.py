@@ -237,14 +237,14 @@ def _with_token_types(config: EncoderOnlyConfig, state: Mapping[str, Tensor]) ->
 
 
 _BERT = HFModel(
-    EncoderOnlyConfig,
-    "bert",
-    "BertForMaskedLM",
-    "bert",
-    _SETTINGS,
-    BERT_NAMES,
-    _config_to_hf,
-    _config_from_hf,
+    config_class=EncoderOnlyConfig,
+    model_type="bert",
+    class_name="BertForMaskedLM",
+    name="bert",
+    settings=_SETTINGS,
+    names=BERT_NAMES,
+    config_to_hf=_config_to_hf,
+    config_from_hf=_config_from_hf,
     keys={"num_token_types": "type_vocab_size"},
     copies={
         "bert.embeddings.word_embeddings.weight": ["cls.predictions.decoder.weight"],

@@ -1,16 +1,16 @@
 """The small layers of all models. Constructors initialise the weights, so that ZeRO-3 can partition them at once."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pretrain.config.models import Heads, ModelConfig, Norm
-from pretrain.models.functional.arithmetic import at_least_fp32, drop, linear, rms_norm
+from pretrain.models.functional.arithmetic import at_least_fp32, drop, rms_norm
 
 
 def one_use(x: Tensor) -> Tensor:
@@ -22,18 +22,11 @@ def one_use(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-@contextlib.contextmanager
-def not_drawn() -> Iterator[None]:
-    """Within the block, `draw_normal` fills with zeros at once: for a model whose weights are then loaded."""
-    global _draws
-    before, _draws = _draws, False
-    try:
-        yield
-    finally:
-        _draws = before
+class NotDrawn(TorchFunctionMode):
+    """Within the block, nothing is drawn from N(μ, σ²): for a model whose weights are then loaded."""
 
-
-_draws = True
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].zero_() if function is Tensor.normal_ else function(*args, **(kwargs or {}))
 
 
 def draw_normal(weight: Tensor, std: float) -> None:
@@ -44,9 +37,6 @@ def draw_normal(weight: Tensor, std: float) -> None:
     """
     if not weight.is_meta:
         with torch.no_grad():
-            if not _draws:
-                weight.zero_()
-                return
             weight.copy_(torch.empty_like(weight, dtype=torch.float32, device="cpu").normal_(std=std))
 
 
@@ -61,10 +51,6 @@ class Linear(nn.Linear):
         draw_normal(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (…, in_features) to (…, out_features)."""
-        return linear(x, self.weight, self.bias)
 
 
 def fused_linear(x: Tensor, *linears: Linear, fused: bool) -> tuple[Tensor, ...]:
@@ -85,7 +71,7 @@ def joined_linear(x: Tensor, *linears: Linear, fused: bool) -> Tensor | None:
         return None
     biases: list[Tensor] = [one.bias for one in linears if one.bias is not None]
     weights: list[Tensor] = [one.weight for one in linears]
-    return linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
 def fusing_is_faster(x: Tensor) -> bool:
@@ -241,7 +227,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings: LayerConfig):
         super().__init__()
-        d_model, d_ff, activation = settings.heads.d_model, settings.heads.d_ff, settings.activation
+        d_model = settings.heads.d_model
+        d_ff = settings.heads.d_ff
+        activation = settings.activation
         std, bias = settings.feed_forward_std or settings.std, settings.biases
         self.fused, self.gated = False, activation in GATES
         for name in ("wi_0", "wi_1") if self.gated else ("wi",):

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
 from pretrain.models.functional import cross_entropy
-from pretrain.models.functional.arithmetic import linear, soft_capped
+from pretrain.models.functional.arithmetic import soft_capped
 from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
@@ -62,32 +63,16 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
     return shifted
 
 
-_hits: list[Tensor] | None = None  # where `Head` leaves them
-
-
-@contextlib.contextmanager
-def recording_hits() -> Iterator[list[Tensor]]:
-    """Within the block, each forward pass of a model appends which targets are its likeliest ids.
-
-    A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
-    logits, so models don't return it.
-    """
-    global _hits
-    before, _hits = _hits, []
-    try:
-        yield _hits
-    finally:
-        _hits = before
-
-
 class Head(Linear):
     """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
 
     `softcap`: logits stay within ± this; None: no limit. `multiplier`: a factor of the logits before biases are added
-    and they are capped (muP). `compiled`: torch.compile fuses the operations on logits, on GPUs.
+    and they are capped (muP). `compiled`: torch.compile fuses the operations on logits, on GPUs. `hits`: the list of
+    `recording_hits`; None: off.
     """
 
     compiled = False
+    hits: list[Tensor] | None = None
 
     def __init__(
         self,
@@ -122,7 +107,7 @@ class Head(Linear):
         if loss is not None:
             return loss(self, x, labels, config, target_indices)
         z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
-        if x.is_cuda and _hits is None:
+        if x.is_cuda and self.hits is None:
             settings = cross_entropy.CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
             return cross_entropy.chunked_cross_entropy(
                 x, self.weight, self.offsets(x), labels, settings, target_indices
@@ -130,15 +115,15 @@ class Head(Linear):
         indices = _indices_worth_selecting(labels)
         selected = labels if indices is None else labels.flatten()[indices]
         logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
-        if _hits is not None:
-            _hits.append(logits.argmax(dim=-1) == selected)
+        if self.hits is not None:
+            self.hits.append(logits.argmax(dim=-1) == selected)
         losses = cross_entropy.token_losses(logits, selected, z_loss, label_smoothing)
         if indices is None:
             return losses
         return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return soft_capped(linear(x, self.weight, self.offsets(x)), self.softcap)
+        return soft_capped(F.linear(x, self.weight, self.offsets(x)), self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         """States (…, d_model) times the multiplier of the logits."""
@@ -147,6 +132,24 @@ class Head(Linear):
     def offsets(self, x: Tensor) -> Tensor | None:
         """(vocabulary,) The biases of the logits of states like `x`, or None."""
         return self.bias
+
+
+@contextlib.contextmanager
+def recording_hits(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Within the block, each forward pass of `model` with labels appends which targets are its likeliest ids.
+
+    A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
+    logits, so models don't return it.
+    """
+    heads = [module for module in model.modules() if isinstance(module, Head)]
+    found: list[Tensor] = []
+    try:
+        for head in heads:
+            head.hits = found
+        yield found
+    finally:
+        for head in heads:
+            head.hits = None
 
 
 def _indices_worth_selecting(labels: Tensor) -> Tensor | None:

@@ -92,7 +92,9 @@ class Modern(EncoderDecoder):
     config: ModernConfig
 
     def __init__(self, config: ModernConfig):
-        rows, std, tied = config.padded_vocab_size, config.init_std, config.tie_embeddings
+        rows = config.padded_vocab_size
+        std = config.init_std
+        tied = config.tie_embeddings
         width = config.decoder.d_model
         super().__init__(
             config,

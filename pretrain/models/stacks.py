@@ -20,7 +20,7 @@ from pretrain.models.attention import (
     positions_from,
     self_attention_mask,
 )
-from pretrain.models.functional.attention_bias import Window
+from pretrain.models.functional.attention_bias import Visibility, Window
 from pretrain.models.layers import (
     Dropout,
     Embedding,
@@ -120,7 +120,8 @@ class Stack(nn.Module):
         window: Callable[[int], Window] = before_only,
     ):
         super().__init__()
-        self.num_heads, self.d_kv = settings.heads.num_heads, settings.heads.d_kv
+        self.num_heads = settings.heads.num_heads
+        self.d_kv = settings.heads.d_kv
         self.widening = config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.position_kind = getattr(config, "positions", "rotary")
@@ -151,13 +152,14 @@ class Stack(nn.Module):
         """The rotations of self-attention; None with other positions."""
         return rotary_embedding(positions, self.d_kv, dtype, base) if self.position_kind == "rotary" else None
 
-    def masks(self, x: Tensor, keys: int, positions: Tensor, **seen: Tensor | None) -> list[AttentionMask]:
+    def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
         """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
-        `positions`. `seen`: the masks that `self_attention_mask` takes."""
+        `positions`. `seen`: which of these each query sees in layers without a window."""
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
-            rotary, diagonals = self.rotary(positions, base, x.dtype), self.diagonals(x.size(1), keys, x)
-            return self_attention_mask(x, keys, rotary, causal=self.causal, window=window, diagonals=diagonals, **seen)
+            rotary = self.rotary(positions, base, x.dtype)
+            diagonals = self.diagonals(x.size(1), keys, x)
+            return self_attention_mask(x, keys, seen._replace(window=window), rotary, diagonals)
 
         return self.layer_masks.for_layers(new_mask, x.size(1), keys)
 
@@ -200,14 +202,14 @@ class Encoder(Stack):
         keys, given = past_length + queries, self.given_positions(inputs, past_length)
         positions = positions_from(past_length, queries, x.device, given)
         x = self.add_positions(x, positions)
-        masks = self.masks(
-            x,
-            keys,
-            positions,
+        seen = Visibility(
+            self.causal,
             key_mask=inputs.encoder_attention_mask,
-            segments=inputs.encoder_segment_ids,
+            query_segments=inputs.encoder_segment_ids,
+            key_segments=inputs.encoder_segment_ids,
             prefix=self.prefix(inputs) if queries == keys else None,
         )
+        masks = self.masks(x, keys, positions, seen)
         for i, layer in enumerate(self.layers):
             x = layer(x, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
@@ -234,15 +236,13 @@ class Decoder(Stack):
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
         x = self.add_positions(x, positions)
         positions, rotary, memory_rotary = self.cross_positions(positions, encoder_states, inputs)
-        bias = logit_bias(
-            x,
-            encoder_states.size(1),
-            key_mask=inputs.encoder_attention_mask,
-            query_segments=inputs.decoder_segment_ids,
-            key_segments=inputs.encoder_segment_ids,
+        own = inputs.decoder_segment_ids
+        memory_seen = Visibility(
+            key_mask=inputs.encoder_attention_mask, query_segments=own, key_segments=inputs.encoder_segment_ids
         )
+        bias = logit_bias(x, encoder_states.size(1), memory_seen)
         cross_mask = AttentionMask(bias, rotary, memory_rotary=memory_rotary)
-        masks = self.masks(x, keys, positions, segments=inputs.decoder_segment_ids)
+        masks = self.masks(x, keys, positions, Visibility(self.causal, query_segments=own, key_segments=own))
         memories = None if cache else self.memories(encoder_states, memory_rotary)
         for i, layer in enumerate(self.layers):
             memory = encoder_states if memories is None else memories[i]

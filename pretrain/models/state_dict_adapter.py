@@ -68,7 +68,7 @@ Settings = Mapping[str, str | Choice]  # our settings, with the keys of config.j
 Rewriting = Callable[[Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HFModel:
     """A model of transformers, which is a family of ours, whose settings are `config_class`, or one form of it.
 
@@ -291,12 +291,12 @@ def own_code(
         return state
 
     return HFModel(
-        config_class,
-        model_type,
-        auto_class,
-        model_type,
-        {name: name for name in settings},
-        None,
+        config_class=config_class,
+        model_type=model_type,
+        class_name=auto_class,
+        name=model_type,
+        settings={name: name for name in settings},
+        names=None,
         **{"config_to_hf": config_to_hf, "config_from_hf": lambda saved, tensors: vocabulary(saved), **others},
         tensors_to_hf=tensors_to_hf,
         code=("configuration.py", f"{modelling}.py", "layers.py"),

@@ -112,14 +112,14 @@ def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapp
 
 HF_MODELS = (
     HFModel(
-        T5Config,
-        "t5",
-        "T5ForConditionalGeneration",
-        "T5",
-        _SETTINGS,
-        HF_NAMES,
-        _config_to_hf,
-        _config_from_hf,
+        config_class=T5Config,
+        model_type="t5",
+        class_name="T5ForConditionalGeneration",
+        name="T5",
+        settings=_SETTINGS,
+        names=HF_NAMES,
+        config_to_hf=_config_to_hf,
+        config_from_hf=_config_from_hf,
         copies={_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
         # without it transformers' two attentions share one cache
         fixed={"is_encoder_decoder": True},

@@ -32,7 +32,10 @@ class T5Gemma(EncoderDecoder):
     config: T5GemmaConfig
 
     def __init__(self, config: T5GemmaConfig):
-        rows, std, encoder, decoder = config.padded_vocab_size, config.init_std, config.encoder, config.decoder
+        rows = config.padded_vocab_size
+        std = config.init_std
+        encoder = config.encoder
+        decoder = config.decoder
         super().__init__(
             config,
             Embedding(rows, encoder.d_model, std),
@@ -166,14 +169,14 @@ def decoder_vocabulary(settings: Json, pad: int | None) -> Json:
 
 HF_MODELS = (
     HFModel(
-        T5GemmaConfig,
-        "t5gemma",
-        "T5GemmaForConditionalGeneration",
-        "T5Gemma",
-        HF_DROPOUT,
-        HF_NAMES,
-        _config_to_hf,
-        _config_from_hf,
+        config_class=T5GemmaConfig,
+        model_type="t5gemma",
+        class_name="T5GemmaForConditionalGeneration",
+        name="T5Gemma",
+        settings=HF_DROPOUT,
+        names=HF_NAMES,
+        config_to_hf=_config_to_hf,
+        config_from_hf=_config_from_hf,
         keys={**KEYS, **_SHARED},
         fixed=HF_FIXED,
         can_be={"window_rope_base": (None,)},

@@ -21,8 +21,7 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
-from pretrain.models.functional.attention import attend
-from pretrain.models.functional.attention_bias import Window, masked, visible
+from pretrain.models.functional.attention_bias import Visibility, Window, masked
 from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
@@ -84,8 +83,7 @@ class MergedAttention(Attention):
         own = project() if cache is None else cache[0].update(project)
         memory = project_memory() if cache is None else cache[1].update(project_memory)
         keys, values = (torch.cat(both, dim=2) for both in zip(own, memory, strict=True))
-        dropout = self.dropout_rate if self.training else 0.0
-        return self.output(attend(queries, keys, values, mask.bias, False, self.scale, dropout))
+        return self.output(self.attend(queries, keys, values, mask))
 
 
 def _side_by_side(own: Tensor, theirs: Tensor, targets: int, inputs: int) -> Tensor:
@@ -100,19 +98,13 @@ def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs
     It broadcasts to (batch, heads, queries, keys + length). A query always sees its own token, so one without any
     input sees no padding instead.
     """
-    queries, segments, memory_segments = x.size(1), inputs.decoder_segment_ids, inputs.encoder_segment_ids
-    targets = visible(
-        queries, keys, x.device, causal=True, window=window, query_segments=segments, key_segments=segments
-    )
-    memory = visible(
-        queries,
-        length,
-        x.device,
-        key_mask=inputs.encoder_attention_mask,
-        query_segments=segments,
-        key_segments=memory_segments,
-        allow_empty=True,
-    )
+    queries = x.size(1)
+    segments = inputs.decoder_segment_ids
+    memory_segments = inputs.encoder_segment_ids
+    own = Visibility(causal=True, window=window, query_segments=segments, key_segments=segments)
+    across = Visibility(key_mask=inputs.encoder_attention_mask, query_segments=segments, key_segments=memory_segments)
+    targets = own.mask(queries, keys, x.device)
+    memory = across.mask(queries, length, x.device, allow_empty=True)
     assert targets is not None
     if memory is None:
         memory = targets.new_ones(1, 1, 1, 1)
@@ -267,14 +259,14 @@ def _unused(saved: Json) -> Shapes:
 
 HF_MODELS = (
     HFModel(
-        T5Gemma2Config,
-        "t5gemma2",
-        "T5Gemma2ForConditionalGeneration",
-        "T5Gemma 2",
-        HF_DROPOUT,
-        HF_NAMES,
-        _config_to_hf,
-        _config_from_hf,
+        config_class=T5Gemma2Config,
+        model_type="t5gemma2",
+        class_name="T5Gemma2ForConditionalGeneration",
+        name="T5Gemma 2",
+        settings=HF_DROPOUT,
+        names=HF_NAMES,
+        config_to_hf=_config_to_hf,
+        config_from_hf=_config_from_hf,
         keys={**KEYS, **_SHARED},
         copies={_EMBEDDING: ["model.decoder.embed_tokens.weight", "lm_head.out_proj.weight"]},
         fixed=HF_FIXED,

@@ -22,7 +22,9 @@ class Vanilla(EncoderDecoder):
     """The Transformer as published."""
 
     def __init__(self, config: VanillaConfig):
-        rows, d_model, std = config.padded_vocab_size, config.d_model, config.init_output_std * config.base_width**-0.5
+        rows = config.padded_vocab_size
+        d_model = config.d_model
+        std = config.init_output_std * config.base_width**-0.5
         embedding = Embedding(rows, d_model, std)
         lm_head = Head(d_model, rows, std, multiplier=config.logits_multiplier)
         # Glorot's √(2 / (inputs + outputs)), as in the authors' code

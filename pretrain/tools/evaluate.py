@@ -26,7 +26,8 @@ from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.engine.ranks import process_group
-from pretrain.evaluate import attention, record
+from pretrain.evaluate import record
+from pretrain.evaluate.diagnostics import attention_maps
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import input_ids
@@ -50,6 +51,10 @@ class Standalone:
     @property
     def device(self) -> torch.device:
         return self.trained.device
+
+    @property
+    def module(self) -> Model:
+        return self.trained.model
 
     def losses(self, batch: Batch) -> dict[str, torch.Tensor]:
         return self.trained.model(**{name: values.to(self.device) for name, values in batch.items()})
@@ -242,8 +247,8 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
         raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
     with torch.no_grad():
         row = {"encoder_input_ids": inputs, "labels": labels}
-        patterns = attention.attention_patterns(trained.model, row, tokenizer, most)
-    images = {out / f"{kind}.png": attention.attention_figure(pattern, kind) for kind, pattern in patterns.items()}
+        patterns = attention_maps.attention_patterns(trained.model, row, tokenizer, most)
+    images = {out / f"{kind}.png": attention_maps.attention_figure(pattern, kind) for kind, pattern in patterns.items()}
     for path, figure in images.items():
         write_bytes(path, record.png(figure))
     return list(images)

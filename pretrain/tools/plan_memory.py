@@ -29,7 +29,7 @@ from pretrain.config.optimizers import AdafactorConfig
 from pretrain.engine.construction import layers, recomputed
 from pretrain.engine.optimizers.groups import parameter_groups
 from pretrain.models import ModelConfig
-from pretrain.models.functional.attention import Backend, using
+from pretrain.models.functional.attention_backends import Backend, using
 from pretrain.models.model import Model
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]

@@ -21,8 +21,9 @@ from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
 from pretrain.engine.ranks import communication_device, least, ranks_by_node
 from pretrain.models import ModelConfig
-from pretrain.models.functional.attention import apart, use, using
+from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.functional.kernel_check import Form
+from pretrain.models.kernels import OperatorArguments
 from pretrain.train.micro_batch import full_rows
 from pretrain.train.validate import ValidatedRun
 
@@ -68,8 +69,13 @@ def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dty
     Any exception is one, also of `batches`, and so is a check that doesn't end within two minutes.
     """
     try:
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        given = json.dumps([forms(config, list(batches), dtype), str(dtype).removeprefix("torch."), str(device), tf32])
+        arguments = {
+            "forms": [form._asdict() for form in forms(config, list(batches), dtype)],
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": str(device),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+        given = json.dumps(arguments)
         ended = subprocess.run(_CHECK, input=given, text=True, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"the check has not ended within {_SECONDS:g} s"
@@ -100,8 +106,19 @@ class _Recorded(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
         if function.name() == "encdec::flash_attention":
-            sources, diagonals, hidden, _, *settings = args
-            queries, keys, _ = (part for source in sources for part in apart(source))
-            sizes = [*queries.shape[:3], *keys.shape[2:]]
-            self.forms.append(Form._make([*sizes, diagonals is not None, len(hidden) > 0, *settings]))
+            given = OperatorArguments(*args)
+            queries, keys, _ = (part for source in given.sources for part in apart(source))
+            rows, heads, length, d_kv = queries.shape
+            self.forms.append(
+                Form(
+                    rows=rows,
+                    heads=heads,
+                    queries=length,
+                    keys=keys.size(2),
+                    d_kv=d_kv,
+                    biased=given.diagonals is not None,
+                    masked=len(given.labels) > 0,
+                    **given.settings._asdict(),
+                )
+            )
         return function(*args, **(kwargs or {}))

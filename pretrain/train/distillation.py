@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -36,7 +37,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.functional.arithmetic import at_least_fp32, linear, soft_capped
+from pretrain.models.functional.arithmetic import at_least_fp32, soft_capped
 from pretrain.models.functional.cross_entropy import indices_of_targets, token_losses
 from pretrain.models.model import Head, Losses
 
@@ -183,7 +184,7 @@ class Distillation(nn.Module):
     ) -> Tensor:
         """(3, n) The loss, the cross-entropy and T² · KL of states x (n, d_model)."""
         temperature, top_k = self.settings.temperature, self.settings.top_k
-        logits = soft_capped(linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
+        logits = soft_capped(F.linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
         with torch.no_grad():
             of_teacher = self.teacher.lm_head(teacher_states)[:, : self.vocabulary].to(weight.dtype) / temperature
         log_q = torch.log_softmax(logits / temperature, dim=-1)

@@ -15,7 +15,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.evaluate.attention import Pattern, attention_patterns, plain
+from pretrain.evaluate.diagnostics.attention_maps import Pattern, attention_patterns, plain
 from pretrain.evaluate.record import new_figure, png
 from pretrain.run.metrics_file import read_metrics
 

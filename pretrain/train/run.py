@@ -10,11 +10,11 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
-from pretrain.hardware import threads_per_rank
+from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
-from pretrain.train.preflight import NOT_FRESH, device_problems, note_death
+from pretrain.train.preflight import NOT_FRESH, device_problems, note_death, without_bf16
 from pretrain.train.run_report import RunReport
 from pretrain.train.validate import ValidatedRun, validate
 
@@ -61,7 +61,13 @@ def train_in_group(
     from pretrain.train.callbacks import build_callbacks, stops
     from pretrain.train.trainer import Trainer
 
-    config = from_rank_0(config, RunConfig)  # a network file system may show other hosts an older run file
+    asked = config
+    if device_type() == "cpu" and not cpu_multiplies_bf16():
+        config = without_bf16(asked)
+    # other hosts may have other CPUs, and a network file system may show them an older run file
+    config = from_rank_0(config, RunConfig)
+    if rank == 0 and config != asked:
+        print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
     run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))

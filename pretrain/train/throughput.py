@@ -17,7 +17,6 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.models.functional.arithmetic import matmul
 from pretrain.train.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
@@ -51,7 +50,7 @@ def _seconds_of(matrix: Tensor) -> float:
     times = []
     for _ in range(1 + _TIMES):
         started = time.perf_counter()
-        result = matmul(matrix, matrix)
+        result = matrix @ matrix
         if result.is_cuda:
             torch.cuda.synchronize(result.device)
         times.append(time.perf_counter() - started)

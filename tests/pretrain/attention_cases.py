@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models
-from pretrain.models.functional.attention import apart, attend, eager, flash, using
+from pretrain.models.functional.attention_backends import apart, attend, eager, flash, using
 from pretrain.models.functional.attention_bias import MASKED, Pattern, Window, labels
 from tests.pretrain.small_models import VOCABULARY, examples_of, gradients, packed
 

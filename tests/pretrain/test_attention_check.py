@@ -16,9 +16,9 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.attention import logit_bias
-from pretrain.models.functional import attention, kernel_check
-from pretrain.models.functional.attention import attend, using
-from pretrain.models.functional.attention_bias import Pattern
+from pretrain.models.functional import attention_backends, kernel_check
+from pretrain.models.functional.attention_backends import attend, using
+from pretrain.models.functional.attention_bias import Pattern, Visibility
 from pretrain.models.functional.kernel_check import Form
 from pretrain.train import attention_check
 from pretrain.train.attention_check import choose_attention, forms
@@ -55,10 +55,10 @@ def _kept():
 def test_each_backend_computes_attention(backend, dtype, form, monkeypatch):
     called = []
     for name in ("sdpa", "eager", "flash"):
-        monkeypatch.setattr(attention, name, lambda queries, *_, name=name: called.append(name) or queries)
+        monkeypatch.setattr(attention_backends, name, lambda queries, *_, name=name: called.append(name) or queries)
     x, heads = torch.zeros(2, 6, 16, dtype=dtype), torch.zeros(2, 2, 6, 8, dtype=dtype)
     with using(backend):
-        bias = logit_bias(x, 6, key_mask=torch.ones(2, 6))
+        bias = logit_bias(x, 6, Visibility(key_mask=torch.ones(2, 6)))
         attend(heads, heads, heads, bias, False, 1.0, 0.0)
     assert called == [form]
     assert isinstance(bias, Pattern) == (backend == "triton")
@@ -79,7 +79,7 @@ def trained(path: Any) -> str | None:
     from tests.pretrain.runs import _train_each
 
     assert _train_each([(path, None)]) == [0]
-    return attention._backend
+    return attention_backends._backend
 
 
 def a_run(asked: str, rank: int = 0) -> Any:
@@ -101,7 +101,7 @@ def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False
     alone(monkeypatch)
     if elsewhere:
         monkeypatch.setattr(attention_check, "least", lambda *_: 0)
-    return choose_attention(a_run(asked), CUDA), attention._backend
+    return choose_attention(a_run(asked), CUDA), attention_backends._backend
 
 
 @each(
@@ -129,11 +129,12 @@ def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkey
     alone(monkeypatch)
     run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
     assert choose_attention(run, CUDA) is None
-    assert attention._backend == "triton"
-    found, *settings = json.loads(given.read_text())
-    assert settings == ["float32", "cuda", False]
+    assert attention_backends._backend == "triton"
+    found = json.loads(given.read_text())
+    settings = found["dtype"], found["device"], found["tf32"]
+    assert settings == ("float32", "cuda", False)
     inputs, targets = run.lengths
-    widths = {(form.queries, form.keys) for form in (Form(*one) for one in found)}
+    widths = {(form.queries, form.keys) for form in (Form(**one) for one in found["forms"])}
     assert widths == {(inputs, inputs), (targets, targets), (targets, inputs)}
 
 
@@ -144,7 +145,7 @@ def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
     monkeypatch.setattr(attention_check, "full_rows", damaged)
     alone(monkeypatch)
     line = choose_attention(a_run("auto"), CUDA)
-    assert attention._backend == "sdpa"
+    assert attention_backends._backend == "sdpa"
     assert line is not None
     assert line.endswith("fail here: FailedError: a damaged shard; PyTorch's are taken")
 
@@ -255,7 +256,7 @@ def test_the_rounding_of_bf16_is_no_problem(width, monkeypatch):
     found = forms(models.parse(T5), short, torch.bfloat16)
 
     def problem_of(function: Any) -> str | None:
-        monkeypatch.setattr(attention, "flash", function)
+        monkeypatch.setattr(attention_backends, "flash", function)
         return kernel_check.find_problem(found, "bfloat16", "cpu", False)
 
     assert problem_of(rounded) is None
@@ -283,11 +284,11 @@ def raising(error: Exception) -> Any:
 def test_a_kernel_that_is_wrong_or_raises_is_a_problem_and_no_end(form, expected, monkeypatch):
     """Another function is in the kernels' place."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    own = attention.flash
+    own = attention_backends.flash
 
     def called(queries: Tensor, *others: Any) -> Tensor:
         return own(queries, *others) if queries.is_meta else form(queries, *others[:6])  # what they are joined in
 
-    monkeypatch.setattr(attention, "flash", called)
+    monkeypatch.setattr(attention_backends, "flash", called)
     found = problem(T5)
     assert found is expected is None or found.startswith(expected)

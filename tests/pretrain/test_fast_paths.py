@@ -16,8 +16,8 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.construction import prepare_layers
 from pretrain.models import build, layers
 from pretrain.models.functional.arithmetic import drop
-from pretrain.models.functional.attention import attend, sdpa
-from pretrain.models.functional.attention_bias import toeplitz
+from pretrain.models.functional.attention_backends import attend, sdpa
+from pretrain.models.functional.attention_bias import Visibility, Window, toeplitz
 from pretrain.models.functional.cross_entropy import token_losses
 from pretrain.models.layers import RMSNorm
 from tests.pretrain import small_models
@@ -159,6 +159,39 @@ def test_ranks_round_numbers_that_slow_a_cpu_down_to_zero():
 
 
 # Attention is right for every length and mask, and never meets a kernel that isn't.
+
+
+MASK = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]])
+SEGMENTS = torch.tensor([[1, 1, 2, 2, 2], [1, 1, 1, 1, 0]])
+PREFIX = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]])
+
+
+@each(
+    "seen, expected",
+    [
+        (Visibility(), []),
+        (Visibility(prefix=PREFIX), []),  # which hides nothing by itself
+        (Visibility(causal=True), ["11100 11110 11111"]),
+        (Visibility(window=Window(1, 1)), ["01110 00111 00011"]),
+        (Visibility(causal=True, window=Window(1, 1)), ["01100 00110 00011"]),
+        (Visibility(causal=True, prefix=PREFIX), ["11101 11111 11111", "11100 11110 11111"]),
+        # a query that sees nothing sees all
+        (Visibility(key_mask=MASK), ["11011 11011 11011", "11111 11111 11111"]),
+        (
+            Visibility(causal=True, query_segments=SEGMENTS[:, 2:], key_segments=SEGMENTS),
+            ["00100 00110 00111", "11100 11110 00001"],
+        ),
+        (
+            Visibility(key_mask=MASK, query_segments=SEGMENTS[:, 2:], key_segments=SEGMENTS),
+            ["00011 00011 00011", "11111 11111 11111"],
+        ),
+    ],
+)
+def test_a_query_sees_the_keys_that_nothing_hides(seen, expected):
+    """Worked by hand, for the last three of five tokens in two rows."""
+    mask = seen.mask(3, 5, torch.device("cpu"))
+    rows = [] if mask is None else mask[:, 0].expand(-1, 3, -1).int().tolist()
+    assert [" ".join("".join(map(str, keys)) for keys in row) for row in rows] == expected
 
 
 LENGTHS = (63, 64, 114, 128, 192, 320, 512)

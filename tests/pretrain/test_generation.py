@@ -18,14 +18,14 @@ from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
-from pretrain.cli.checkpoints import show
+from pretrain.cli.generate import show
 from pretrain.config.models import ModelConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.blanks import blank_out, likeliest_fillings
 from pretrain.evaluate.generation.decoding import generate, repeating, sample, uniform_draws, warped
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answer, answer_texts, padded, split_spans
-from pretrain.models.functional.attention import attend, recording_weights
+from pretrain.models.functional.attention_backends import attention_weights
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
 from tests.pretrain.exported import in_transformers, randomise
@@ -288,8 +288,8 @@ def test_a_text_that_memory_is_too_small_for_is_refused_in_a_line():
     with pytest.raises(UserError, match=r" needs 8\.6 TB of memory"):
         generate(random_model("t5"), ids, mask)
     whole = torch.zeros(2, 4, 300_000, 1)
-    with recording_weights(), pytest.raises(UserError, match=r" needs 2\.9 TB of memory"):
-        attend(whole, whole, whole, None, False, 1.0, 0.0)
+    with pytest.raises(UserError, match=r" needs 2\.9 TB of memory"):
+        attention_weights(whole, whole, None, False, 1.0)
     with pytest.raises(
         UserError, match=r"too little memory for 2 texts of up to 300,000 tokens together: .*; give"
     ) as one:
@@ -412,7 +412,7 @@ def test_a_causal_model_goes_on_with_a_text(tokenizer):
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
-    monkeypatch.setattr(cli.checkpoints, "_open", lambda path: trained)
+    monkeypatch.setattr(cli.generate, "open_checkpoint", lambda path: trained)
     return CliRunner().invoke(cli.app, ["generate", "somewhere", *map(str, arguments)], input=piped)
 
 
@@ -472,7 +472,7 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path):
     piped = io.TextIOWrapper(io.BytesIO(file.read_bytes()), encoding="utf-8", errors="surrogateescape")
     for source, given in (("stdin", (None, piped)), (file, (file, None))):
         with pytest.raises(UserError) as refused:
-            cli.checkpoints.texts_of([], *given)
+            cli.generate.texts_of([], *given)
         assert str(refused.value) == f"{source}: line 2 isn't UTF-8"
 
 

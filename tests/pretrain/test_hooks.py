@@ -31,12 +31,14 @@ from pretrain.engine.checkpoint.directory import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
 from pretrain.evaluate import record
-from pretrain.evaluate.attention import attention_patterns
+from pretrain.evaluate.diagnostics.attention_maps import attention_patterns, recording_weights
+from pretrain.evaluate.diagnostics.loss_breakdown import power_of_two, span_lengths
+from pretrain.evaluate.diagnostics.vectors import embedding
 from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut, Outcome, StepHook
 from pretrain.evaluate.hook_runner import HookRunner
-from pretrain.evaluate.validation_loss import power_of_two, span_lengths
-from pretrain.evaluate.vectors import embedding
+from pretrain.models.model import recording_hits
 from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.evaluate import Standalone
 from pretrain.train import callback, callbacks
 from tests.conftest import TOP
 from tests.conftest import run as run_command
@@ -100,7 +102,8 @@ class Leaving:
     alarm of a spent budget. `calls`: how many it has called."""
 
     def __init__(self, engine: Any):
-        self.engine, self.device, self.losses = engine, engine.device, engine.losses
+        self.engine, self.module = engine, engine.module
+        self.device, self.losses = engine.device, engine.losses
         self.number = self.calls = 0
 
     @contextlib.contextmanager
@@ -330,10 +333,30 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
         model, inputs, labels = as_at_the_start(name), ids(4, 6), ids(4, 6, seed=1)
         labels[:, 4:] = -100
         labels[0, 0] = logits_of(model, inputs, labels)[0, 0].argmax()  # which T5 sees only after it
-        evaluation = evaluated_alone(SimpleNamespace(losses=lambda batch, model=model: model(**batch)), None, {}, 4)
+        evaluation = evaluated_alone(Standalone(TrainedModel(model, None)), None, {}, 4)
         _, hits = evaluation.losses_and_hits({"encoder_input_ids": inputs, "labels": labels})
         assert hits[0, 0]
         assert torch.equal(hits, logits_of(model, inputs, labels).argmax(dim=-1) == labels)
+
+
+@torch.no_grad()
+def test_what_is_recorded_of_a_model_is_of_none_other():
+    """Hits and attention weights of two models, one inside the block of the other, and nothing after the blocks."""
+    models = [as_at_the_start(name) for name in ("t5", "gpt2")]
+    inputs = ids(4, 6)
+    with contextlib.ExitStack() as stack:
+        hits, weights = (
+            [stack.enter_context(recorded(model)) for model in models]
+            for recorded in (recording_hits, recording_weights)
+        )
+        models[1](encoder_input_ids=inputs, labels=inputs)
+        assert [len(found) for found in (*hits, *weights)] == [0, 1, 0, models[1].config.num_layers]
+    models[1](encoder_input_ids=inputs, labels=inputs)
+    assert len(hits[1]) == 1
+    name, found = weights[1][0]
+    assert name == "decoder.layers.0.attention"
+    torch.testing.assert_close(found.sum(dim=-1), torch.ones(found.shape[:3]))
+    assert found.triu(1).abs().max() == 0
 
 
 @pytest.mark.slow

@@ -26,8 +26,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pretrain.models.kernels.attention import flash_attention
+from pretrain.models.kernels import OperatorArguments
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
+from pretrain.models.kernels.flash_operator import flash_attention
 from pretrain.models.kernels.tiles import shared_memory, tile_sizes
 
 # Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
@@ -209,3 +210,9 @@ def test_ragged_widths_are_compiled_once(compilations):
     for some in widths:
         t5_step(draw.randint(1, 3), *some)
     assert compilations == {"forward": 3, "backward_queries": 3, "backward_keys": 3}
+
+
+def test_the_arguments_of_the_operator_have_its_names():
+    """An argument more, or in another place, must not be read as its neighbour."""
+    schema = torch.ops.encdec.flash_attention.default._schema
+    assert [argument.name for argument in schema.arguments] == list(OperatorArguments._fields)

@@ -59,17 +59,17 @@ def on_its_node(work: Callable[[int], Any]) -> Any:
 def chosen(folders: dict[str, Path], rank: int) -> list[tuple[float, str | None, str | None]]:
     """On a GPU, for each node whose check fails: when this rank has chosen what computes attention, what it says and
     what it takes."""
-    from pretrain.models.functional import attention
+    from pretrain.models.functional import attention_backends
     from pretrain.train import attention_check
 
     found: list[tuple[float, str | None, str | None]] = []
     for failing, folder in folders.items():
-        with pytest.MonkeyPatch.context() as patch, attention.using(None):
+        with pytest.MonkeyPatch.context() as patch, attention_backends.using(None):
             child(patch, CHECK.format(folder=str(folder), failing=failing))
             patch.setattr(attention_check, "forms", lambda *_: [])
             patch.setattr(attention_check, "_rows", lambda *_: [])
             line = attention_check.choose_attention(a_run("auto", rank), torch.device("cuda"))
-            found.append((time.monotonic(), line, attention._backend))
+            found.append((time.monotonic(), line, attention_backends._backend))
     return found
 
 

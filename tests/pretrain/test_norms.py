@@ -15,9 +15,9 @@ import torch.distributed as dist
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config.evaluation import NormsSettings
+from pretrain.evaluate.diagnostics.norms import by_layer
 from pretrain.evaluate.hook import Findings
 from pretrain.evaluate.hook_runner import HookRunner
-from pretrain.evaluate.norms import by_layer
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks

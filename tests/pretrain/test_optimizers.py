@@ -20,7 +20,7 @@ from pretrain.engine.optimizers import flat_buffers
 from pretrain.engine.optimizers.adafactor import tiles
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer
 from pretrain.engine.optimizers.groups import kinds, parameter_groups, problems, set_rates
-from pretrain.engine.optimizers.muon import balanced
+from pretrain.engine.optimizers.muon import balanced, orthogonal
 from tests.pretrain.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
 from tests.pretrain.runs import run_file, train_each
 from tests.pretrain.small_models import as_at_the_start
@@ -416,3 +416,9 @@ def test_the_norm_of_a_large_flat_buffer_is_that_in_fp64_without_a_copy_in_fp64(
             assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-6)
     assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1_000_000
     assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_orthogonal_matrices_in_bf16_are_near_to_those_in_fp32():
+    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found, precise = orthogonal(matrix, 5).float(), orthogonal(matrix.float(), 5)
+    assert (found - precise).abs().max() < 0.05

@@ -23,7 +23,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.device_speed import GPUS, Gpu
 from pretrain.engine.construction import adds_locally, layers, prepare_layers
 from pretrain.hardware import threads_per_rank
-from pretrain.models.functional.attention import using
+from pretrain.models.functional.attention_backends import using
 from pretrain.tools.plan import Plan, resolve_rows, text
 from pretrain.tools.plan_memory import LiveMemory, Parameters, Rows, States, activations, states
 from tests import tables

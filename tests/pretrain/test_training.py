@@ -1,5 +1,7 @@
 """Training through DeepSpeed with real ranks on a real corpus: exactness, resume, damage, tracking."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -26,7 +28,9 @@ from pretrain.run.status import Status
 from pretrain.train.tracking.mlflow_store import TrackedRun
 from tests.data_pipeline.object_store import serving
 from tests.pretrain.forked import Forked, run_forked
-from tests.pretrain.runs import MODEL, losses, mlflow, run_file, train, train_each, train_ranks
+from tests.pretrain.rank_processes import each as runs_of_ranks
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import MODEL, _train_each, losses, mlflow, run_file, train, train_each, train_ranks
 from tests.slow import slow
 from tests.tables import each
 
@@ -74,6 +78,31 @@ def test_losses_are_equal_to_the_bit_where_only_ranks_and_stage_differ(small_cor
 
 ON_CPU = [(2, "bf16", "cpu", ["optimizer"]), (3, "bf16", "cpu", ["optimizer", "param"])]
 ON_NVME = [(3, "bf16", "nvme", kinds) for kinds in (["optimizer"], ["optimizer", "param"])]
+
+
+def without_arithmetic_for_bf16(path: Path) -> str:
+    """Trains as on a CPU without it; returns what the run prints."""
+    from pretrain.train import run
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(run, "cpu_multiplies_bf16", lambda: False)
+        assert _train_each([(path, None)]) == [0]
+    return printed.getvalue()
+
+
+def test_a_run_in_bf16_is_one_in_fp32_on_a_cpu_that_does_not_multiply_bf16(small_corpus, tmp_path):
+    """To the bit, Muon's products too, and a line says so."""
+    muon = {"name": "muon", "learning_rate": 1e-3}
+    settings = {"bf16": muon, "fp32": muon | {"newton_schulz_dtype": "fp32"}}
+    paths = [
+        run_file(tmp_path / name, small_corpus, 1, {"max_steps": 2}, precision=name, optimizer=optimizer)
+        for name, optimizer in settings.items()
+    ]
+    in_bf16, in_fp32 = on_ranks(1, runs_of_ranks, without_arithmetic_for_bf16, [(path,) for path in paths])[0]
+    assert losses(paths[0]) == losses(paths[1])
+    line = "precision: this CPU has no arithmetic for bf16, so the run computes in fp32\n"
+    assert in_bf16.count(line) == 1
+    assert line not in in_fp32
 
 
 @each(

@@ -8,7 +8,7 @@ import torch
 from checks.gpu.report import Report
 from checks.gpu.trace import OURS, Trace
 from checks.gpu.workload import Workload
-from pretrain.models.functional.attention import flash
+from pretrain.models.functional.attention_backends import flash
 from pretrain.models.functional.attention_bias import Pattern
 from pretrain.train.attention_check import find_problem
 

@@ -9,7 +9,7 @@ from checks.gpu.report import Json, Report
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain import models
-from pretrain.models.functional.attention import using
+from pretrain.models.functional.attention_backends import using
 from pretrain.models.model import Model
 from tests.pretrain.small_families import FAMILIES
 

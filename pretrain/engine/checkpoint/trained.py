@@ -35,7 +35,7 @@ from pretrain.engine.checkpoint.tensors import (
 from pretrain.engine.optimizers import AVERAGE
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
-from pretrain.models.layers import not_drawn
+from pretrain.models.layers import NotDrawn
 from pretrain.models.model import Model
 from pretrain.run.train_state import TrainState
 
@@ -61,7 +61,7 @@ class TrainedModel:
             verify_together(directory, config)
         else:
             StoredTensors(directory).verify()
-        with not_drawn():
+        with NotDrawn():
             model = models.build(config)
         load_weights(model, directory)
         return cls(model.eval(), tokenizers.load(directory))

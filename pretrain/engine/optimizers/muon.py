@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 from pretrain.config.optimizers import MuonConfig
 from pretrain.engine.optimizers.adamw_scale import count_step, fused_adamw
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole
-from pretrain.models.functional.arithmetic import addmm, matmul
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
@@ -166,9 +165,10 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(steps):
-        gram = matmul(x, x.mT)
-        x = addmm(x, addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
+        gram = x @ x.mT
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
     return x.mT if tall else x
 
 

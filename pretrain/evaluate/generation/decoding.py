@@ -25,7 +25,9 @@ class Search:
     """
 
     def __init__(self, prompt: Tensor, config: ModelConfig, settings: GenerationSettings, numbers: Sequence[int]):
-        self.settings, self.eos, self.pad = settings, config.eos_id, config.pad_id
+        self.settings = settings
+        self.eos = config.eos_id
+        self.pad = config.pad_id
         self.texts = prompt.new_full((len(prompt), settings.max_new_tokens), config.pad_id)
         self.decided = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
         self.draws = uniform_draws(settings, numbers).to(prompt.device) if settings.temperature > 0.0 else None
@@ -64,7 +66,9 @@ class BeamSearch(Search):
         self.beaten = self.decided[:, None]  # the finished hypotheses can't be beaten
 
     def choose(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        beams, penalty, early = self.settings.num_beams, self.settings.length_penalty, self.settings.early_stopping
+        beams = self.settings.num_beams
+        penalty = self.settings.length_penalty
+        early = self.settings.early_stopping
         length, most = step + 1, self.settings.max_new_tokens
         examples, width = self.sums.shape
         sums, best = (self.sums.view(-1, 1) + scores).view(examples, -1).topk(2 * beams)
@@ -207,7 +211,9 @@ def generate(
                 hypotheses = torch.arange(len(tokens), device=tokens.device).view(len(rows), -1)[stay].flatten()
                 decoder.select(hypotheses)
                 search.keep(stay)
-                rows, tokens, history = rows[stay], tokens[hypotheses], history[hypotheses]
+                rows = rows[stay]
+                tokens = tokens[hypotheses]
+                history = history[hypotheses]
         result[rows] = search.texts
         before_eos = (result == config.eos_id).cumsum(dim=1) == 0
         return result[:, : int(before_eos.sum(dim=1).max()) + 1]

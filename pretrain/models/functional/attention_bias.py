@@ -45,47 +45,54 @@ def refuse_beyond_memory(like: Tensor, queries: int, keys: int, matrices: int) -
         )
 
 
-def visible(
-    queries: int,
-    keys: int,
-    device: torch.device,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    key_mask: Tensor | None = None,
-    query_segments: Tensor | None = None,
-    key_segments: Tensor | None = None,
-    prefix: Tensor | None = None,
-    allow_empty: bool = False,
-) -> Tensor | None:
-    """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if every query sees every key.
+class Visibility(NamedTuple):
+    """Which keys a query sees: those that no field hides. By default every query sees every key.
 
-    With `causal`, a query sees no future key, and with a `window` no distant one; the last query is aligned with the
-    last key. `key_mask` (batch, keys) is nonzero at real keys. With segments (batch, queries) and (batch, keys), an
-    example of a packed row sees only itself. Keys in a `prefix` (batch, keys), where it is nonzero, aren't future ones.
-
-    Unless `allow_empty`, a query that would see no key, of padding or without any input, sees every key. Kernels that
-    compute the softmax a second time, from the logarithm of its sum, would give a wrong gradient for it: that logarithm
-    would be MASKED, in which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
+    - `causal`: hides the keys after a query's position. The last query is aligned with the last key.
+    - `window`: hides the keys outside the window around a query's position.
+    - `key_mask` (batch, keys): hides padding, where the mask is zero.
+    - `query_segments` (batch, queries), `key_segments` (batch, keys): hide the other examples of a packed row.
+    - `prefix` (batch, keys): `causal` doesn't hide the keys where the prefix is nonzero.
     """
-    masks = []
-    if causal:
-        past = _band(queries, keys, device, after=0)
-        masks.append(past if prefix is None else past | prefix[:, None, None, :].bool())
-    if window is not None:
-        masks.append(_band(queries, keys, device, *window))
-    if key_mask is not None:
-        masks.append(key_mask[:, None, None, :].bool())
-    if query_segments is not None and key_segments is not None:
-        masks.append(query_segments[:, None, :, None] == key_segments[:, None, None, :])
-    if not masks:
-        return None
-    mask = masks[0]
-    for other in masks[1:]:
-        mask = mask & other
-    if allow_empty or (key_mask is None and query_segments is None):
-        return mask  # in the latter case a query sees the key in its own position
-    return mask | ~mask.any(dim=-1, keepdim=True)
+
+    causal: bool = False
+    window: Window | None = None
+    key_mask: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
+    prefix: Tensor | None = None
+
+    @property
+    def differs_by_row(self) -> bool:
+        """True if rows of a batch may have different masks."""
+        tensors = (self.key_mask, self.query_segments, self.key_segments, self.prefix)
+        return any(one is not None for one in tensors)
+
+    def mask(self, queries: int, keys: int, device: torch.device, allow_empty: bool = False) -> Tensor | None:
+        """True where a query sees a key, broadcasting to (batch, heads, queries, keys); None if nothing is hidden.
+
+        Unless `allow_empty`, a query that would see no key, of padding or without any input, sees every key. Kernels
+        that compute the softmax a second time, from the logarithm of its sum, would give a wrong gradient for such a
+        query: that logarithm would be MASKED, in which fp32 loses it. cuDNN's gives NaN (PyTorch issue 196678).
+        """
+        masks = []
+        if self.causal:
+            past = _band(queries, keys, device, after=0)
+            masks.append(past if self.prefix is None else past | self.prefix[:, None, None, :].bool())
+        if self.window is not None:
+            masks.append(_band(queries, keys, device, self.window.before, self.window.after))
+        if self.key_mask is not None:
+            masks.append(self.key_mask[:, None, None, :].bool())
+        if self.query_segments is not None and self.key_segments is not None:
+            masks.append(self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :])
+        if not masks:
+            return None
+        mask = masks[0]
+        for other in masks[1:]:
+            mask = mask & other
+        if allow_empty or (self.key_mask is None and self.query_segments is None):
+            return mask  # in the latter case a query sees the key in its own position
+        return mask | ~mask.any(dim=-1, keepdim=True)
 
 
 def _band(queries: int, keys: int, device: torch.device, before: int | None = None, after: int = 0) -> Tensor:
@@ -183,7 +190,7 @@ class Pattern(NamedTuple):
         if self.labels is not None:
             seen = self.labels.queries[:, None, :, None] == self.labels.keys[:, None, None, :]
             bias = masked(bias, seen, dtype)
-        return masked(bias, visible(queries, keys, device, causal=self.causal, window=self.window), dtype)
+        return masked(bias, Visibility(self.causal, self.window).mask(queries, keys, device), dtype)
 
 
 def with_margin(diagonals: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.models.functional.arithmetic import at_least_fp32, linear, matmul, soft_capped
+from pretrain.models.functional.arithmetic import at_least_fp32, soft_capped
 
 
 def indices_of_targets(labels: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ def _losses_and_gradients(
         grad_weight = torch.zeros_like(weight, dtype=losses.dtype)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=losses.dtype)
     for chunk in _chunks(x, weight):
-        logits = soft_capped(linear(x[chunk], weight, bias), settings.softcap)
+        logits = soft_capped(F.linear(x[chunk], weight, bias), settings.softcap)
         losses[chunk], log_z = losses_of(logits, ids[chunk], settings.z_loss, settings.label_smoothing)
         if gradient is None or grad_x is None or grad_weight is None:
             continue
@@ -200,8 +201,8 @@ def _losses_and_gradients(
         to_grad_(logits, ids[chunk], log_z, grad_softmax, along, settings.label_smoothing)
         if slope is not None:
             logits *= slope
-        grad_x[chunk] = matmul(logits, weight)
-        grad_weight += matmul(logits.t(), x[chunk])
+        grad_x[chunk] = logits @ weight
+        grad_weight += logits.t() @ x[chunk]
         if grad_bias is not None:
             grad_bias += logits.sum(dim=0, dtype=grad_bias.dtype)
     return losses.masked_fill_(ignored, 0.0), [] if gradient is None else [grad_x, grad_weight, grad_bias]

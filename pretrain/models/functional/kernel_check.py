@@ -1,7 +1,8 @@
 """Compares this project's attention on a GPU with PyTorch's: `python -m pretrain.models.functional.kernel_check`.
 
-Standard input has the arguments of `find_problem` as JSON. The exit code is 0 if there is none, else the last line on
-standard error is the problem. A process of its own, since a kernel may hang, crash or leave a GPU's context unusable.
+Standard input has the arguments of `find_problem` by name, as JSON. The exit code is 0 if there is no problem, else the
+last line on standard error is the problem. A process of its own, since a kernel may hang, crash or leave a GPU's
+context unusable.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pretrain.models.functional.attention import attend, using
+from pretrain.models.functional.attention_backends import attend, using
 from pretrain.models.functional.attention_bias import Pattern, Window, labels
 
 # Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
@@ -66,7 +67,10 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    rows, heads, d_kv, before, after = form.rows, form.heads, form.d_kv, form.before, form.after
+    rows = form.rows
+    heads = form.heads
+    d_kv = form.d_kv
+    before, after = form.before, form.after
     queries, keys = (max(_SHORTEST, min(length, _LONGEST)) for length in (form.queries, form.keys))
     inputs = [draw(rows, length, heads, d_kv).transpose(1, 2) for length in (queries, keys, keys)]
     inputs[0] /= form.scale * d_kv**0.5  # logits of variance 1, as at a model's start
@@ -99,5 +103,5 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
 
 
 if __name__ == "__main__":
-    forms, *settings = json.load(sys.stdin)
-    sys.exit(find_problem([Form(*one) for one in forms], *settings))
+    given = json.load(sys.stdin)
+    sys.exit(find_problem(**given | {"forms": [Form(**one) for one in given["forms"]]}))

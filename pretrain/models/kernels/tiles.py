@@ -1,4 +1,4 @@
-"""Functions that the kernels of `attention.py` share, in the manner of FlashAttention-2 (Dao 2023).
+"""Functions that the kernels of `flash.py` share, in the manner of FlashAttention-2 (Dao 2023).
 
 A program works on one tile of queries or keys and loops over the other side, so that no matrix of queries × keys
 exists. Normalisers are log2 of the softmax's sums.

@@ -1,7 +1,8 @@
-"""Attention with a bias that depends on the distance alone, without a matrix of queries × keys.
+"""The operator `encdec::flash_attention`, which runs the kernels of `flash.py`.
 
-The bias comes as its diagonals, (heads, queries + keys − 1) and a margin: T5's relative positions and ALiBi's slopes
-have that form. Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
+It is attention with a bias that depends on the distance alone, without a matrix of queries × keys. The bias comes as
+its diagonals, (heads, queries + keys − 1) and a margin: T5's relative positions and ALiBi's slopes have that form.
+Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.models.kernels import MARGIN
+from pretrain.models.kernels import MARGIN, KernelSettings, OperatorArguments
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.models.kernels.tiles import tile_sizes
 
@@ -54,7 +55,8 @@ def _attention(
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     hidden: Sequence[Any] = labels or [None] * 4
     pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
-    _launch(forward, True, pointers, (q, k, v, out), before, after, scale, softcap, dropout)
+    settings = KernelSettings(before, after, scale, softcap, dropout)
+    _launch(forward, True, pointers, (q, k, v, out), settings)
     return out, normalisers
 
 
@@ -76,57 +78,63 @@ def _attention_backward(
     (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
     hidden: Sequence[Any] = labels or [None] * 4
     shared = q, k, v, _bias(diagonals, q), *hidden[:2]
-    settings = before, after, scale, softcap, dropout
+    settings = KernelSettings(before, after, scale, softcap, dropout)
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     block = tile_sizes("backward_queries", q.dtype, d_kv).rows
     shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
     parts = q.new_zeros(shape, dtype=torch.float32) if needs_grad_diagonals else None
     pointers = *shared, hidden[2], seed, out, normalisers, gradient, dq, delta, parts
-    _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), *settings)  # writes `delta`
+    _launch(backward_queries, True, pointers, (q, k, v, out, gradient, dq), settings)  # writes `delta`
     pointers_of_keys = *shared, hidden[3], seed, normalisers, gradient, delta, dk, dv
-    _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), *settings)
+    _launch(backward_keys, False, pointers_of_keys, (q, k, v, gradient, dk), settings)
     if parts is None or diagonals is None:
         return found
     return [*found, _summed(parts, block, queries, diagonals.size(1))]
 
 
 @_attention_backward.register_fake
-def _(sources: list[Tensor], diagonals: Tensor | None, *others: Any) -> list[Tensor]:
-    grad_bias = [diagonals] if diagonals is not None and others[5] else []
+def _(
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None, out: Tensor,
+    normalisers: Tensor, gradient: Tensor, needs_grad_diagonals: bool, *settings: float | None,
+) -> list[Tensor]:  # fmt: skip
+    grad_bias = [diagonals] if diagonals is not None and needs_grad_diagonals else []
     return [one.new_empty(one.shape) for one in [*sources, *grad_bias]]
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    sources, diagonals, labels, seed, *ctx.settings = inputs
-    ctx.sources = len(sources)
+    given = OperatorArguments(*inputs)
+    ctx.sources = len(given.sources)
+    ctx.settings = given.settings
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*sources, diagonals, seed, *output, *labels)
+    ctx.save_for_backward(*given.sources, given.diagonals, given.seed, *output, *given.labels)
 
 
 def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple:
     saved = ctx.saved_tensors  # read once: checkpointing refuses to compute it again
     sources, (diagonals, seed, out, normalisers, *labels) = [*saved[: ctx.sources]], saved[ctx.sources :]
-    none = [None] * len(labels), *[None] * (1 + len(ctx.settings))
+    none: dict[str, Any] = dict.fromkeys(OperatorArguments._fields) | {"labels": [None] * len(labels)}
     if gradient is None:
-        return [None] * len(sources), None, *none
-    needs_grad_diagonals = diagonals is not None and ctx.needs_input_grad[1]
+        return OperatorArguments(**none | {"sources": [None] * len(sources)})
+    needs_grad_diagonals = diagonals is not None and OperatorArguments(*ctx.needs_input_grad).diagonals
     found = _attention_backward(
         sources, diagonals, labels, seed, out, normalisers, gradient, needs_grad_diagonals, *ctx.settings
     )
-    return found[: len(sources)], found[len(sources)] if needs_grad_diagonals else None, *none
+    of_sources = found[: len(sources)]
+    of_diagonals = found[len(sources)] if needs_grad_diagonals else None
+    return OperatorArguments(**none | {"sources": of_sources, "diagonals": of_diagonals})
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _launch(
-    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], *settings: float | None
+    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: KernelSettings
 ) -> None:
     """Runs a program for each tile of queries, or of keys, of each head. Its strides are those of `strided`.
 
     fp32 is multiplied without TF32, unless PyTorch's own products may use it.
     """
-    q, k, _, bias, *_ = pointers
+    q, k, _, bias = pointers[:4]
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     rows, columns, warps, stages = tile_sizes(kernel.__name__, q.dtype, d_kv)
     grid = -(-queries // rows) if of_queries else -(-keys // columns), batch * heads

@@ -1,7 +1,8 @@
-"""Pictures of attention weights: for each layer and head, how much each token attends to each other token."""
+"""Attention maps: pictures of how much each token attends to each other token, for each layer and head."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluate.hook import Evaluation, Findings
 from pretrain.evaluate.record import new_figure
 from pretrain.models.attention import Attention
-from pretrain.models.functional.attention import recording_weights
 from pretrain.models.model import Model, shift_right
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AttentionPictures:
 def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Mapping[str, Pattern]:
     """The attention of `model` on a batch of one row, by kind, cut to the first `most` queries and keys."""
     device = next(model.parameters()).device
-    with recording_weights() as noted, _noting_names(model) as names:
+    with recording_weights(model) as recorded:
         model(**{name: values.to(device) for name, values in row.items()})
     inputs = row["encoder_input_ids"][0]
     if "encoder_attention_mask" in row:
@@ -76,7 +76,7 @@ def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int
         targets = shift_right(labels, model.config.decoder_start_id)[0][labels[0] != IGNORE_INDEX]
     ids = {"encoder": (inputs, inputs), "decoder": (targets, targets), "cross": (targets, inputs)}
     by_kind: dict[str, list[Tensor]] = {kind: [] for kind in ids}
-    for name, weights in zip(names, noted, strict=True):
+    for name, weights in recorded:
         kind = _kind(name)
         own = weights.size(2)
         merged = kind == "decoder" and weights.size(3) > own
@@ -98,19 +98,22 @@ def tokens(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
 
 
 @contextlib.contextmanager
-def _noting_names(model: nn.Module) -> Iterator[list[str]]:
-    """Within the block, notes the names of the attention layers of `model` in the order in which they are called."""
-    names: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: names.append(name))
-        for name, module in model.named_modules()
-        if isinstance(module, Attention)
-    ]
+def recording_weights(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Within the block, each attention layer of `model` that is called appends its name and its weights (batch, heads,
+    queries, keys)."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    found: list[tuple[str, Tensor]] = []
     try:
-        yield names
+        for name, layer in layers.items():
+            layer.record = partial(_append, found, name)
+        yield found
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer in layers.values():
+            layer.record = None
+
+
+def _append(found: list[tuple[str, Tensor]], name: str, weights: Tensor) -> None:
+    found.append((name, weights))
 
 
 def _kind(name: str) -> str:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pretrain.models.functional.arithmetic import drop, matmul, soft_capped
+from pretrain.models.functional.arithmetic import drop, soft_capped
 from pretrain.models.functional.attention_bias import MASKED, Pattern, refuse_beyond_memory, with_margin
 
 Backend = Literal["sdpa", "triton", "eager"]
@@ -68,23 +68,6 @@ def is_eager(queries: Tensor, bias: Tensor | None, dropout: float) -> bool:
     return queries.dtype == torch.bfloat16 or dropout > 0 or learned
 
 
-_recorded: list[Tensor] | None = None  # where `attend` leaves its weights
-
-
-@contextmanager
-def recording_weights() -> Iterator[list[Tensor]]:
-    """Within the block, each call of `attend` appends its weights (batch, heads, queries, keys), for pictures of them.
-
-    The fast kernels never hold these weights, so they are computed apart.
-    """
-    global _recorded
-    before, _recorded = _recorded, []
-    try:
-        yield _recorded
-    finally:
-        _recorded = before
-
-
 def attend(
     queries: Tensor,
     keys: Tensor,
@@ -109,16 +92,32 @@ def attend(
     if bias is None and softcap is not None and queries.size(2) > 1 and by_kernel(queries):
         bias = Pattern(None, None, causal)
     if isinstance(bias, Pattern):
-        if takes_head(queries) and _recorded is None:
+        if takes_head(queries):
             return flash(queries, keys, values, bias, scale, dropout, softcap, joined)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
-    if _recorded is not None:
-        refuse_beyond_memory(queries, queries.size(2), keys.size(2), queries.size(0) * queries.size(1))
-        seen = _future(queries, keys, 0) if causal else bias
-        _recorded.append(_softmax(queries, keys, seen, scale, softcap).detach())
     if softcap is not None or is_eager(queries, bias, dropout):
         return eager(queries, keys, values, bias, causal, scale, dropout, softcap)
     return sdpa(queries, keys, values, bias, causal, scale, dropout)
+
+
+@torch.no_grad()
+def attention_weights(
+    queries: Tensor,
+    keys: Tensor,
+    bias: Tensor | Pattern | None,
+    causal: bool,
+    scale: float,
+    softcap: float | None = None,
+) -> Tensor:
+    """The softmax in `attend`, (batch, heads, queries, keys), which the fast kernels never hold.
+
+    Raises UserError where the CPU's memory is too small.
+    """
+    keys = for_each_head(queries, keys)
+    refuse_beyond_memory(queries, queries.size(2), keys.size(2), queries.size(0) * queries.size(1))
+    if isinstance(bias, Pattern):
+        bias = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device)
+    return _softmax(queries, keys, _future(queries, keys, 0) if causal else bias, scale, softcap)
 
 
 def apart(joined: Tensor) -> tuple[Tensor, ...]:
@@ -144,15 +143,24 @@ def flash(
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
     # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
-    from pretrain.models.kernels.attention import flash_attention
+    from pretrain.models.kernels.flash_operator import flash_attention
 
     diagonals = pattern.padded
     if diagonals is None and pattern.diagonals is not None:
         diagonals = with_margin(pattern.diagonals)
     return flash_attention(
-        queries, keys, values, diagonals, pattern.labels or (), pattern.causal, pattern.window,
-        scale, softcap, dropout, joined,
-    )  # fmt: skip
+        queries,
+        keys,
+        values,
+        diagonals,
+        labels=pattern.labels or (),
+        causal=pattern.causal,
+        window=pattern.window,
+        scale=scale,
+        softcap=softcap,
+        dropout=dropout,
+        joined=joined,
+    )
 
 
 def sdpa(
@@ -194,7 +202,7 @@ def eager(
     Where it is causal, some queries at a time: only with the keys up to the last of them.
     """
     if not causal:
-        return matmul(drop(_softmax(queries, keys, bias, scale, softcap), dropout), values)
+        return drop(_softmax(queries, keys, bias, scale, softcap), dropout) @ values
     queries, keys, values = queries.contiguous(), keys.contiguous(), values.contiguous()
     found = []
     for first in range(0, queries.size(2), _QUERIES):
@@ -209,7 +217,7 @@ _QUERIES = 128  # at a time: a quarter of 512 queries leaves out three eighths o
 
 def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
     """The weights of attention (batch, heads, queries, keys)."""
-    logits = matmul(queries if scale == 1.0 else queries * scale, keys.mT)
+    logits = (queries if scale == 1.0 else queries * scale) @ keys.mT
     if softcap is not None:
         logits = soft_capped(logits, softcap)
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)

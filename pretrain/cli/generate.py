@@ -1,0 +1,203 @@
+"""The command `generate`: which texts it takes, and how it shows what a model writes."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from data_pipeline.foundation.command import path_option, refuse_options
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.formatting import is_utf8
+from data_pipeline.foundation.progress import track
+from pretrain.cli.app import Checkpoint, app, open_checkpoint, takes
+
+# The command imports what it runs, since --help and a mistyped option need none of it:
+# PyTorch takes 2 s and 200 MB.
+
+if TYPE_CHECKING:
+    from pretrain.evaluate.generation.blanks import Filling
+    from pretrain.evaluate.generation.texts import Answer
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """The arguments and options of `generate`. Those from `max_new_tokens` on are the fields of GenerationSettings."""
+
+    checkpoint: Checkpoint
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="A text. <extra_id_0>, <extra_id_1>, … stand for masked spans."),
+    ] = None
+    file: Annotated[
+        Path | None, path_option("--file", "A file with one text per line. Default without TEXT: stdin.")
+    ] = None
+    corpus: Annotated[
+        Path | None,
+        path_option("--corpus", "Take sentences from the held-out documents of this corpus, and mask words in them."),
+    ] = None
+    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences from --corpus.")] = 3
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 16
+    likeliest: Annotated[
+        int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
+    ] = 0
+    engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2, which is faster on CPUs, for T5 and BART.")] = (
+        "pytorch"
+    )
+    quantization: Annotated[str | None, typer.Option(help="int8: 8-bit weights, with --engine ctranslate2.")] = None
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")] = (
+        False
+    )
+    out: Annotated[Path | None, path_option("--out", "Write to this new file instead of stdout.")] = None
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 128
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer, in tokens.")] = 0
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size. 0: off.")] = 0
+    num_beams: Annotated[int, typer.Option(help="Number of beams. 1: no beam search.")] = 1
+    length_penalty: Annotated[float, typer.Option(help="For beam search: above 0 favours long answers.")] = 1.0
+    early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false"
+    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0: greedy decoding.")] = 0.0
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the fewest tokens whose probabilities sum to this, after --top-k.")
+    ] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of masks and sampling.")] = 0
+
+
+@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
+@takes(GenerateOptions)
+def generate(context: typer.Context, options: GenerateOptions) -> None:
+    """Fill masked spans, answer a text or continue it, depending on the model."""
+    from data_pipeline import corpus as corpora
+    from data_pipeline.foundation import config_file
+    from pretrain import models
+    from pretrain.evaluate.generation import blanks, ctranslate2_engine
+    from pretrain.evaluate.generation import settings as generation
+    from pretrain.evaluate.generation import texts as answering
+
+    given = {name: getattr(options, name) for name in generation.GenerationSettings.model_fields}
+    settings = config_file.check(given, generation.GenerationSettings, "generate")
+    if options.engine not in ("pytorch", "ctranslate2"):
+        raise UserError(f"--engine: expected pytorch or ctranslate2, got {options.engine!r}")
+    if options.quantization not in (None, "int8"):
+        raise UserError(f"--quantization: expected int8, got {options.quantization!r}")
+    if options.quantization and options.engine == "pytorch":
+        raise UserError("--quantization is for --engine ctranslate2")
+    if options.corpus is None:
+        refuse_options(context, "for --corpus", "number")
+    if options.out is not None and options.out.exists():
+        raise UserError(f"{options.out}: exists already; choose another file")
+    prompts: list[str] = []
+    if options.texts or options.file or options.corpus is None:
+        prompts = texts_of(options.texts or [], options.file, None if sys.stdin.isatty() else sys.stdin)
+    trained = open_checkpoint(options.checkpoint)
+    originals: list[str | None] = [None] * len(prompts)
+    if options.corpus is not None:
+        family = trained.model.config.family
+        if models.FAMILIES[family].generates != "answers":
+            raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
+        blanked = blanks.blank_out(corpora.open_corpus(options.corpus), trained.tokenizer, options.number, options.seed)
+        prompts += [text for text, _ in blanked]
+        originals += [original for _, original in blanked]
+    with ExitStack() as stack:
+        other = None
+        if options.engine == "ctranslate2":
+            other = stack.enter_context(
+                ctranslate2_engine.ctranslate2_engine(trained, options.quantization or "float32", settings)
+            )
+        else:
+            trained = trained.on_best_device()
+        written = answering.answer_texts(trained, prompts, settings, options.batch_size, other)
+        likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
+        stream = stack.enter_context(new_file(options.out)) if options.out else sys.stdout
+        show(written, originals, options.jsonl, stream, likely)
+
+
+_ABOUT_FILLINGS = (
+    "span k: its likeliest fillings, after the likeliest ones of the spans before it.\n"
+    "The line `model` is decoded token by token, so it can differ.\n\n"
+)
+
+
+_ABOUT_EMPTY = "[]: the model left this span empty, as one that has hardly been trained does"
+
+
+def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) -> list[str]:
+    """The texts given as arguments, or the lines of `file` or `piped`. Raises UserError unless there is one source."""
+    if arguments and file:
+        raise UserError("give texts as arguments or with --file, not both")
+    if arguments:
+        return list(arguments)
+    if file is None and piped is None:
+        raise UserError("give a text, --file, --corpus, or pipe lines of text in")
+    try:
+        read = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file else piped.read() if piped else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
+    lines = read.split("\n")
+    if wrong := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
+        raise UserError(f"{file or 'stdin'}: line {wrong[0]} isn't UTF-8")
+    if lines[-1] == "":
+        del lines[-1]
+    if not lines:
+        raise UserError(f"{file or 'stdin'}: has no line of text")
+    return lines
+
+
+def show(
+    written: "Iterator[Answer]",
+    originals: Sequence[str | None],
+    jsonl: bool,
+    out: TextIO,
+    fillings: "Callable[[str], list[list[Filling]]] | None" = None,
+) -> None:
+    """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
+
+    `originals`: the texts before words were masked, if known; shown beside the answers. `fillings` gives the
+    likeliest fillings of each masked span of a text.
+    """
+    if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
+        written = track(written, len(originals), "generate")
+    told = False
+    if fillings and not jsonl:
+        out.write(_ABOUT_FILLINGS)
+    for one, original in zip(written, originals, strict=True):
+        fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
+        out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
+        if not jsonl and not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
+            print(_ABOUT_EMPTY, file=sys.stderr)
+            told = True
+        out.flush()
+
+
+def new_file(path: Path) -> TextIO:
+    """Creates the file. Raises UserError if it exists or can't be created."""
+    try:
+        return path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise UserError(f"{path}: exists already; choose another file") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror}") from None
+
+
+def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+    fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    if original:
+        fields["original"] = original
+    if fillings_of_blanks:
+        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in fillings_of_blanks]
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _as_text(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+    if not one.has_blanks:
+        return one.whole + "\n"
+    lines = [f"masked    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+    for number, fillings in enumerate(fillings_of_blanks):
+        words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
+        lines.append(f"span {number:<4} {words}")
+    return "\n".join(lines) + "\n\n"
