@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from data_pipeline.foundation import hub
 from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserError, one_line
+from data_pipeline.foundation.formatting import masked
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
@@ -92,7 +93,7 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
                 raise refusal from None
             if not _is_temporary(error):
                 raise
-            reason = one_line(error)
+            reason = masked(one_line(error))
         failing_since = failing_since or time.monotonic()
         waited = time.monotonic() - failing_since
         if waited + pause > wait:
