@@ -38,7 +38,8 @@ class SourceConfig(Section):
     format: Format
     """The format of the files."""
     path: Locations
-    """The files: a path, a glob, or a list of them, local or as fsspec URLs."""
+    """The files: a path, a glob, or a list of them, local or as fsspec URLs; `hf://datasets/OWNER/NAME/…` is on the
+    Hugging Face Hub."""
     name: str = ""
     """Part of every document's id, different for each source. `""`: the format's name."""
     language: str = ""

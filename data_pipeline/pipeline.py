@@ -34,7 +34,7 @@ from data_pipeline.foundation.errors import FailedError, UserError, failing_in_o
 from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
-from data_pipeline.stages import deduplication, documents, evaluation_sets, shards, table, tokenizer, tokens
+from data_pipeline.stages import deduplication, documents, evaluation_sets, revisions, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.stages.part_readings import LAST
@@ -72,6 +72,7 @@ def build(
 
 def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render: report.Render) -> Path:
     corpus = Path(config.output)
+    config, commits = revisions.pin(config, corpus)
     inputs = []
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
@@ -85,6 +86,7 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
     small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
     with workers.without_ray() if small else contextlib.nullcontext():
         _prepare(corpus)
+        revisions.keep(commits, corpus)
         if repair:
             _forget_damaged(corpus, config)
         built = _run_stages(config, corpus, inputs, until, strict)

@@ -21,6 +21,7 @@ from data_pipeline.corpus.corpus import (
 )
 from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
 from data_pipeline.execution.work_units import Finished, Result, ResultType
+from data_pipeline.foundation import hub
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
 from data_pipeline.foundation.formatting import masked_values
@@ -155,7 +156,8 @@ def _absolute(path: str | list[str]) -> list[str]:
 def recorded(config: CorpusConfig) -> dict[str, Any]:
     """The settings that the documents, the tokenizer and the shards were made with, defaults included, as in JSON.
 
-    It has no paths: lineage.parquet lists the files that were read, by name and checksum.
+    It has no paths, but the commits of the Hugging Face Hub's repositories: lineage.parquet lists the files that were
+    read, by name and checksum.
     """
     settings = {
         "sources": [
@@ -163,6 +165,7 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
                 **source.model_dump(include={"name", "format", "language"}),
                 "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
                 "cleaning": config.cleaning_of(source).described(),
+                **({"commits": commits} if (commits := hub.commits(source.path)) else {}),
             }
             for source in config.sources
         ],

@@ -32,6 +32,12 @@ class StoreError(UserError):
     """A remote store refuses a request: no credentials, no permission, no such bucket. No file is at fault."""
 
 
+class StoreDamage(StoreError):
+    """A remote store sent other bytes of a file than those whose checksum it publishes."""
+
+    exit_code = 1
+
+
 class StoreUnavailable(StoreError):
     """A remote store hasn't answered within the waiting time. The same command can be run again later."""
 

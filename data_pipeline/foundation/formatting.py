@@ -69,7 +69,9 @@ MASK = "***"
 # user:password@ in a URL; a password may itself hold @ and /, so the last @ of the word ends it
 _IN_URL = re.compile(r"(?P<before>\w://[^/\s:@\"'<>]*:)[^\s\"'<>]+(?=@)")
 _IN_QUERY = re.compile(
-    r"(?P<before>[?&](?:password|passwd|pwd|token|access_token|api_key|sig|secret)=)[^&\s\"'<>]+", re.I
+    r"(?P<before>[?&](?:password|passwd|pwd|token|access_token|api_key|sig|secret"
+    r"|(?:x-(?:amz|goog)-)?signature|x-amz-security-token)=)[^&\s\"'<>]+",
+    re.I,
 )
 # a name that ends like a secret's, and the value that it is given; and tokens that are known by how they begin
 _IN_CODE = re.compile(

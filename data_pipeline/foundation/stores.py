@@ -16,7 +16,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from data_pipeline.foundation import hub
 from data_pipeline.foundation.errors import StoreError, StoreUnavailable, UserError, one_line
+from data_pipeline.foundation.formatting import masked
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
@@ -33,6 +35,9 @@ _TEMPORARY = {
     "botocore.IncompleteReadError",
     "botocore.ResponseParserError",
     "http.HTTPException",
+    "httpx.TransportError",  # of huggingface_hub 1
+    "httpx2.TransportError",
+    "huggingface_hub.HfHubHTTPError",
     "requests.RequestException",
     "urllib3.HTTPError",
 }
@@ -56,8 +61,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
         return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
+    options = _S3 if is_s3 else {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
     try:
-        found, path = fsspec.core.url_to_fs(url, **(_S3 if is_s3 else {}))
+        found, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         extra = "pip install 'encdec-pretrain[s3]'" if is_s3 else one_line(error)
         raise StoreError(f"{url}: the package of this file system isn't installed: {extra}") from None
@@ -87,7 +93,7 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
                 raise refusal from None
             if not _is_temporary(error):
                 raise
-            reason = one_line(error)
+            reason = masked(one_line(error))
         failing_since = failing_since or time.monotonic()
         waited = time.monotonic() - failing_since
         if waited + pause > wait:
@@ -179,6 +185,8 @@ class _File(io.RawIOBase):
 
 def _refusal(error: Exception, url: str) -> StoreError | None:
     """What the store refuses, with the way out; None if it may answer later, or if the file is at fault."""
+    if refused := hub.refusal(error, url):
+        return refused
     code = _code(error)
     if code == "NoSuchBucket":
         return StoreError(f"{url}: there is no bucket {url.partition('://')[2].split('/')[0]!r}")
@@ -194,7 +202,8 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
 
 def _is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed later."""
-    status = getattr(error, "status", None)  # aiohttp's
+    answer = getattr(error, "response", None)
+    status = getattr(error, "status", getattr(answer, "status_code", None))  # aiohttp's, httpx's
     if isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429):
         return False
     if isinstance(error, ConnectionError | TimeoutError):

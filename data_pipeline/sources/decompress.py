@@ -83,14 +83,15 @@ def open_file(path: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_for_random_access(path: str) -> Iterator[Any]:
+def open_for_random_access(path: str, copied: bool = True) -> Iterator[Any]:
     """Like `open_file`, for a format that isn't read from start to end.
 
     A remote file is first copied to a temporary file of this machine: it would be requested more than once, in part.
+    Without `copied` it isn't, which is quicker if little of it will be read.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_file(path))
-        if not stores.is_local(stores.filesystem(path)[0]):
+        if copied and not stores.is_local(stores.filesystem(path)[0]):
             file = _copy_of(file, stack)
             file.seek(0)
         yield file

@@ -44,7 +44,7 @@ class Input:
     """A file to read (any fsspec path), or its bytes `start` … `stop` − 1 if reading can begin at `start`.
 
     `first_ordinal` is the index of the range's first record among all records of the file. `options` are those of the
-    format in the source's config, such as names of columns.
+    format in the source's config, such as names of columns. `is_sample`: only some records will be read.
     """
 
     path: str
@@ -52,6 +52,7 @@ class Input:
     stop: int | None = None
     first_ordinal: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    is_sample: bool = False
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
     ordinal = 0
-    with open_for_random_access(file.path) as source:
+    with open_for_random_access(file.path, copied=not file.is_sample) as source:
         try:
             table = kind(source)
             columns = _columns(file.path, table.schema, Columns(**file.options))
@@ -88,7 +88,7 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
 
 def names(path: str) -> list[str]:
     """The names of the columns."""
-    with open_for_random_access(path) as source:
+    with open_for_random_access(path, copied=False) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
         return list((ParquetTable if is_parquet else ArrowTable)(source).schema.names)

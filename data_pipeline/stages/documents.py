@@ -22,7 +22,7 @@ from data_pipeline.execution.work_units import Finished, Unit
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import atomic_path, fingerprint
-from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
+from data_pipeline.foundation.errors import DamagedInput, StoreDamage, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
@@ -43,6 +43,7 @@ class InputSpec:
     """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all.
 
     `held_out`: (p, q) if the last p/q of its characters are held out; None if a hash of each document decides.
+    `sha256`: that of the file, as the store publishes it; "" if it doesn't.
     """
 
     path: str
@@ -50,6 +51,7 @@ class InputSpec:
     range: Range
     killed: str = ""
     held_out: tuple[int, int] | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
                 end = (1, 1) if (source.name, file.name) in whole else (0, 1)
             elif by == "position":
                 end = _held_out(left, size, total, ratios[source.name])
-            specs.append(InputSpec(file.path, file.name, piece, held_out=end))
+            specs.append(InputSpec(file.path, file.name, piece, held_out=end, sha256=file.sha256))
         spec = DocumentsSpec(
             inputs=specs,
             format=source.format,
@@ -245,8 +247,8 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
     Damage ends an input, not the others nor the build: undamaged records are kept, and the result has the position and
-    reason. The status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store refuses or
-    doesn't answer, which is no damage.
+    reason. The status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store refuses,
+    doesn't answer or sends other bytes than it publishes, which is no damage.
     """
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     clean = Cleaner(spec.cleaning)
@@ -259,6 +261,9 @@ def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
             with stores.while_reading(file.path) as checksum:
                 result = _write_input(spec, file, clean, parts, counts, holes)
             size, sha256 = checksum.finish()
+            if file.sha256 and sha256 not in ("", file.sha256):
+                reason = f"its sha256 is {sha256}, but the store publishes {file.sha256}; run the same command again"
+                raise StoreDamage(f"{file.path}: {reason}")
             results.append(replace(result, bytes=size, sha256=sha256))
     of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
     most = most_common(holes, _HOLES_IN_RESULT)

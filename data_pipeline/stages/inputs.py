@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.foundation import stores
+from data_pipeline.foundation import hub, stores
 from data_pipeline.foundation.atomic import fingerprint, write_json
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import counted, first_few, printable
@@ -21,10 +21,12 @@ from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.stages.revisions import pinned
 from data_pipeline.stages.stage import KINDS
 
 _OPENING = 4096  # bytes that could be read in the time that it takes to open a file
 _CORPORA_SHOWN = 3
+_STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # in listings
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 WRITTEN = {  # by a build, in the directory of its corpus
     *(kind.folder.split("/")[0] for kind in KINDS if kind.folder),
@@ -40,8 +42,8 @@ class NoSuchFile(UserError):
 class InputFile:
     """A file of a source. `name` is its path relative to the source's root.
 
-    `stamp` changes when the file changes: the ETag of a store or, of a local file, the time of its last change and a
-    checksum of its head, middle and tail.
+    `stamp` changes when the file changes: the ETag of a store, the Hub's blob id or, of a local file, the time of its
+    last change and a checksum of its head, middle and tail. `sha256`: as the store publishes it; "" if it doesn't.
     """
 
     source: SourceConfig
@@ -49,6 +51,22 @@ class InputFile:
     name: str
     bytes: int
     stamp: str
+    sha256: str = ""
+
+
+def is_folder(location: str) -> bool:
+    """Whether there is a folder at a path or URL. Raises StoreError if the store refuses, or doesn't answer."""
+    filesystem, path = stores.filesystem(location)
+
+    def ask() -> bool:
+        if hub.parse(location) is None:
+            return bool(filesystem.isdir(path))
+        try:  # its isdir says no where the Hub doesn't answer
+            return bool(filesystem.info(path)["type"] == "directory")
+        except FileNotFoundError:
+            return False
+
+    return stores.with_retries(ask, location, stores.LISTING_SECONDS)
 
 
 def list_files(source: SourceConfig, kind: str = "source", output: Path | None = None) -> list[InputFile]:
@@ -57,16 +75,18 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
     `kind` is what messages call the source, and `output` the directory of the corpus to build. What a build has written
     there, and corpora below the source, are left out, in one line.
 
+    Files of the Hugging Face Hub have the commit in their paths that a branch is at now.
+
     Raises NoSuchFile if a path or glob matches no file, and UserError for files that can't be read: a broken link, a
     directory that links to one above it or can't be listed, a name that isn't UTF-8.
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
-        filesystem, path = stores.filesystem(pattern)
+        at_commit = pinned(pattern)
+        filesystem, path = stores.filesystem(at_commit)
         if stores.is_local(filesystem):
             _refuse_closed_way(path)
-        is_directory = stores.with_retries(partial(filesystem.isdir, path), pattern, stores.LISTING_SECONDS)
-        root = path if is_directory else _root(filesystem, path)
+        root = path if is_folder(at_commit) else _root(filesystem, path)
         if stores.is_local(filesystem):
             files = {file: filesystem.info(file) for file in _local_files(path, root)}
         else:
@@ -95,8 +115,9 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
                 raise UserError(
                     f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
                 )
-            stamp = str(info.get("mtime") or info.get("ETag") or info.get("LastModified") or "") + sample
-            found[name] = InputFile(source, filesystem.unstrip_protocol(file), name, info["size"] or 0, stamp)
+            stamp = next(filter(None, map(info.get, _STAMPS)), "")
+            url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
+            found[name] = InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
 
 

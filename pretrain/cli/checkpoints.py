@@ -121,16 +121,23 @@ def export(
     encoder_only: Annotated[
         bool, typer.Option("--encoder-only", help="Export the encoder without the decoder.")
     ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Everybody may read it there. Default: private.")] = False,
 ) -> None:
     """Export a checkpoint to a directory that Hugging Face transformers loads, with a model card."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import directory as directories
-    from pretrain.export import card
+    from pretrain.export import card, push
     from pretrain.train.tracking import checkpoints as registry
 
     if register is None:
         refuse_options(context, "for --register", "uri")
+    if push_to_hub is None:
+        refuse_options(context, "for --push-to-hub", "public")
     directory = directories.checkpoint_in(checkpoint)
+    destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
     trained = open_checkpoint(directory)
     registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
@@ -143,6 +150,9 @@ def export(
         lineage=card.lineage(directory),
     )
     print(f"{out}: {usage}")
+    if destination is not None:
+        print(destination.describe(out), flush=True)
+        print(f"sent: {destination.send(out)}")
     if registration is not None:
         model = registration.register(out)
         print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")

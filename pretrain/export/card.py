@@ -172,9 +172,12 @@ def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel, encoder_only: 
     """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
     sources = [source for one in lineage.corpora for source in one.corpus.manifest.config["sources"]]
     languages = sorted({source["language"] for source in sources if source["language"]})
+    repositories = {name for source in sources for name in source.get("commits", ())}
+    datasets = sorted(name.removeprefix("datasets/") for name in repositories if name.startswith("datasets/"))
     tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
     values = {
         "language": languages,
+        "datasets": datasets,
         "library_name": "transformers",
         "pipeline_tag": "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates),
         "tags": [hf.model_type, "encdec-pretrain"],

@@ -150,6 +150,8 @@ URLS = {
     "https://:hunter2@example.org": "https://:***@example.org",
     '{"a": "ftp://u:p1@a/b", "c": "ftp://u:p2@d"}': '{"a": "ftp://u:***@a/b", "c": "ftp://u:***@d"}',
     "https://example.org/x?user=me&password=hunter2&y=1": "https://example.org/x?user=me&password=***&y=1",
+    "https://cdn.example.org/x?X-Amz-Signature=abc&y=1": "https://cdn.example.org/x?X-Amz-Signature=***&y=1",
+    "https://cdn.example.org/x?Expires=1&Signature=abc~&y": "https://cdn.example.org/x?Expires=1&Signature=***&y",
 }
 OTHER_URLS = [
     *("https://me@example.org:8080/a", "http://127.0.0.1:5000/", "sqlite:////home/me/runs/mlflow.db"),

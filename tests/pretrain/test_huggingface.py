@@ -3,6 +3,8 @@
 import hashlib
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -11,6 +13,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation import stores
 from data_pipeline.foundation.config_file import load as load_run
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.tokenizer import Tokenizer
@@ -18,13 +21,14 @@ from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.export import export, import_, load_state, tokenizer_files
-from pretrain.export.card import LICENCES
+from pretrain.export import card, export, import_, load_state, tokenizer_files
+from pretrain.export.card import LICENCES, Lineage, TrainingCorpus
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
 from pretrain.train.validate import validate
-from tests.in_process import done_here
+from tests.hub_server import Hub, serving
+from tests.in_process import done_here, refused_here, run_here
 from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
@@ -361,3 +365,72 @@ def test_the_card_says_how_to_load_what_was_exported(options, there, absent, run
     assert there in text
     assert absent not in text
     assert metadata.get("pipeline_tag") == ("feature-extraction" if "--encoder-only" in options else None)
+
+
+def test_the_card_names_the_datasets_of_the_hub_that_a_corpus_is_built_from(small_corpus):
+    corpus, model = open_corpus(small_corpus), new_model()
+    corpus.manifest.config["sources"][0]["commits"] = {"datasets/allenai/c4": "0" * 40, "me/texts": "1" * 40}
+    lineage = Lineage(corpora=[TrainingCorpus(corpus, 1, 1.0, 1.0)])
+    page = card.page(lineage, model.config, hf_models("t5")[0], card.TRANSFORMERS, False)
+    assert ModelCard(page).data.to_dict()["datasets"] == ["allenai/c4"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
+    yield from serving(monkeypatch, "hf_writes")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def checkpoint(spiece, tmp_path) -> Path:
+    model = new_model()
+    export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "first")
+    import_(tmp_path / "first", tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def test_an_export_is_sent_to_a_private_repository_of_the_hub(hub, checkpoint, tmp_path):
+    hub.busy({"/commit/": 3})
+    out = tmp_path / "out"
+    told = done_here("pretrain", "export", checkpoint, out, "--push-to-hub", "mine").splitlines()
+    repository = hub.repositories["models/me/mine"]
+    (commit,) = repository.commits
+    assert repository.private
+    assert repository.commits[commit] == files_of(out)
+    assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() in hub.large
+    assert told[1].startswith(f"sending {len(FILES)} files, ")
+    assert told[1].endswith(f", to {hub.url}/me/mine (private, new): {', '.join(sorted(FILES))}")
+    assert told[2] == f"sent: {hub.url}/me/mine/commit/{commit}"
+    repository.private = False
+    again = ("pretrain", "export", checkpoint, tmp_path / "again", "--push-to-hub", "me/mine")
+    line = refused_here(2, *again)
+    assert line == f"error: --push-to-hub: {hub.url}/me/mine is public: add --public, or give another name"
+    assert not (tmp_path / "again").exists()
+    assert "/me/mine (public): " in done_here(*again, "--public")
+
+
+@each(
+    "token, name, code, said, exported",
+    [
+        ("hf_old", "mine", 2, "{}/mine: the Hub refuses the token: ", False),
+        ("", "mine", 2, "{}/mine: no token; set HF_TOKEN, or ", False),
+        ("hf_writes", "my/own/model", 2, "--push-to-hub: 'my/own/model': expected NAME or OWNER/NAME: ", False),
+        ("hf_reads", "mine", 2, "{}/me/mine: permission denied: 403 Forbidden: ", True),
+    ],
+)
+def test_what_the_hub_refuses_is_told_with_the_way_out(
+    hub, checkpoint, token, name, code, said, exported, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+    done = run_here("pretrain", "export", checkpoint, tmp_path / "out", "--push-to-hub", name)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == code
+    assert line.startswith(f"error: {said.format(hub.url)}")
+    assert (tmp_path / "out").exists() == exported
+    assert line.endswith(f"; to send it: hf upload me/mine {tmp_path / 'out'} . --private") == exported
+    assert hub.repositories == {}

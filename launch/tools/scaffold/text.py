@@ -17,7 +17,7 @@ from data_pipeline.sources import csv, jsonl, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, open_text
 from data_pipeline.stages.documents import text_of
-from data_pipeline.stages.inputs import InputFile, NoSuchFile, list_files
+from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files
 from data_pipeline.tokenizer.training import largest_vocabulary
 
 _FORMATS = {  # by the end of a name, without the ending of its compression
@@ -33,7 +33,7 @@ _SHOWN, _SHOWN_CHARACTERS = 3, 70  # texts, and of each
 _LONGEST_NAME = 100  # of a column
 _ENCODING = "{encoding: "  # in what readers say
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
-_SAMPLE, _SAMPLE_FILES = 300_000, 200  # bytes, files
+_SAMPLE, _SAMPLE_FILES, _REMOTE_FILES = 300_000, 200, 8  # bytes, files, and those of a store, each 4 MB
 _PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # of a compressed file
 _ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or text: the 256 rows of 568 tokens that are evaluated
 _FEWEST, _FEWEST_BYTES = 20, 8_600  # of which 30 % can be held out, so that two rows of T5's are left to train on
@@ -108,8 +108,8 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
     except UserError as error:
         raise UserError(f"--text: {error}") from None
     set_activity(f"reading {counted(len(files), 'file')}")
-    is_folder = Path(text).is_dir()
-    if is_folder and (splits := _saved_splits(Path(text))):
+    folder = is_folder(text)
+    if Path(text).is_dir() and (splits := _saved_splits(Path(text))):
         return splits
     if text_format:
         return [_with_column(SourceConfig(format=text_format, path=text), files[0])], []
@@ -117,7 +117,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
     for file in files:
         parts = PurePosixPath(file.name).parts
         is_about_the_data = parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
-        if not (is_folder and is_about_the_data):
+        if not (folder and is_about_the_data):
             by_ending[_ending(file.name)].append(file)
     found: dict[str, list[str]] = defaultdict(list)  # the endings of each format
     refused: list[tuple[int, UserError]] = []
@@ -128,12 +128,12 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
             refused.append((len(some), error))
     if not found:
         raise UserError(f"--text: {refused[0][1] if refused else f'{text}: holds no text'}")
-    if not is_folder and (refused or len(found) > 1):
+    if not folder and (refused or len(found) > 1):
         raise UserError(f"--text: {text}: matches files of several formats; give a narrower glob, or a folder")
     sources = []
     for kind, endings in sorted(found.items()):
         globs = [f"{text.rstrip('/')}/**/{_glob(by_ending[ending], ending)}" for ending in endings]
-        source = SourceConfig(format=kind, path=globs if is_folder else text)
+        source = SourceConfig(format=kind, path=globs if folder else text)
         sources.append(_with_column(source, by_ending[endings[0]][0]))
     return sources, [f"left out: {counted(number, 'file')}: {error}" for number, error in refused]
 
@@ -169,7 +169,8 @@ def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
     for source in (one for one in sources if one.split != "validation"):
         files, before, damage = _files_of(source), documents, _Damage(source)
         whole += sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
-        some = files[:: max(1, -(-len(files) // _SAMPLE_FILES))]
+        most = _SAMPLE_FILES if all(file.path.startswith("file://") for file in files) else _REMOTE_FILES
+        some = files[:: max(1, -(-len(files) // most))]
         complete &= len(some) == len(files)
         for file in some:
             budget, taken = max(1, _SAMPLE // len(some) // len(sources)), 0
@@ -229,7 +230,8 @@ def _texts(file: InputFile, damage: _Damage) -> Iterator[bytes]:
     """The texts of a file, up to where it can't be read on."""
     source, stats = damage.source, ReadStats()
     try:
-        for record in READERS[source.format](Input(file.path, options=source.options), stats):
+        given = Input(file.path, options=source.options, is_sample=True)
+        for record in READERS[source.format](given, stats):
             text = text_of(record, source.format)
             if text.strip():
                 yield text.encode()
@@ -341,7 +343,8 @@ def _length(source: SourceConfig, file: InputFile, damage: _Damage) -> float:
     """The mean length of the first strings in the column of the text; 0 where they aren't any."""
     stats, records = ReadStats(), list[Record]()
     try:
-        records += itertools.islice(READERS[source.format](Input(file.path, options=source.options), stats), 100)
+        given = Input(file.path, options=source.options, is_sample=True)
+        records += itertools.islice(READERS[source.format](given, stats), 100)
     except UserError:
         return 0.0
     if stats.damage:

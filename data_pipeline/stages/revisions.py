@@ -1,0 +1,64 @@
+"""The commits of the Hugging Face Hub's repositories that a build reads. A branch moves, and a build is resumed."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation import hub, stores
+from data_pipeline.foundation.atomic import write_json
+from data_pipeline.foundation.hub import HubPath
+from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.paths import opening
+
+_FILE = ".stages/revisions.json"
+_SECONDS = 10.0  # for an answer
+
+
+def commit_of(place: HubPath) -> str:
+    """The commit that a revision is at now. Raises UserError if the Hub doesn't have it, or doesn't answer."""
+
+    def ask() -> str:
+        api, kind = hub.api(), place.kind.removesuffix("s")
+        return str(api.repo_info(place.repository, repo_type=kind, revision=place.revision, timeout=_SECONDS).sha)
+
+    with opening(str(place)):
+        return stores.with_retries(ask, str(place), stores.LISTING_SECONDS)
+
+
+def pinned(path: str) -> str:
+    """`path` at the commit that its revision is at now. What is in no repository of the Hub stays as it is."""
+    place = hub.parse(path)
+    return path if place is None else str(place.at(commit_of(place)))
+
+
+def pin(config: CorpusConfig, corpus: Path) -> tuple[CorpusConfig, dict[str, str]]:
+    """`config` with the commits that the build in `corpus` began with, or else those of now; and these commits, for
+    `keep`. Says where a branch has moved since."""
+    begun_with, kept = read_valid_json(corpus / _FILE, dict[str, str]) or {}, dict[str, str]()
+
+    def at_commit(path: str) -> str:
+        place = hub.parse(path)
+        if place is None or place.is_commit:
+            return path
+        if (branch := place.root) not in kept:
+            now = commit_of(place)
+            kept[branch] = begun_with.get(branch, now)
+            if kept[branch] != now:
+                way_out = f"for the newer one, write {place.at(now).root} in the path"
+                print(f"{branch} has moved; continuing with commit {kept[branch]}; {way_out}", file=sys.stderr)
+        return str(place.at(kept[branch]))
+
+    def all_of(paths: str | list[str]) -> str | list[str]:
+        return at_commit(paths) if isinstance(paths, str) else [*map(at_commit, paths)]
+
+    changed: dict[str, Any] = {"sources": [one.model_copy(update={"path": all_of(one.path)}) for one in config.sources]}
+    if sets := [one.model_copy(update={"path": all_of(one.path)}) for one in config.decontamination.sets]:
+        changed["decontamination"] = config.decontamination.model_copy(update={"sets": sets})
+    return config.model_copy(update=changed), kept
+
+
+def keep(commits: dict[str, str], corpus: Path) -> None:
+    """Records the commits for builds that continue this one."""
+    if commits != (read_valid_json(corpus / _FILE, dict[str, str]) or {}):
+        write_json(corpus / _FILE, commits)
