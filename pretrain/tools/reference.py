@@ -135,7 +135,7 @@ def _contents(parts: list[Part]) -> str:
 
 
 def _parts() -> Iterator[Part]:
-    yield from _file("Corpus files", CorpusConfig)
+    yield from file_parts("Corpus files", CorpusConfig)
     yield from _kinds(
         2,
         "Objectives",
@@ -144,10 +144,10 @@ def _parts() -> Iterator[Part]:
         "objective",
         TrainingObjective,
     )
-    yield from _file("Run files", RunConfig)
+    yield from file_parts("Run files", RunConfig)
 
 
-def _file(title: str, schema: type[Section]) -> Iterator[Part]:
+def file_parts(title: str, schema: type[Section]) -> Iterator[Part]:
     """The parts of one kind of file: its top level, then each of its sections."""
     classes = {name: _classes(field.annotation) for name, field in schema.model_fields.items()}
     sections = [name for name, found in classes.items() if found]

@@ -19,7 +19,7 @@ from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import duration
 from data_pipeline.foundation.processes import Process
-from examples.experiment import experiment_folder, report, results, run_experiment
+from examples.experiment import experiment_folder, reference, report, results, run_experiment
 from examples.experiment.experiment_folder import plan_experiment, plan_runs, shortened
 from examples.experiment.results import Comparison, Result, compare, holm, read_csv
 from examples.experiment.run_experiment import experiment
@@ -37,6 +37,12 @@ from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/experiments"
 PUBLISHED = CONFIGS / "autoregressive"
+
+
+def test_the_page_of_keys_is_what_the_code_says():
+    assert (TOP / "docs/reference/experiments.md").read_text() == reference.page(), (
+        "out of date: python -m examples.experiment.reference > docs/reference/experiments.md"
+    )
 
 
 # Statistics, compared with scipy's.

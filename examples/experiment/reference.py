@@ -1,0 +1,19 @@
+"""Prints the page docs/reference/experiments.md: every key of experiment.yaml."""
+
+from examples.experiment.experiment_folder import ExperimentFile
+from pretrain.tools.reference import file_parts
+
+_INTRODUCTION = """\
+# Experiments
+
+Every key of the experiment.yaml of [an experiment](../how-to/compare-runs.md), printed from the code by `python -m
+examples.experiment.reference`."""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    return "\n\n".join([_INTRODUCTION, *map(str, file_parts("Experiment files", ExperimentFile))]) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
