@@ -203,7 +203,8 @@ def _with_new_names(config: DictConfig, schema: type[Section], where: str) -> Di
     if not replaced:
         return config
     _warn_once(f"warning: {where}{', '.join(replaced)}")
-    return OmegaConf.create(plain)
+    named: DictConfig = OmegaConf.create(plain)
+    return named
 
 
 @functools.cache

@@ -228,4 +228,4 @@ def test_a_deepspeed_that_trains_wrong_is_an_error():
     (failed,) = NUMERICS.findings("rank 1 of 2: ", 1, ["…", "KeyError: torch.bfloat16"])
     assert (failed.level, failed.found) == ("error", "rank 1 of 2: the check failed: KeyError: torch.bfloat16")
     done = run_here("launch", "doctor", "--numerics")
-    assert (done.returncode, "--numerics: missing RUN.yaml" in done.stderr) == (2, True)
+    assert (done.returncode, "--numerics: give RUN.yaml" in done.stderr) == (2, True)

@@ -159,7 +159,7 @@ def test_without_a_usable_latest_the_newest_whole_checkpoint_counts(run, caplog,
     is nobody's business."""
     latest, secret = run / "checkpoints/latest", tmp_path / "secret"
     secret.write_text("password")
-    no_file = "expected a small file that names a checkpoint"
+    no_file = "names no checkpoint: expected a small regular file"
     made = {
         lambda: None: "missing",
         **{partial(latest.write_bytes, content): "names no checkpoint" for content in NAMES_NONE},

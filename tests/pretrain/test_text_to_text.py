@@ -206,7 +206,7 @@ def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatc
         ({"corpus": "wmt"}, "evaluation.0.corpus: no held-out corpus is named 'wmt'; there is swap, small"),
         ({"corpus": "small"}, "evaluation.0.corpus: small has no text-to-text pairs"),
         ({"file": "no/such.jsonl"}, "evaluation.0.file: no/such.jsonl: no such file"),
-        ({"prefix": "swap: "}, "prefix: is for file"),
+        ({"prefix": "swap: "}, "prefix: is for `file`"),
     ],
 )
 def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_corpus, tmp_path, hook, line):

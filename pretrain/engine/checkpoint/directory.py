@@ -89,7 +89,7 @@ def _latest(run: Path) -> tuple[int | None, str]:
         found = path.lstat()
         # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
-            return None, f"{path}: expected a small file that names a checkpoint"
+            return None, f"{path}: names no checkpoint: expected a small regular file"
         name = path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return None, f"{path}: missing"
