@@ -370,7 +370,8 @@ class RunConfig(Section):
     wrapper: DistillationSection | None = None
     """A wrapper of the model that changes its loss in training. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """The dtype that the model computes in. The optimizer's parameters and moments are fp32 in any case."""
+    """The dtype that the model computes in; fp32 on a CPU that doesn't multiply bf16. The optimizer's parameters and
+    moments are fp32 in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     """Keys for DeepSpeed."""
     compute: ComputeSection = ComputeSection()
