@@ -239,7 +239,9 @@ def test_the_variables_of_launchers_are_read_in_one_module():
     names = r"\"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\""
     read = re.compile(rf"environ\.get\({names}|environ\[{names}\](?! = )|{names} (not )?in os\.environ")
     reading = {module for module, path in modules().items() if read.search(path.read_text())}
-    assert reading - {"pretrain.config.run_config", "launch.rank_wrapper"} == {"pretrain.run.rank_environment"}
+    assert reading - {"data_pipeline.foundation.config_file", "launch.rank_wrapper"} == {
+        "pretrain.run.rank_environment"
+    }
 
 
 def test_one_function_of_pretrain_trains_a_run():

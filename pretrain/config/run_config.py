@@ -364,7 +364,8 @@ class RunConfig(Section):
     wrapper: DistillationSection | None = None
     """A wrapper of the model that changes its training loss. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """The dtype that the model computes in. The optimizer keeps fp32 master weights and fp32 moments in any case."""
+    """The dtype that the model computes in; fp32 on a CPU that doesn't multiply bf16. The optimizer keeps fp32 master
+    weights and fp32 moments in any case."""
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     """Keys that are passed on to DeepSpeed."""
     compute: ComputeSection = ComputeSection()

@@ -47,8 +47,9 @@ def test_a_balanced_model_computes_what_its_decoder_did(kind, style, monkeypatch
     merged = model.config.family == "t5gemma2"
 
     # with a causal mask, the encoder has the decoder's hidden states
-    def causally(x, keys, rotary, *, causal, key_mask, **masks):
-        return given(x, keys, rotary, causal=True, key_mask=torch.ones(2, 30), **masks)  # a bias: encoders take no flag
+    def causally(x, keys, seen, *others):
+        mask = torch.ones(2, 30)  # a bias: encoders take no flag
+        return given(x, keys, seen._replace(causal=True, key_mask=mask), *others)
 
     inputs = ids(2, 30)
     with monkeypatch.context() as patch:

@@ -385,7 +385,7 @@ REFUSED = [
     ("decoder_only, alibi", {"prefix_attention": "bidirectional"}, "prefix_attention"),
     ("autoregressive, plain", {"num_heads": 3}, "num_heads 3 doesn't divide d_model 32; num_cross_heads 6 doesn't div"),
     ("autoregressive, plain", {"max_positions": None}, "max_positions is missing"),
-    ("autoregressive, plain", {"positions": "rotary"}, "max_positions is for learned positions"),
+    ("autoregressive, plain", {"positions": "rotary"}, "max_positions: rotary positions have no table"),
     ("autoregressive, rotary", {"num_heads": 16, "num_cross_heads": None}, "num_cross_heads 32 makes heads of 1"),
     ("autoregressive, rotary", {"add_positions": True}, "max_positions is missing"),
     ("autoregressive, rotary", {"subtract_positions": "with_norm"}, "nothing to subtract; set add_positions: true"),

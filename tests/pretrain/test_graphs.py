@@ -375,7 +375,7 @@ def ragged_run(few: bool) -> dict[str, Any]:
     compute, optimizer = {"cuda_graphs": few}, {"learning_rate": 1e-3, "gradient_clipping": 0.5}
     engine = engine_of(run_config(1, compute=compute, optimizer=optimizer, batch={"global_batch_size": 8}))
 
-    def losses(head: Any, x: Tensor, labels: Tensor, config: Any, target_indices: Tensor) -> Tensor:
+    def losses(head: Any, x: Tensor, labels: Tensor, config: Any, target_indices: Tensor, loss: None) -> Tensor:
         return chunked_cross_entropy(x, head.weight, None, labels, CrossEntropy(), target_indices)
 
     widths, found = set(), []

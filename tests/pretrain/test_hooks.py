@@ -342,7 +342,7 @@ def test_hits_are_where_the_target_is_the_likeliest_id():
 @torch.no_grad()
 def test_what_is_recorded_of_a_model_is_of_none_other():
     """Hits and attention weights of two models, one inside the block of the other, and nothing after the blocks."""
-    models = [as_at_the_start(name) for name in ("t5", "gpt2")]
+    models = [as_at_the_start(name) for name in ("t5", "decoder_only")]
     inputs = ids(4, 6)
     with contextlib.ExitStack() as stack:
         hits, weights = (
