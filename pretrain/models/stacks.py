@@ -120,7 +120,8 @@ class Stack(nn.Module):
         window: Callable[[int], Window] = before_only,
     ):
         super().__init__()
-        self.num_heads, self.d_kv = settings.heads.num_heads, settings.heads.d_kv
+        self.num_heads = settings.heads.num_heads
+        self.d_kv = settings.heads.d_kv
         self.widening = config.widening
         self.scale_embedding = getattr(config, "scale_embedding", False)
         self.position_kind = getattr(config, "positions", "rotary")
@@ -316,8 +317,7 @@ class EncoderDecoder(Model):
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
-            segments = inputs.decoder_segment_ids
-            decoder_input_ids = shift_right(labels, self.start_id, segments, self.config.pad_id)
+            decoder_input_ids = shift_right(labels, self.start_id, inputs.decoder_segment_ids, self.config.pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices)}
