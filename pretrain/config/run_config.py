@@ -387,10 +387,6 @@ class RunConfig(Section):
         """The learning rate of step `step` (from 0) relative to its peak."""
         return self.schedule.factor(step, self.run.max_steps, self.optimizer.learning_rate)
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of step `step` (from 0), for parameters whose group doesn't set its own."""
-        return self.optimizer.learning_rate * self.rate_factor(step)
-
     @property
     def zero_stage(self) -> int:
         return self.deepspeed.zero_optimization.stage

@@ -317,8 +317,7 @@ class EncoderDecoder(Model):
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
-            segments = inputs.decoder_segment_ids
-            decoder_input_ids = shift_right(labels, self.start_id, segments, self.config.pad_id)
+            decoder_input_ids = shift_right(labels, self.start_id, inputs.decoder_segment_ids, self.config.pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices, loss)}
