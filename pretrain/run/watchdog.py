@@ -143,12 +143,11 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_
 
     look = partial(_look, rank, hang_seconds, start_seconds, store_seconds)
 
-    def watch() -> None:
-        while not done.wait(SECONDS_BETWEEN_LOOKS):
-            look()
+    def watch(seconds: float) -> None:
+        while not done.wait(seconds):
+            seconds = look()
 
-    look()
-    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
+    thread = threading.Thread(target=watch, args=(look(),), name="watchdog", daemon=True)
     thread.start()
     try:
         yield
@@ -174,12 +173,13 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
     return "faults.start_timeout_seconds", start_seconds
 
 
-def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float) -> None:
-    """Beats, and ends the process if it hangs."""
+def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float) -> float:
+    """Beats, and ends the process if it hangs. Returns the seconds to the next look: ranks hang in the order in which
+    their progress ended, which the supervisor goes by."""
     _rank.signs.beat = now = time.monotonic()
     if "unwatched" in _rank.phases:
         faulthandler.cancel_dump_traceback_later()
-        return
+        return SECONDS_BETWEEN_LOOKS
     setting, limit = _limit(hang_seconds, start_seconds)
     limit += store_seconds
     if now > _rank.last + limit and limit < start_seconds and _another_compiles():
@@ -188,7 +188,7 @@ def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_sec
     if left > 0:
         # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL
         faulthandler.dump_traceback_later(left + GRACE, exit=True)
-        return
+        return min(left, SECONDS_BETWEEN_LOOKS)
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"
     os.write(2, message.encode())
     faulthandler.dump_traceback(2, all_threads=True)
