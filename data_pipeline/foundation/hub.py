@@ -1,7 +1,4 @@
-"""Repositories of the Hugging Face Hub: what an `hf://` URL names, and what the Hub refuses.
-
-huggingface_hub is imported where it is first asked, since it takes a while and most commands don't need it.
-"""
+"""Repositories of the Hugging Face Hub: what an `hf://` URL names, and what the Hub refuses."""
 
 import os
 import re
@@ -26,7 +23,7 @@ def endpoint() -> str:
 
 def api() -> Any:
     """The client of the Hub, with the token that the environment or `hf auth login` gives."""
-    from huggingface_hub import HfApi  # takes 0.4 s, and most builds read no repository
+    from huggingface_hub import HfApi  # takes a while, and most commands don't need it
 
     return HfApi(endpoint())
 

@@ -61,7 +61,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
         return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
-    options = _S3 if is_s3 else {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
+    options: dict[str, Any] = _S3 if is_s3 else {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
     try:
         found, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:

@@ -13,6 +13,8 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.foundation import hub as hubs
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.config_file import load
+from launch.tools.scaffold.machine import Machine
+from launch.tools.scaffold.text import sources_of
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import built, texts_of
 from tests.hub_server import Hub, Repository, serving
@@ -140,9 +142,11 @@ def test_a_busy_hub_is_asked_again_and_then_given_up(hub, tmp_path, monkeypatch)
 
 def test_bytes_that_are_not_the_published_ones_end_the_build(hub, tmp_path):
     hub.changed = lambda content: content[:-1] + bytes([content[-1] ^ 1])
-    line = refused(1, tmp_path)
+    done = run_here("data-pipeline", "build", corpus_file(tmp_path))
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[0]
     assert "/en/c4-0.json.gz: its sha256 is " in line
-    assert line.endswith("; run the same command again")
+    assert line.endswith("; run the same command again; what is finished is kept")
     hub.calm()
     built(corpus_file(tmp_path), until="documents")
 
@@ -150,6 +154,7 @@ def test_bytes_that_are_not_the_published_ones_end_the_build(hub, tmp_path):
 def test_a_dataset_becomes_the_source_of_a_first_corpus(hub, tmp_path, monkeypatch):
     """Of a table the column of text is found. Of many files only some are read."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Machine, "this", lambda: Machine(0, "2 cores, no GPU", 200e9, "measured in fp32", "fp32"))
     texts = [f"{number}: a sentence that is longer than its title, and so is the text" for number in range(200)]
     table = pa.table({"title": [text[:3] for text in texts], "article": texts})
     pq.write_table(table, tmp_path / "table.parquet")
@@ -163,6 +168,5 @@ def test_a_dataset_becomes_the_source_of_a_first_corpus(hub, tmp_path, monkeypat
     (source,) = load(Path("a.corpus.yaml"), [], CorpusConfig).sources
     assert (source.format, source.path) == ("parquet", ["hf://datasets/me/tables/**/*.parquet"])
     assert source.options == {"text": "article"}
-    done_here("launch", "init", "b", "--text", C4)
-    (source,) = load(Path("b.corpus.yaml"), [], CorpusConfig).sources
+    ((source,), _) = sources_of(C4, None)
     assert (source.format, source.path) == ("json", C4)
