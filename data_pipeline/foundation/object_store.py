@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -21,6 +22,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
+
+import psutil
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import sha256
@@ -34,6 +37,7 @@ _LOOKS = 10  # at a claim while it lasts, and renewals
 _CLAIMS = ".stages/claims"
 _DIGITS = 8  # of the numbers of claims and of pieces of a file of lines
 _WHOLE = ".whole"  # the end of the name of a piece that replaces all before it
+_SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # folders of files that are sent, with the process that does
 _PART = 32 << 20  # bytes of a file that are sent at once
 
 
@@ -86,25 +90,31 @@ class ObjectStore(Store):
 
     @contextlib.contextmanager
     def local(self, folder: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(dir=self.disk) as directory:
+        with self._scratch() as directory:
             for name in self.names(folder):
-                path = Path(directory, name)
+                path = directory / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self.get(name))
-            yield Path(directory)
+            yield directory
 
     @contextlib.contextmanager
     def put(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(dir=self.disk) as directory:
-            path = Path(directory, PurePosixPath(name).name)
+        with self._scratch() as directory:
+            path = directory / PurePosixPath(name).name
             yield path
-            if self._driver and time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS:
-                self._look(self._driver)
+            self._look_again()
             of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
             self._ask(lambda target: self._filesystem.put_file(str(path), target, **of_s3), name)
             self._written[name] = path.stat().st_size, sha256(path)
 
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A folder of this machine. If this process is killed, a later worker removes it."""
+        with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}.", dir=self.disk) as directory:
+            yield Path(directory)
+
     def write(self, name: str, content: bytes) -> None:
+        self._look_again()
         self._ask(self._filesystem.pipe_file, name, content)
 
     def checksum(self, name: str) -> tuple[int, str]:
@@ -282,10 +292,18 @@ class ObjectStore(Store):
     def at_work(self, token: str) -> Iterator[None]:
         self._look(int(token))
         self._driver = int(token)
+        for folder in self.disk.glob(f"{_SCRATCH}*"):
+            process = folder.name.removeprefix(_SCRATCH).partition(".")[0]
+            if process.isdecimal() and not psutil.pid_exists(int(process)):
+                shutil.rmtree(folder, ignore_errors=True)
         try:
             yield
         finally:
             self._driver = 0
+
+    def _look_again(self) -> None:
+        if self._driver and time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS:
+            self._look(self._driver)
 
     def _look(self, claim: int) -> None:
         """Raises NodeUnfit if another driver than that of `claim` has the corpus."""
