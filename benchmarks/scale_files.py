@@ -34,6 +34,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import Finished, read_finished
 from data_pipeline.execution.workers import without_ray
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.pipeline import build
 from data_pipeline.stages import documents
 
@@ -140,7 +141,8 @@ def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, obje
 
 def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     """Makes the first stage's files and records: the first input's part, and a link to it for every other input."""
-    ((result, outputs),) = ((unit.result, unit.outputs) for unit in read_finished(documents.STAGE, folder / "one"))
+    (unit,) = read_finished(documents.STAGE, LocalStore(folder / "one"))
+    result, outputs = unit.result, unit.outputs
     (part,), (output,) = result.parts, outputs.values()
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
@@ -152,7 +154,7 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
         examples={f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)},
     )
     corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
-    for number, planned in enumerate(documents.plan(config, corpus)):
+    for number, planned in enumerate(documents.plan(config, LocalStore(corpus))):
         path = f"{planned.spec.folder}/{planned.spec.part}.parquet"
         (corpus / path).parent.mkdir(parents=True, exist_ok=True)
         if number % 50_000 == 49_999:  # a file system has a limit of links

@@ -25,7 +25,7 @@ with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 
     from data_pipeline import corpus as corpora
     from data_pipeline import pipeline, report
     from data_pipeline.corpus import verify
-    from data_pipeline.foundation import config_file
+    from data_pipeline.foundation import config_file, open_store
     from data_pipeline.loading import reader
     from data_pipeline.tools import differences, finished_build, planning, publish, trace
     from data_pipeline.tools import report as pages
@@ -45,8 +45,10 @@ Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is dam
 Repair = Annotated[
     bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
 ]
+_BUILD = "A corpus's directory, its URL, or its corpus file."
 _REPAIR = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
 Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
+Built = Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)]
 
 
 @app.callback(epilog="Example: data-pipeline build configs/corpora/quickstart.yaml")
@@ -85,14 +87,14 @@ def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = Fals
 
 @app.command("verify", epilog="Example: data-pipeline verify corpora/quickstart")
 def verify_command(
-    location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
+    location: Built,
 ) -> None:
     """Check every checksum and count; name the damaged files."""
     corpus = corpora.open_corpus(location)
     if problems := verify.verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         if corpus.remote:
-            way_out = f"to send damaged files again: data-pipeline publish DIR {location}"
+            way_out = f"{way_out}; or, of a copy: data-pipeline publish DIR {location}"
         damaged = any(not problem.endswith(verify.FOREIGN) for problem in problems)
         raise FailedError("\n".join([*problems, *([way_out] if damaged else [])]))
     shards = counted(len(corpus.manifest.shards), "shard")
@@ -119,7 +121,7 @@ def publish_command(
 
 
 @app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")
-def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show what came in, what each rule dropped and how fast each finished stage was."""
     found = report.read(directory)
     if as_json:
@@ -130,7 +132,7 @@ def stats(directory: Directory, as_json: Annotated[bool, typer.Option("--json", 
 
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
 def show(
-    location: Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)],
+    location: Built,
     number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
@@ -144,7 +146,7 @@ def show(
         print(f"row {row}")
         for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
             print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
-    if not corpus.remote and (ids := finished_build.first_ids(corpus.directory, split, number)):
+    if ids := finished_build.first_ids(open_store.open_store(location), split, number):
         print(f"documents: {', '.join(ids)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 
 
@@ -178,12 +180,12 @@ def plan_command(
     epilog="Example: data-pipeline trace corpora/quickstart king-james/king-james.jsonl.bz2/000000017",
 )
 def trace_command(
-    location: Annotated[Path, path_argument("CORPUS", "A corpus's directory, or its corpus file.", config_path)],
+    location: Annotated[str, path_argument("CORPUS", _BUILD, paths.config_or_url)],
     name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
 ) -> None:
     """Tell what became of a document, and by which rule. Its input is read again."""
-    with failing_in_one_line(location, _REPAIR):
+    with failing_in_one_line(Path(location), _REPAIR):
         found = trace.trace(finished_build.open_build(location), name)
     if as_json:
         print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
@@ -193,19 +195,19 @@ def trace_command(
 
 @app.command("diff", epilog="Example: data-pipeline diff corpora/quickstart corpora/another --limit 10")
 def diff_command(
-    a: Annotated[Path, path_argument("A", "A corpus's directory, or its corpus file.", config_path)],
-    b: Annotated[Path, path_argument("B", "Another one.", config_path)],
+    a: Annotated[str, path_argument("A", _BUILD, paths.config_or_url)],
+    b: Annotated[str, path_argument("B", "Another one.", paths.config_or_url)],
     limit: Annotated[int, typer.Option(min=0, help="The most ids to show for each rule.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
-    with failing_in_one_line(a, _REPAIR):
+    with failing_in_one_line(Path(a), _REPAIR):
         found = differences.summary(finished_build.open_build(a), finished_build.open_build(b), limit)
     print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
 
 
-def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> Path:
-    """Builds up to the stage `until` and prints a summary. Returns the corpus's directory."""
+def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> str:
+    """Builds up to the stage `until` and prints a summary. Returns the corpus's path or URL."""
     started = time.monotonic()
     config = config_file.load(path, overrides or [], configs.CorpusConfig)
     print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)
@@ -222,7 +224,9 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
             print(_WRAPPED.fill(coverage))
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
-    print(f"took {time.monotonic() - started:.0f} s; the report is {directory / report.MARKDOWN}")
+    print(
+        f"took {time.monotonic() - started:.0f} s; the report is {open_store.open_store(directory).at(report.MARKDOWN)}"
+    )
     return directory
 
 

@@ -18,7 +18,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.decontamination import DecontaminationConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.foundation.config_file import LocalPath, Locations, Section, problems
+from data_pipeline.foundation.config_file import LocalPath, Location, Locations, Section, problems
 from data_pipeline.objectives.objective import LONGEST
 from data_pipeline.objectives.registry import AnyObjective
 from data_pipeline.objectives.span_corruption import SpanCorruption
@@ -209,8 +209,8 @@ class CorpusConfig(Section):
 
     name: str
     """The corpus's name, in its manifest and in the names of metrics."""
-    output: LocalPath
-    """The directory of the corpus."""
+    output: Location
+    """The directory of the corpus, which all nodes see, or an fsspec URL (s3://bucket/corpus)."""
     seed: int = 0
     """Seed of every random choice: the tokenizer's sample, the order of rows, the noise."""
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
@@ -237,14 +237,6 @@ class CorpusConfig(Section):
     """The size of the shards."""
     ray: RayConfig = RayConfig()
     """Where the build runs."""
-
-    @field_validator("output", mode="before")
-    @classmethod
-    def _a_url_is_published_to(cls, output: Any) -> Any:
-        if isinstance(output, str) and "://" in output:
-            here = "expected a path on this machine or on a file system mounted here"
-            raise ValueError(f"{output} is a URL; {here}; then data-pipeline publish DIR {output} copies the corpus")
-        return output
 
     @field_validator("sources")
     @classmethod

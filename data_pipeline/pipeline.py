@@ -1,11 +1,9 @@
 """From raw text to a finished corpus: the stages, in order."""
 
 import contextlib
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from data_pipeline import report, write_manifest
 from data_pipeline.cleaning import classifier
@@ -13,7 +11,7 @@ from data_pipeline.cleaning.bad_words import list_of
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.corpus.lineage import LINEAGE
-from data_pipeline.execution import ownership, workers
+from data_pipeline.execution import workers
 from data_pipeline.execution.checking import forget_damaged
 from data_pipeline.execution.merging import without_level
 from data_pipeline.execution.work_units import (
@@ -27,13 +25,13 @@ from data_pipeline.execution.work_units import (
     keep_only,
     outputs_of,
     run,
-    unfinished,
 )
-from data_pipeline.foundation.atomic import fingerprint, flush, remove_leftovers, write_json
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted, first_few, printable
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages import deduplication, documents, evaluation_sets, revisions, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
@@ -45,6 +43,7 @@ from data_pipeline.write_manifest import BLOCKS, Built
 
 _ERRORS_SHOWN = 10
 _LANGUAGES_SHOWN = 5
+_MARK = ".stages/complete"  # which units of each stage the report and the manifest were made from
 
 
 def build(
@@ -53,30 +52,30 @@ def build(
     strict: bool = False,
     repair: bool = False,
     render: report.Render = lambda _: {},
-) -> Path:
-    """Brings the corpus up to date, as far as the command `until` does, and writes the report; returns its directory.
+) -> str:
+    """Brings the corpus up to date, as far as the command `until` does, and writes the report; returns its path or URL.
 
     Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
 
     Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
     `repair` also reads the files, and rebuilds those whose checksum differs. `render` makes the pages of the report.
     """
+    corpus = open_store(config.output)
     try:
-        with failing_in_one_line(Path(config.output), KEPT):
-            corpus = _build(config, until, strict, repair, render)
-            _remove_leftovers(corpus)
-            return corpus
+        with failing_in_one_line(corpus.disk, KEPT):
+            _build(config, corpus, until, strict, repair, render)
+            corpus.remove_leftovers(WRITTEN)
     finally:
-        ownership.release(Path(config.output))
+        corpus.release()
+    return config.output
 
 
-def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render: report.Render) -> Path:
-    corpus = Path(config.output)
+def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool, render: report.Render) -> None:
     config, commits = revisions.pin(config, corpus)
     inputs = []
     for source in config.sources:  # report a missing input before writing anything
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
-            inputs += list_files(source, output=corpus)
+            inputs += list_files(source, output=config.output)
     evaluation_sets.check(config.decontamination)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:
@@ -85,7 +84,8 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
     with workers.without_ray() if small else contextlib.nullcontext():
-        _prepare(corpus)
+        corpus.claim()  # before removing anything that another build may be using
+        corpus.remove_leftovers(WRITTEN)
         revisions.keep(commits, corpus)
         if repair:
             _forget_damaged(corpus, config)
@@ -93,11 +93,10 @@ def _build(config: CorpusConfig, until: str, strict: bool, repair: bool, render:
         found = _record(config, corpus, built, render)
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
             reason = report.why_nothing_is_left(found.documents, found.lines)
-            raise FailedError(f"{config.name}: {reason} (more in {corpus / report.MARKDOWN})")
-    return corpus
+            raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
 
 
-def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], until: str, strict: bool) -> Built:
+def _run_stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], until: str, strict: bool) -> Built:
     """Runs the stages that the command `until` needs, or as many as there are documents to train on."""
     table.forget(corpus, config)
     built = Built()
@@ -109,7 +108,7 @@ def _run_stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], unt
     return built
 
 
-def _stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
+def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
     """Runs one stage after the other, and notes its units in `built`. Yields each command that has no more to do."""
 
     def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
@@ -148,27 +147,8 @@ def _stages(config: CorpusConfig, corpus: Path, inputs: list[InputFile], strict:
     yield shards.STAGE.ends
 
 
-def _keep_only(kind: Kind, corpus: Path, units: Sequence[Finished[Result]]) -> None:
+def _keep_only(kind: Kind, corpus: Store, units: Sequence[Finished[Result]]) -> None:
     keep_only(corpus, kind.folder, kind.files, outputs_of(units))
-
-
-def _prepare(corpus: Path) -> None:
-    try:
-        corpus.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output: can't create {corpus}: {error.strerror}") from None
-    ownership.claim(corpus)  # before removing anything that another build may be using
-    _remove_leftovers(corpus)
-
-
-def _remove_leftovers(corpus: Path) -> None:
-    """Removes what workers that were lost while they wrote have left. Those of a stage write in one folder, so that the
-    files of all stages needn't be listed."""
-    stages = corpus / ".stages"
-    shutil.rmtree(unfinished(corpus), ignore_errors=True)
-    remove_leftovers(corpus, {*WRITTEN} - {stages.name})
-    for folder in (stages, *(path for path in stages.iterdir() if path.is_dir())):
-        remove_leftovers(folder, ())
 
 
 def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
@@ -225,17 +205,17 @@ def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResu
         )
 
 
-def _forget_damaged(corpus: Path, config: CorpusConfig) -> None:
+def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
     """Removes the records of damaged files, so that the stages rebuild them."""
     damaged = forget_damaged(corpus, config.ray)
-    shutil.rmtree(corpus / ".stages" / "plans", ignore_errors=True)  # they have no checksums
-    _mark(corpus).unlink(missing_ok=True)
+    corpus.delete_folder(".stages/plans")  # they have no checksums
+    corpus.delete([_MARK])
     for name in damaged:
-        print(f"{corpus / name}: damaged, will be rebuilt")
+        print(f"{corpus.at(name)}: damaged, will be rebuilt")
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Render) -> report.Report:
+def _record(config: CorpusConfig, corpus: Store, built: Built, render: report.Render) -> report.Report:
     """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
 
     Returns the report.
@@ -246,24 +226,16 @@ def _record(config: CorpusConfig, corpus: Path, built: Built, render: report.Ren
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
         for stage, units in built.units.items()
     }
-    recorded = read_valid_json(_mark(corpus), dict[str, str]) or {}
-    files = [
-        corpus / report.FILE,
-        *((corpus / name for name in (MANIFEST, BLOCKS, LINEAGE)) if shards.STAGE.name in built.units else ()),
-    ]
-    if stages.items() <= recorded.items() and all(file.exists() for file in files):
+    recorded = corpus.read_valid_json(_MARK, dict[str, str]) or {}
+    files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in built.units else ())}
+    if recorded and stages.items() <= recorded.items() and corpus.sizes(files).keys() == files:
         found = report.read(corpus)  # perhaps of more stages than this command asks for
-        if all((corpus / page).exists() for page in found.files):
+        if corpus.sizes(found.files).keys() == found.files.keys():
             return found
-    _mark(corpus).unlink(missing_ok=True)  # it speaks of the manifest and report that are replaced now
-    flush(_mark(corpus).parent)
+    if recorded:
+        corpus.write_json(_MARK, {})  # it speaks of the manifest and report that are replaced now
     if shards.STAGE.name in built.units:
         write_manifest.write(config, corpus, built)
     written = report.write(corpus, config.name, built, render)
-    write_json(_mark(corpus), stages)
+    corpus.write_json(_MARK, stages)
     return written
-
-
-def _mark(corpus: Path) -> Path:
-    """The file that records which units of each stage the report and the manifest were made from."""
-    return corpus / ".stages" / "complete"

@@ -10,10 +10,10 @@ from pathlib import Path
 from data_pipeline.corpus.corpus import refuse_file
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.execution.workers import read_timing
-from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.open_store import open_store
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.part_readings import LAST, KeysResult
@@ -159,25 +159,27 @@ class Report:
 Render = Callable[[Report], dict[str, str]]
 
 
-def write(corpus: Path, name: str, built: Built, render: Render) -> Report:
+def write(corpus: Store, name: str, built: Built, render: Render) -> Report:
     """Writes report.json, and the pages that `render` makes of it, for the stages that have run."""
     report = _report(corpus, name, built)
     pages = {file: page.encode() for file, page in render(report).items()}
     for file, content in pages.items():
-        write_bytes(corpus / file, content)
+        corpus.write(file, content)
     report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in pages.items()})
-    write_json(corpus / FILE, report, sealed=True)
+    corpus.write_json(FILE, report, sealed=True)
     return report
 
 
-def read(corpus: Path) -> Report:
+def read(location: str | Path | Store) -> Report:
     """The content of report.json. Raises UserError if the file is missing, FailedError if it is damaged."""
-    refuse_file(corpus)
-    path = corpus / FILE
+    corpus = open_store(location)
+    refuse_file(Path(str(corpus)))
     try:
-        return read_json(path, Report)
+        return corpus.read_json(FILE, Report)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; write it with data-pipeline documents, tokenizer or build") from None
+        raise UserError(
+            f"{corpus.at(FILE)}: no such file; write it with data-pipeline documents, tokenizer or build"
+        ) from None
     except FailedError as error:
         raise FailedError(f"{error}; rewrite it with data-pipeline build CORPUS.yaml --repair") from None
 
@@ -237,7 +239,7 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
-def _report(corpus: Path, name: str, built: Built) -> Report:
+def _report(corpus: Store, name: str, built: Built) -> Report:
     read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
     tokenized = [unit.result for unit in built.of(tokens.STAGE)]
@@ -383,7 +385,7 @@ def _splits(shards: list[ShardResult]) -> dict[str, SplitCounts]:
     }
 
 
-def _speed(corpus: Path, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
+def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
     """`size`: the bytes that the stage worked on."""
     megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
     written = sum(output.bytes for unit in units for output in unit.outputs.values())

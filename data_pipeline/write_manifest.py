@@ -23,17 +23,17 @@ from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Li
 from data_pipeline.execution.work_units import Finished, Result, ResultType
 from data_pipeline.foundation import hub
 from data_pipeline.foundation.arrow_tables import table_of
-from data_pipeline.foundation.atomic import atomic_path, fingerprint, sha256, write_json
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.formatting import masked_values
-from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.packages import code_version, offering
+from data_pipeline.foundation.store import Store
 from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages import documents, shards
 from data_pipeline.stages.part_readings import LAST
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.stage import Stage
-from data_pipeline.tokenizer import read
+from data_pipeline.tokenizer import in_corpus
 
 
 @dataclass
@@ -66,9 +66,9 @@ _BLOCK_SCHEMA = pa.schema(
 )
 
 
-def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
+def write(config: CorpusConfig, corpus: Store, built: Built) -> None:
     """Writes blocks.parquet and lineage.parquet, then manifest.json, which completes the corpus."""
-    tokenizer = read(corpus, **config.tokenizer.layout)
+    tokenizer = in_corpus(corpus, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in built.of(shards.STAGE):
@@ -93,7 +93,7 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         ],
     )
     for file, table in {BLOCKS: table_of(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
-        with atomic_path(corpus / file) as path:
+        with corpus.put(file) as path:
             pq.write_table(table, path)
     identity = {
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
@@ -110,12 +110,12 @@ def write(config: CorpusConfig, corpus: Path, built: Built) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         config=recorded(config),
-        blocks=FileEntry(BLOCKS, sha256(corpus / BLOCKS)),
-        lineage=FileEntry(LINEAGE, sha256(corpus / LINEAGE)),
+        blocks=FileEntry(BLOCKS, corpus.written(BLOCKS)[1]),
+        lineage=FileEntry(LINEAGE, corpus.written(LINEAGE)[1]),
         code_version=code_version(),
         objective_from=offering("objectives", config.rows.objective.name),
     )
-    write_json(corpus / MANIFEST, written, sealed=True)
+    corpus.write_json(MANIFEST, written, sealed=True)
 
 
 def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
@@ -131,7 +131,7 @@ def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
     return SplitEntry(rows, tokens, documents, shards)
 
 
-def write_settings(config: CorpusConfig, corpus: Path) -> None:
+def write_settings(config: CorpusConfig, corpus: Store) -> None:
     """Writes the settings with the paths of the sources, for commands that read the sources again.
 
     The file is the build's own, below `.stages`: no copy of a corpus needs it. Passwords in URLs are left out.
@@ -143,9 +143,9 @@ def write_settings(config: CorpusConfig, corpus: Path) -> None:
         settings.get("decontamination", {}).get("sets", []), config.decontamination.sets, strict=False
     ):
         given["path"] = _absolute(one.path)
-    settings = masked_values({**settings, "output": str(corpus.absolute())})
-    if read_valid_json(corpus / SETTINGS, dict[str, Any]) != settings:
-        write_json(corpus / SETTINGS, settings)
+    settings = masked_values({**settings, "output": _absolute(str(corpus))[0]})
+    if corpus.read_valid_json(SETTINGS, dict[str, Any]) != settings:
+        corpus.write_json(SETTINGS, settings)
 
 
 def _absolute(path: str | list[str]) -> list[str]:

@@ -171,7 +171,7 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
             preflight(config, ranks, may_train=dry_run, here=False, folder=folder)
         return config.run.name, Path(config.run.directory).absolute() / "slurm"
     corpus = load(head.path, head.overrides, CorpusConfig)
-    return corpus.name, Path(f"{Path(corpus.output).absolute()}.slurm")
+    return corpus.name, Path(f"{Path(corpus.name if '://' in corpus.output else corpus.output).absolute()}.slurm")
 
 
 def batch_script(job: Job, name: str, directory: Path) -> str:

@@ -34,7 +34,7 @@ def plant(module: ModuleType) -> None:
     perform: Any = module._perform  # type: ignore[attr-defined]
 
     def performed(stage: Any, *arguments: Any) -> Any:
-        def work(corpus: Path, spec: Any) -> Any:
+        def work(corpus: Any, spec: Any) -> Any:
             if planted.when == WHEN[0]:
                 _happen(planted)
             result = stage.work(corpus, spec)

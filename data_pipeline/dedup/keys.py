@@ -12,17 +12,15 @@ duplicates, in the order of the unit.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
 from struct import Struct
-from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
-from data_pipeline.foundation.safetensors_file import growing_arrays, part_of, write_arrays
+from data_pipeline.foundation.safetensors_file import Arrays, growing_arrays, write_arrays
+from data_pipeline.foundation.store import Store
 
 _LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
@@ -104,42 +102,35 @@ class KeyBucket:
         """The slots of files that may have `keys` in all, enough for their buckets unless these are very small."""
         return min(_MOST_SLOTS, max(_LEAST_SLOTS, KeyBucket.enough(keys, keys_per_bucket)))
 
-    def read(self, corpus: Path, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
-        slices = []
-        for unit, name in enumerate(files):
-            with safe_open(corpus / name, "numpy") as file:
-                slices.append(self._slice(file, unit))
-        return _joined(slices)
+        return _joined(corpus.each(lambda one: self._slice(Arrays(corpus, one[1]), one[0]), enumerate(files)))
 
-    def _slice(self, file: Any, unit: int) -> tuple[np.ndarray, np.ndarray]:
+    def _slice(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file, which is that of `unit` unless it is merged."""
-        slots, keys = file.get_slice("slots"), file.get_slice("keys")
-        size = (slots.get_shape()[0] - 1) // self.count
-        start, stop = (int(slots[at : at + 1][0]) for at in (self.number * size, (self.number + 1) * size))
-        if stop == start:
-            return np.zeros((0, keys.get_shape()[1]), np.uint64), np.zeros(0, np.uint64)
-        units = file.get_slice("units")[start:stop] if "units" in file.keys() else np.full(stop - start, unit)  # noqa: SIM118 (not a dict)
-        return keys[start:stop], units.astype(np.uint64)
+        size = (file.shape("slots")[0] - 1) // self.count
+        bounds = (self.number * size, (self.number + 1) * size)
+        start, stop = (int(slot[0]) for slot in file.slices(*(("slots", at, at + 1) for at in bounds)))
+        keys, *units = file.slices(*((array, start, stop) for array in ("keys", "units") if array in file))
+        return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
 
     @staticmethod
-    def merge(corpus: Path, files: Sequence[str], first: int, path: Path, with_pairs: bool = False) -> None:
+    def merge(corpus: Store, files: Sequence[str], first: int, output: str, with_pairs: bool = False) -> None:
         """Merges the files of keys of neighbouring units, of which the first is number `first`.
 
         `with_pairs`: also the pairs of documents that have equal keys within a unit (`pairs_within`).
         """
         pairs = {"inside": np.concatenate(list(pairs_within(corpus, files, first)))} if with_pairs else {}
-        with ExitStack() as stack:
-            opened = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in files]
-            slots = sum(file.get_tensor("slots") for file in opened)
-            number, width = int(slots[-1]), opened[0].get_slice("keys").get_shape()[1]
-            shapes = {
-                "keys": (np.uint64, (number, width)),
-                "units": (np.uint32, (number,)),
-                "slots": (np.int64, slots.shape),
-                **{name: (np.uint64, values.shape) for name, values in pairs.items()},
-            }
-            arrays = stack.enter_context(growing_arrays(path, shapes))
+        opened = [Arrays(corpus, name) for name in files]
+        slots = np.sum([file["slots"] for file in opened], axis=0)
+        number, width = int(slots[-1]), opened[0].shape("keys")[1]
+        shapes = {
+            "keys": (np.uint64, (number, width)),
+            "units": (np.uint32, (number,)),
+            "slots": (np.int64, slots.shape),
+            **{name: (np.uint64, values.shape) for name, values in pairs.items()},
+        }
+        with corpus.put(output) as path, growing_arrays(path, shapes) as arrays:
             for name, values in {"slots": slots, **pairs}.items():
                 arrays.append(name, values)
             count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
@@ -154,22 +145,22 @@ def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
     return np.concatenate([keys for keys, _ in slices]), np.concatenate([units for _, units in slices])
 
 
-def pairs_within(corpus: Path, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
+def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
     """Pairs (n, 2) of documents, as unit << 32 | document, that have equal keys within a unit, file by file.
 
     The first of `files` is that of the unit `first`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
-        with safe_open(corpus / name, "numpy") as file:
-            if "inside" in file.keys():  # noqa: SIM118 (not a dict)
-                yield file.get_tensor("inside")
-                continue
-            pairs = np.unique(file.get_tensor("duplicates") >> np.uint64(32), axis=0)
-            yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
+        file = Arrays(corpus, name)
+        if "inside" in file:
+            yield file["inside"]
+            continue
+        pairs = np.unique(file["duplicates"] >> np.uint64(32), axis=0)
+        yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
 def smallest_keys(
-    corpus: Path, files: Sequence[str], group: int, groups: set[tuple[int, ...]]
+    corpus: Store, files: Sequence[str], group: int, groups: set[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, int]]:
     """(unit, document) of the smallest key of each of the `groups`, in files with the keys of all units.
 
@@ -177,15 +168,14 @@ def smallest_keys(
     """
     best: dict[tuple[int, ...], list[int]] = {}
     for unit, name in enumerate(files):
-        with safe_open(corpus / name, "numpy") as file:
-            slots, keys = file.get_slice("slots"), file.get_slice("keys")
-            for words in groups:
-                slot = words[0] // (2**64 // (slots.get_shape()[0] - 1))
-                start, stop = slots[slot : slot + 2].tolist()
-                for key in keys[start:stop].tolist() if stop > start else []:
-                    rank = [*key[group:-1], unit, key[-1]]
-                    if tuple(key[:group]) == words and (words not in best or rank < best[words]):
-                        best[words] = rank
+        file = Arrays(corpus, name)
+        for words in groups:
+            slot = words[0] // (2**64 // (file.shape("slots")[0] - 1))
+            start, stop = file.slices(("slots", slot, slot + 2))[0].tolist()
+            for key in file.slices(("keys", start, stop))[0].tolist():
+                rank = [*key[group:-1], unit, key[-1]]
+                if tuple(key[:group]) == words and (words not in best or rank < best[words]):
+                    best[words] = rank
     return {words: (rank[-2], rank[-1] >> 32) for words, rank in best.items()}
 
 
@@ -198,14 +188,13 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
     write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
 
 
-def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
+def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
     """Merges files of duplicates, each with those of all units in some range of hashes."""
-    with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in files]
-        starts = sum(file.get_tensor("starts") for file in opened)
-        units = len(starts) - 1
-        shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
-        arrays = stack.enter_context(growing_arrays(path, shapes))
+    opened = [Arrays(corpus, name) for name in files]
+    starts = np.sum([file["starts"] for file in opened], axis=0)
+    units = len(starts) - 1
+    shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
+    with corpus.put(output) as path, growing_arrays(path, shapes) as arrays:
         arrays.append("starts", starts)
         unit = 0
         while unit < units:
@@ -213,15 +202,15 @@ def merge_duplicates(corpus: Path, files: Sequence[str], path: Path) -> None:
             until = min(max(unit + 1, enough), units)
             positions, units_of = [], []
             for file in opened:
-                bounds = file.get_slice("starts")[unit : until + 1]
-                positions.append(part_of(file.get_slice("duplicates"), int(bounds[0]), int(bounds[-1])))
+                (bounds,) = file.slices(("starts", unit, until + 1))
+                positions += file.slices(("duplicates", int(bounds[0]), int(bounds[-1])))
                 units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
             arrays.append("duplicates", np.concatenate(positions)[by_unit])
             unit = until
 
 
-def read_duplicates(corpus: Path, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
+def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
     """The duplicate items of each document in `unit`, from the file of its `keys` and the files of the buckets."""
     positions = [read_duplicates_within(corpus, keys)[:, 0]] if keys else []
     positions += _decided(corpus, decided, unit)
@@ -232,7 +221,7 @@ def read_duplicates(corpus: Path, keys: str | None, decided: Sequence[str], unit
     return duplicates
 
 
-def read_repeated(corpus: Path, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
+def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
     """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several.
 
     `decided` are the files of buckets that list all such positions, those of the kept copies included.
@@ -240,16 +229,17 @@ def read_repeated(corpus: Path, keys: str, decided: Sequence[str], unit: int) ->
     return np.unique(np.concatenate([read_duplicates_within(corpus, keys).ravel(), *_decided(corpus, decided, unit)]))
 
 
-def read_duplicates_within(corpus: Path, name: str) -> np.ndarray:
+def read_duplicates_within(corpus: Store, name: str) -> np.ndarray:
     """(n, 2): the positions of the duplicates within a unit, and of the copies that are kept."""
-    with safe_open(corpus / name, "numpy") as file:
-        return file.get_tensor("duplicates")
+    return Arrays(corpus, name)["duplicates"]
 
 
-def _decided(corpus: Path, decided: Sequence[str], unit: int) -> Iterator[np.ndarray]:
+def _decided(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
     """The positions in `unit` that each of the buckets' files lists."""
-    for name in decided:
-        with safe_open(corpus / name, "numpy") as file:
-            start, stop = file.get_slice("starts")[unit : unit + 2].tolist()
-            if stop > start:
-                yield file.get_slice("duplicates")[start:stop]
+
+    def listed(name: str) -> np.ndarray:
+        file = Arrays(corpus, name)
+        start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
+        return file.slices(("duplicates", start, stop))[0]
+
+    return corpus.each(listed, decided)

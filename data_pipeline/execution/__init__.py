@@ -1,1 +1,1 @@
-"""How a build runs: units of work on Ray, ownership of a corpus, and the parts and buckets that units exchange."""
+"""How a build runs: units of work on Ray, their records, and the merging of files that units exchange."""

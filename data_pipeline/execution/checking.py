@@ -4,16 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import TypeVar
 
-from data_pipeline.execution import ownership, workers
+from data_pipeline.execution import workers
 from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Failed, Needs, better_tried_elsewhere
-from data_pipeline.execution.records import Records, stages_of
+from data_pipeline.execution.records import Records
 from data_pipeline.execution.work_units import Finished, Output, Result
-from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import FailedError, UserError, may_be_of_node, one_line
+from data_pipeline.foundation.store import Store
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
@@ -53,20 +52,21 @@ def _answered(work: Callable[[Given], Answer], given: Given) -> Answer | Failed:
         return Failed("", failed, may_be_of_node(error))
 
 
-def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
+def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
     """Removes the records of units with a damaged or missing file, so that `run` does those units again.
 
     Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
     """
-    token = ownership.begin(corpus)
-    stages = {name: Records(corpus, name).read(Finished[Result]) for name in stages_of(corpus)}
+    token = corpus.begin()
+    read = {name: Records(corpus, name).read(Finished[Result]) for name in corpus.folders(".stages")}
+    stages = {name: units for name, units in sorted(read.items()) if units}  # others are no stages
     units_of = {
         name: (stage, unit.name, output)
         for stage, units in stages.items()
         for unit in units.values()
         for name, output in unit.outputs.items()
     }
-    check = partial(_damaged, corpus.resolve(), token)
+    check = partial(_damaged, corpus, token)
     files = {name: output for name, (_, _, output) in units_of.items()}
     damaged = {*chain(*read_all(check, files, lambda output: output.bytes, "checking", ray_config))}
     for stage in stages:
@@ -74,15 +74,15 @@ def forget_damaged(corpus: Path, ray_config: RayConfig) -> list[str]:
     return [name for name in units_of if name in damaged]
 
 
-def _damaged(corpus: Path, token: str, files: dict[str, Output]) -> list[str]:
+def _damaged(corpus: Store, token: str, files: dict[str, Output]) -> list[str]:
     """Those of `files` that aren't as they were written. Runs in a worker."""
-    with ownership.at_work(corpus, token):
-        return [name for name, output in files.items() if not _is_whole(corpus / name, output)]
+    with corpus.at_work(token):
+        return [name for name, output in files.items() if not _is_whole(corpus, name, output)]
 
 
-def _is_whole(path: Path, output: Output) -> bool:
+def _is_whole(corpus: Store, name: str, output: Output) -> bool:
     try:
-        return path.is_file() and path.stat().st_size == output.bytes and sha256(path) == output.sha256
+        return corpus.checksum(name) == (output.bytes, output.sha256)
     except OSError as error:
         if better_tried_elsewhere(error):
             raise

@@ -8,7 +8,6 @@ units are committed, kept, redone and repaired like all others.
 """
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.work_units import Finished, Result, Stage, Unit, outputs_of, run
-from data_pipeline.foundation.atomic import fingerprint, write_json
-from data_pipeline.foundation.json_file import read_json, read_valid_json
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.store import Store
 
 _MOST_FILES = 1024  # that one reader opens
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
@@ -73,10 +72,10 @@ def merging_units(files: int, readers: int) -> list[int]:
 
 def merge(
     written_by: str,
-    work: Callable[[Path, MergeSpec], Result],
+    work: Callable[[Store, MergeSpec], Result],
     files: Mapping[str, str],
     readers: int,
-    corpus: Path,
+    corpus: Store,
     ray_config: RayConfig,
     shown: bool = True,
 ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
@@ -94,9 +93,9 @@ def merge(
         units = run(stage, plan(name, files, size, first), corpus, ray_config, shown)
         finished[name] = units
         files = dict([*islice(files.items(), first), *outputs_of(units).items()])
-    for folder in (corpus / ".stages").iterdir():
-        if without_level(folder.name) == written_by and folder.name not in (written_by, *finished):
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in corpus.folders(".stages"):
+        if without_level(folder) == written_by and folder not in (written_by, *finished):
+            corpus.delete_folder(f".stages/{folder}")
     return list(files), finished
 
 
@@ -121,14 +120,14 @@ def plan(stage: str, files: Mapping[str, str], size: int, begin: int) -> list[Un
     return units
 
 
-def write_names(corpus: Path, names: Sequence[str]) -> str:
+def write_names(corpus: Store, names: Sequence[str]) -> str:
     """Writes the names of files that many units need, so that no unit's spec repeats them; returns the path of the list
     within `corpus`. It is named by the names' hash, and stays if it has them already."""
     path = f".stages/plans/{fingerprint(list(names))}.json"
-    if read_valid_json(corpus / path, list[str]) != list(names):
-        write_json(corpus / path, list(names))
+    if corpus.read_valid_json(path, list[str]) != list(names):
+        corpus.write_json(path, list(names))
     return path
 
 
-def read_names(corpus: Path, path: str) -> list[str]:
-    return read_json(corpus / path, list[str])
+def read_names(corpus: Store, path: str) -> list[str]:
+    return corpus.read_json(path, list[str])

@@ -9,23 +9,21 @@ the driver writes last, commits it (`records`): it has the fingerprint of the un
 import contextlib
 import errno
 import fnmatch
-import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from data_pipeline.execution import fitness, ownership, workers
+from data_pipeline.execution import fitness, workers
 from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Failed, Needs
 from data_pipeline.execution.records import Records
-from data_pipeline.foundation.atomic import begun_in, fingerprint, sha256, write_bytes
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.threads import in_threads
+from data_pipeline.foundation.store import Store
 
 KEPT = "what is finished is kept"
 
@@ -75,7 +73,7 @@ class Stage(Generic[Spec, ResultType]):
 
     name: str
     version: int
-    work: Callable[[Path, Spec], ResultType]
+    work: Callable[[Store, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
     memory: float = 0
@@ -122,29 +120,26 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
     return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
 
 
-def keep_only(corpus: Path, folder: str, files: str, names: Collection[str]) -> None:
+def keep_only(corpus: Store, folder: str, files: str, names: Collection[str]) -> None:
     """Removes what is below `folder`, fits the pattern `files` and isn't among `names`: an attempt under another
-    config, or one whose records were damaged, may have written more. Each folder is listed once."""
-    for place, _, found in os.walk(corpus / folder):
-        within = Path(place).relative_to(corpus)
-        for name in fnmatch.filter(found, files):
-            if f"{within}/{name}" not in names:
-                (corpus / within / name).unlink()
+    config, or one whose records were damaged, may have written more."""
+    found = fnmatch.filter(corpus.names(folder), f"*/{files}")
+    corpus.delete(name for name in found if name not in names)
 
 
 def run(
-    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Path, ray_config: RayConfig, shown: bool = True
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Store, ray_config: RayConfig, shown: bool = True
 ) -> list[Finished[ResultType]]:
     """Brings every unit of `stage` up to date and returns them in order; prints what is redone and why, if `shown`.
 
     A failed unit doesn't stop the others, unless a remote store failed it. At the end raises FailedError, with one line
     for each failure, or StoreError.
     """
-    ownership.claim(corpus)  # first, since workers of a killed build may still be changing the corpus
+    corpus.claim()  # first, since workers of a killed build may still be changing the corpus
     records = Records(corpus, stage.name)
     done: dict[str, Finished[ResultType]] = records.read(stage.finished)
-    why = in_threads(lambda unit: _why_redo(corpus, done.get(unit.name), stage.fingerprint(unit)), units)
-    reasons = {unit.name: reason for unit, reason in zip(units, why, strict=True)}
+    sizes = corpus.sizes(outputs_of([*done.values()]))
+    reasons = {unit.name: _why_redo(done.get(unit.name), stage.fingerprint(unit), sizes) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if shown and units:
@@ -161,8 +156,7 @@ def run(
             _raise(errors, f"{stage.name}: {count} of {counted(len(units), 'unit')} done; the same command continues")
     if others := done.keys() - reasons.keys():  # no longer in the plan
         planned = outputs_of([done[unit.name] for unit in units])
-        for output in outputs_of([done[name] for name in others]).keys() - planned.keys():
-            (corpus / output).unlink(missing_ok=True)
+        corpus.delete(outputs_of([done[name] for name in others]).keys() - planned.keys())
         records.remove(others)
     return [done[unit.name] for unit in units]
 
@@ -170,7 +164,7 @@ def run(
 def _work_off(
     stage: Stage[Spec, ResultType],
     todo: list[Unit[Spec]],
-    corpus: Path,
+    corpus: Store,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
     bar: bool,
@@ -204,32 +198,23 @@ def _work_off(
     return done, errors
 
 
-def _why_redo(corpus: Path, finished: Finished[Result] | None, expected: str) -> str:
+def _why_redo(finished: Finished[Result] | None, expected: str, sizes: Mapping[str, int]) -> str:
     if finished is None:
         return "new"
     if finished.fingerprint != expected:
         return "input or config changed"
-    for name, output in finished.outputs.items():
-        try:
-            if (corpus / name).stat().st_size != output.bytes:
-                return "output missing or cut"
-        except OSError:
-            return "output missing or cut"
+    if any(sizes.get(name) != output.bytes for name, output in finished.outputs.items()):
+        return "output missing or cut"
     return ""
 
 
-def read_finished(stage: Stage[Spec, ResultType], corpus: Path) -> list[Finished[ResultType]]:
+def read_finished(stage: Stage[Spec, ResultType], corpus: Store) -> list[Finished[ResultType]]:
     """The committed units of `stage` in a corpus, by name. Those whose record is damaged are left out."""
     return [*Records(corpus, stage.name).read(stage.finished).values()]
 
 
-def unfinished(corpus: Path) -> Path:
-    """The folder in which units begin files of `.stages`."""
-    return corpus / ".stages" / "unfinished"
-
-
 def _perform(
-    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Path, token: str, versions: dict[str, str] | None
+    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Store, token: str, versions: dict[str, str] | None
 ) -> Finished[ResultType] | Failed:
     """Runs in a worker: does the work; the driver commits it. `versions`: those of the driver, if this is another
     process."""
@@ -237,12 +222,9 @@ def _perform(
     try:
         if versions is not None:
             fitness.check(versions)
-        with ownership.at_work(corpus, token), begun_in(unfinished(corpus)):
+        with corpus.at_work(token):
             result = stage.work(corpus, unit.spec)
-            outputs = {
-                name: Output((corpus / name).stat().st_size, sha256(corpus / name))
-                for name in (*unit.outputs, *result.files)
-            }
+            outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
             return Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
     except UserError as error:
@@ -250,7 +232,7 @@ def _perform(
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
-        if failed := of_files(error, corpus, KEPT):
+        if failed := of_files(error, corpus.disk, KEPT):
             return Failed(unit.name, failed, of_node=True)
         return _bug(stage, unit, corpus, error)
     except MemoryError as error:
@@ -265,13 +247,13 @@ def _out_of_memory(stage: Stage, unit: str, reason: str) -> Failed:
     return Failed(unit, FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
 
 
-def _bug(stage: Stage, unit: Unit, corpus: Path, error: Exception) -> Failed:
+def _bug(stage: Stage, unit: Unit, corpus: Store, error: Exception) -> Failed:
     """Saves the traceback of an unexpected error for a bug report, and names its file."""
-    path = corpus / ".stages" / "failures" / f"{stage.name}-{unit.name}.txt"
-    with contextlib.suppress(OSError):  # the disk may be what is wrong
-        write_bytes(path, "".join(traceback.format_exception(error)).encode())
+    name = f".stages/failures/{stage.name}-{unit.name}.txt"
+    with contextlib.suppress(OSError, StoreError):  # the disk may be what is wrong
+        corpus.write(name, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {path})")
+    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {corpus.at(name)})")
     return Failed(unit.name, failed, may_be_of_node(error))
 
 
@@ -285,10 +267,9 @@ def _raise(errors: list[Failed], how_far: str) -> None:
 
 
 def _performed(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Path, pool: workers.Workers
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
-    corpus = corpus.resolve()
-    token, versions = ownership.begin(corpus), None if pool.in_process else fitness.versions()
+    token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
 
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
         return _perform(stage, unit, corpus, token, versions)

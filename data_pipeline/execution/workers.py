@@ -8,17 +8,15 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from data_pipeline.execution.config import RayConfig
 from data_pipeline.execution.dispatch import Dispatch, Needs, cpus_of, rooms_of_nodes
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.errors import FailedError, UserError, one_line
-from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.progress import Activity, Board
+from data_pipeline.foundation.store import Store
 
 with imported_at_first_use():  # Ray takes 640 ms and 48 MB, and small builds do without
     import ray
@@ -191,14 +189,14 @@ class Timing:
     ray_start_seconds: float
     driver_core_seconds: float
 
-    def write(self, corpus: Path, stage: str) -> None:
-        write_json(_timing_file(corpus, stage), self)
+    def write(self, corpus: Store, stage: str) -> None:
+        corpus.write_json(_timing_file(stage), self)
 
 
-def read_timing(corpus: Path, stage: str) -> Timing | None:
+def read_timing(corpus: Store, stage: str) -> Timing | None:
     """None if the stage has never had a unit to do."""
-    return read_valid_json(_timing_file(corpus, stage), Timing)
+    return corpus.read_valid_json(_timing_file(stage), Timing)
 
 
-def _timing_file(corpus: Path, stage: str) -> Path:
-    return corpus / ".stages" / "timings" / f"{stage}.json"
+def _timing_file(stage: str) -> str:
+    return f".stages/timings/{stage}.json"

@@ -1,7 +1,7 @@
 """Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks.
 
 A file is on the disk when its writer returns. For those that can be made again, `begun_in` leaves the flush of their
-folder to whoever records them: a thousand files of a folder then take one.
+folder to the caller: a thousand files of a folder then take one.
 """
 
 import contextlib
@@ -28,50 +28,30 @@ TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _BYTES_AT_A_TIME = 1 << 20
 _warned: set[str] = set()  # of what locks would protect
-_begun_in: Path | None = None
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, begun_in: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    It is in the folder of `begun_in`, if that is responsible for `path`.
+    `begun_in`: the folder of the temporary path instead. The file is then renamed when its content is on the disk, but
+    its new name may still be lost in a power cut, until its own folder is flushed.
     """
-    folder = _begun_in if _begun_in is not None and _begun_in.parent in path.parents else None
-    temporary = temporary_path(path if folder is None else folder / path.name)
+    temporary = temporary_path(path if begun_in is None else begun_in / path.name)
     if not temporary.parent.exists():
         temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
-        if folder is None:
+        if begun_in is None:
             commit(temporary, path)
         else:
             flush(temporary)
-            _rename(temporary, path)
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-@contextlib.contextmanager
-def begun_in(folder: Path) -> Iterator[None]:
-    """Within the block, files below the directory that has `folder` are written in `folder`, and renamed when their
-    content is on the disk. Their new names may still be lost in a power cut, until their folders are flushed."""
-    global _begun_in
-    before, _begun_in = _begun_in, folder
-    try:
-        yield
-    finally:
-        _begun_in = before
-
-
-def _rename(temporary: Path, path: Path) -> None:
-    """Renames a file to `path`, whose folder is made if it doesn't exist."""
-    try:
-        temporary.replace(path)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(path)
 
 
 @contextlib.contextmanager
@@ -131,11 +111,16 @@ def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = 
     `mode` is that of `write_bytes`.
     `sealed`: with a last key `sha256`, the checksum of all bytes before it. `json_file.seal_holds` checks it.
     """
+    write_bytes(path, json_bytes(value, sealed), mode)
+
+
+def json_bytes(value: Any, sealed: bool = False) -> bytes:
+    """What `write_json` writes."""
     content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
     if sealed:
         above = content.removesuffix(b"\n}")
         content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
-    write_bytes(path, content + b"\n", mode)
+    return content + b"\n"
 
 
 def remove_leftovers(directory: Path, folders: Iterable[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar, cast
@@ -45,8 +46,13 @@ def read_json(path: Path, kind: type[T]) -> T:
 
 def read_valid_json(path: Path, kind: type[T]) -> T | None:
     """Like `read_json` for a file that isn't essential: None if it is missing or damaged. Damage is logged."""
+    return read_valid(lambda: read_json(path, kind))
+
+
+def read_valid(read: Callable[[], T]) -> T | None:
+    """What `read` returns; None if its file is missing or damaged. Damage is logged."""
     try:
-        return read_json(path, kind)
+        return read()
     except FileNotFoundError:
         return None
     except FailedError as error:

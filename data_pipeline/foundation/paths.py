@@ -55,6 +55,11 @@ def config(text: str) -> str:
     return str(names[text])
 
 
+def config_or_url(text: str) -> str:
+    """What `config` takes, or a URL."""
+    return text if "://" in text else config(text)
+
+
 def shipped(pattern: str) -> dict[str, Path]:
     """What ships with the package in configs and fits `pattern`: paths by their names, `configs:NAME`."""
     return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in sorted(_CONFIGS.rglob(pattern))}

@@ -1,4 +1,5 @@
-"""safetensors files: written at once or a piece at a time. A full disk raises OSError, as for any other file."""
+"""safetensors files: written at once or a piece at a time, and read by ranges. A full disk raises OSError, as for any
+other file."""
 
 import contextlib
 import json
@@ -14,9 +15,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from data_pipeline.foundation.atomic import atomic_file, atomic_path
+from data_pipeline.foundation.errors import FailedError, one_line
+from data_pipeline.foundation.store import Store
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
+_HEAD = 16_384  # bytes that are read at once: the header, and maybe more
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 
 
@@ -33,19 +36,64 @@ def os_errors() -> Iterator[None]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Writes a file of `arrays`, which appears whole, with `metadata` in its header."""
-    with atomic_path(path) as temporary, os_errors():
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+    """Writes a file of `arrays`, with `metadata` in its header."""
+    with os_errors():
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, metadata)
 
 
-def dtype_of(array: Any) -> Any:
-    """The dtype of an array in an open file (`get_slice`)."""
-    return _DTYPES[array.get_dtype()]
+class Arrays:
+    """The arrays of a file, of which only what is asked for is read. Raises FailedError if the file is damaged."""
 
+    def __init__(self, corpus: Store, name: str):
+        self._corpus, self._name = corpus, name
+        try:
+            (head,) = corpus.ranges(name, [(0, _HEAD)])
+            (size,) = struct.unpack_from("<Q", head)
+            self._start = 8 + size
+            if self._start > len(head):
+                head += corpus.ranges(name, [(len(head), self._start)])[0]
+            header = json.loads(head[8 : self._start])
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            self._dtypes = {array: np.dtype(_DTYPES[one["dtype"]]) for array, one in header.items()}
+            self._shapes = {array: tuple(one["shape"]) for array, one in header.items()}
+            self._at = {array: self._start + one["data_offsets"][0] for array, one in header.items()}
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise self._damage(one_line(error)) from None
 
-def part_of(array: Any, start: int, stop: int) -> np.ndarray:
-    """`array[start:stop]` of a one-dimensional array in an open file; safetensors refuses some empty ranges."""
-    return array[start:stop] if stop > start else np.zeros(0, dtype_of(array))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __contains__(self, array: str) -> bool:
+        return array in self._shapes
+
+    def shape(self, array: str) -> tuple[int, ...]:
+        return self._shapes[array]
+
+    def dtype(self, array: str) -> np.dtype:
+        return self._dtypes[array]
+
+    def __getitem__(self, array: str) -> np.ndarray:
+        """All of an array."""
+        return self.slices((array, 0, self._shapes[array][0]))[0]
+
+    def slices(self, *wanted: tuple[str, int, int]) -> list[np.ndarray]:
+        """`array[start:stop]` for each of some (array, start, stop), in one request."""
+        strides = [self._dtypes[array].itemsize * math.prod(self._shapes[array][1:]) for array, _, _ in wanted]
+        ranges = [
+            (self._at[array] + start * stride, self._at[array] + stop * stride)
+            for (array, start, stop), stride in zip(wanted, strides, strict=True)
+        ]
+        found = []
+        contents = self._corpus.ranges(self._name, ranges)
+        for (array, start, stop), (first, last), content in zip(wanted, ranges, contents, strict=True):
+            if len(content) != last - first:
+                raise self._damage(f"it ends at byte {first + len(content)}")
+            found.append(np.frombuffer(content, self._dtypes[array]).reshape(stop - start, *self._shapes[array][1:]))
+        return found
+
+    def _damage(self, reason: str) -> FailedError:
+        way_out = "data-pipeline build CORPUS.yaml --repair writes it again"
+        return FailedError(f"{self._corpus.at(self._name)}: damaged: {reason}; {way_out}")
 
 
 class GrowingArrays:
@@ -85,8 +133,8 @@ class GrowingArrays:
 
 @contextlib.contextmanager
 def growing_arrays(path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]) -> Iterator[GrowingArrays]:
-    """A safetensors file that appears at `path` if the block ends with all arrays full. `shapes`: (dtype, shape)."""
-    with atomic_file(path) as file:
+    """A safetensors file whose arrays are full when the block ends, else ValueError. `shapes`: (dtype, shape)."""
+    with path.open("wb") as file:
         arrays = GrowingArrays(file, shapes)
         yield arrays
         arrays.check()

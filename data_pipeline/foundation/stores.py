@@ -42,9 +42,18 @@ _TEMPORARY = {
     "urllib3.HTTPError",
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
-_BUSY = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling"}
+_BUSY = {
+    "SlowDown",
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "OperationAborted",
+    "Throttling",
+    "ConditionalRequestConflict",
+}
 _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"}  # protocols of stores without folders
 _S3 = {
     # s3fs itself retries a part of an upload, or a range, that failed; `with_retries` bridges the rest
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
@@ -74,6 +83,11 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def is_local(found: Any) -> bool:
     return isinstance(found, LocalFileSystem)
+
+
+def protocols(found: Any) -> set[str]:
+    """The protocols of a file system's URLs."""
+    return {found.protocol} if isinstance(found.protocol, str) else {*found.protocol}
 
 
 def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
@@ -187,7 +201,7 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
     """What the store refuses, with the way out; None if it may answer later, or if the file is at fault."""
     if refused := hub.refusal(error, url):
         return refused
-    code = _code(error)
+    code = code_of(error)
     if code == "NoSuchBucket":
         return StoreError(f"{url}: there is no bucket {url.partition('://')[2].split('/')[0]!r}")
     if type(error).__name__ in _NO_LOGIN:
@@ -211,12 +225,12 @@ def _is_temporary(error: Exception) -> bool:
     response = getattr(error.__cause__, "response", None)
     if isinstance(error, OSError) and isinstance(response, dict):
         http = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return http >= 500 or http == 429 or _code(error) in _BUSY
+        return (http >= 500 and http != 501) or http == 429 or code_of(error) in _BUSY  # 501: never implemented
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     return bool(names & _TEMPORARY)
 
 
-def _code(error: Exception) -> str:
+def code_of(error: Exception) -> str:
     """S3's code of an error, "" if it has none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""

@@ -1,6 +1,6 @@
 """Many short requests to a file system at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -9,8 +9,10 @@ Answer = TypeVar("Answer")
 _AT_ONCE = 64  # items that a thread takes: handing over each by itself takes longer than a request on a local disk
 
 
-def in_threads(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """`function` of each of `items`, in order, for slow file systems. Raises what the first one raises."""
-    chunks = [items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE)]
+def in_threads(function: Callable[[Item], Answer], items: Collection[Item], at_once: int = _AT_ONCE) -> list[Answer]:
+    """`function` of each of `items`, in order, for slow file systems. A thread takes `at_once` of them. Raises what the
+    first one raises."""
+    given = [*items]
+    chunks = [given[at : at + at_once] for at in range(0, len(given), at_once)]
     with ThreadPoolExecutor() as pool:
         return [one for of_chunk in pool.map(lambda chunk: [*map(function, chunk)], chunks) for one in of_chunk]

@@ -21,6 +21,7 @@ from data_pipeline.execution.merging import write_names
 from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import BucketSpec, ClustersSpec, buckets_of, clusters_of
 from data_pipeline.stages.part_readings import CHECKS, LAST, Applied, LeftResult, PartSpec, keys_stage
@@ -32,7 +33,7 @@ _CHARACTERS_OF_A_KEY = 40  # as a line counts when parts are cut; only MinHash w
 
 
 def deduplicate(
-    config: CorpusConfig, corpus: Path, parts: list[Part], shown: Callable[[AnyStage], bool] = lambda stage: True
+    config: CorpusConfig, corpus: Store, parts: list[Part], shown: Callable[[AnyStage], bool] = lambda stage: True
 ) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
     """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last.
 
@@ -47,7 +48,7 @@ def deduplicate(
 class _Order:
     """The steps that were taken, and where their decisions are."""
 
-    def __init__(self, config: CorpusConfig, corpus: Path, parts: list[Part], shown: Callable[[AnyStage], bool]):
+    def __init__(self, config: CorpusConfig, corpus: Store, parts: list[Part], shown: Callable[[AnyStage], bool]):
         self._config, self._corpus, self._shown = config, corpus, shown
         self._documents = sum(sum(part.documents.values()) for part in parts)
         self._groups = grouped(parts, config)
@@ -173,7 +174,7 @@ def in_order_of_ids(groups: list[list[Part]]) -> list[list[Part]]:
     return sorted(groups, key=lambda group: group[0].first_id)
 
 
-def decided(corpus: Path, config: CorpusConfig, in_order: list[list[Part]]) -> list[Decided]:
+def decided(corpus: Store, config: CorpusConfig, in_order: list[list[Part]]) -> list[Decided]:
     """The finished steps of a corpus that drop anything; its groups of parts are `in_order_of_ids`."""
     steps = []
     for step in config.steps:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,9 +20,10 @@ from data_pipeline.execution.dispatch import better_tried_elsewhere
 from data_pipeline.execution.work_units import Finished, Unit
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.arrow_tables import table_of
-from data_pipeline.foundation.atomic import atomic_path, fingerprint
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, StoreDamage, StoreError, UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.foundation.store import Store
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
@@ -115,7 +115,7 @@ class DocumentsResult(PartsResult):
         return sum(file.bytes for file in self.inputs)
 
 
-def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
+def plan(config: CorpusConfig, corpus: Store, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
     """One unit for each large input file or range of one, and for neighbouring small files of a source.
 
     Units are ordered by source, and within a source by the ids of their documents.
@@ -127,7 +127,7 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
     units = []
     steps = config.steps
     if files is None:
-        files = [file for source in config.sources for file in list_files(source, output=corpus)]
+        files = [file for source in config.sources for file in list_files(source, output=str(corpus))]
     rules = {source.name: config.cleaning_of(source) for source in config.sources}
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
@@ -175,16 +175,15 @@ def plan(config: CorpusConfig, corpus: Path, files: list[InputFile] | None = Non
 
 
 def inputs_of_units(
-    config: CorpusConfig, corpus: Path, files: list[InputFile], save: bool = True
+    config: CorpusConfig, corpus: Store, files: list[InputFile], save: bool = True
 ) -> list[list[tuple[InputFile, Range]]]:
     """What each unit reads of `files`. `save`: keep what takes long to find in the directory of the corpus."""
-    plans = corpus / ".stages" / "plans"
     inputs: list[list[tuple[InputFile, Range]]] = []
     for together in shared(files, config):
         if len(together) > 1:
             inputs.append([(file, Range()) for file in together])
         else:
-            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, plans, save)]
+            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, corpus, save)]
     return inputs
 
 
@@ -194,7 +193,7 @@ class PartsWriter:
     Use as a context manager. A part ends after `characters_per_part` characters of pages.
     """
 
-    def __init__(self, corpus: Path, spec: DocumentsSpec):
+    def __init__(self, corpus: Store, spec: DocumentsSpec):
         self._corpus, self._spec = corpus, spec
         self._stack = contextlib.ExitStack()
         self.histograms = Histograms()
@@ -228,7 +227,7 @@ class PartsWriter:
         name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in order
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
-        self._file = self._stack.enter_context(part_file(self._corpus / f"{self._path}.parquet"))
+        self._file = self._stack.enter_context(part_file(self._corpus, f"{self._path}.parquet"))
         self._dropped: list[tuple[str, str]] = []
         self._characters = 0
 
@@ -238,12 +237,12 @@ class PartsWriter:
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
-            with atomic_path(self._corpus / part.urls) as temporary:
+            with self._corpus.put(part.urls) as temporary:
                 pq.write_table(table_of(self._dropped, _ADDRESSES), temporary, compression="zstd")
         self.written.append(part)
 
 
-def write_documents(corpus: Path, spec: DocumentsSpec) -> DocumentsResult:
+def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
     Damage ends an input, not the others nor the build: undamaged records are kept, and the result has the position and

@@ -1,16 +1,16 @@
 """The units of deduplication that compare keys: buckets of hashes, the clusters of pairs, and merged files."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.keys import KeyBucket, merge_duplicates, pairs_within, write_duplicates
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, Clusters
 from data_pipeline.execution.merging import MergeSpec, read_names
 from data_pipeline.execution.work_units import Result
+from data_pipeline.foundation.safetensors_file import Arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages.stage import DUPLICATES, KEYS, Amounts, Stage
 
 
@@ -36,40 +36,42 @@ class ClustersSpec:
     output: str
 
 
-def decide_bucket(corpus: Path, spec: BucketSpec) -> Result:
+def decide_bucket(corpus: Store, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    step_of(spec.step, spec.dedup).decide(table, units, corpus / spec.output, spec.units)
+    with corpus.put(spec.output) as path:
+        step_of(spec.step, spec.dedup).decide(table, units, path, spec.units)
     return Result()
 
 
-def find_clusters(corpus: Path, spec: ClustersSpec) -> Result:
+def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
     """Finds the connected components of all pairs, and drops all but the smallest id of each."""
     clusters = Clusters()
     for name in spec.pairs:
-        clusters.join(load_file(corpus / name)["pairs"])
+        clusters.join(Arrays(corpus, name)["pairs"])
     for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
         clusters.join(pairs)
     documents, first = clusters.members()
     duplicates = documents[documents != first]
     places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
-    write_duplicates(corpus / spec.output, duplicates >> np.uint64(32), places, spec.units)
+    with corpus.put(spec.output) as path:
+        write_duplicates(path, duplicates >> np.uint64(32), places, spec.units)
     return Result()
 
 
-def merge_keys(corpus: Path, spec: MergeSpec) -> Result:
-    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output)
+def merge_keys(corpus: Store, spec: MergeSpec) -> Result:
+    KeyBucket.merge(corpus, spec.files, spec.first, spec.output)
     return Result()
 
 
-def merge_signatures(corpus: Path, spec: MergeSpec) -> Result:
+def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
     """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
-    KeyBucket.merge(corpus, spec.files, spec.first, corpus / spec.output, with_pairs=True)
+    KeyBucket.merge(corpus, spec.files, spec.first, spec.output, with_pairs=True)
     return Result()
 
 
-def merge_decided(corpus: Path, spec: MergeSpec) -> Result:
-    merge_duplicates(corpus, spec.files, corpus / spec.output)
+def merge_decided(corpus: Store, spec: MergeSpec) -> Result:
+    merge_duplicates(corpus, spec.files, spec.output)
     return Result()
 
 

@@ -3,17 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
 
 from data_pipeline.config import SourceConfig
 from data_pipeline.decontamination import DecontaminationConfig, Ngrams, read_items
 from data_pipeline.execution.work_units import Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 
@@ -82,19 +81,20 @@ class Index:
         of_set, file, line = self._items[item].tolist()
         return f"{self._sets[of_set]}, {self._files[file]} line {line}"
 
-    def write(self, path: Path) -> None:
+    def write(self, corpus: Store) -> None:
         names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
-        write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
+        with corpus.put(INDEX) as path:
+            write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
 
     @classmethod
-    def read(cls, path: Path) -> "Index":
-        with safe_open(path, "numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            sets, files = json.loads(file.metadata()["names"])
+    def read(cls, corpus: Store) -> "Index":
+        file = Arrays(corpus, INDEX)
+        arrays = {name: file[name] for name in file}
+        sets, files = json.loads(file.metadata["names"])
         return cls(Ngrams.from_arrays(arrays), arrays["where"], sets, files)
 
 
-def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
+def write_ngrams(corpus: Store, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
     """Writes the n-grams of all items; returns how many items each set has, and how many are too short."""
     where: list[tuple[int, int, int]] = []  # set, file, line of each item
 
@@ -110,7 +110,7 @@ def write_ngrams(corpus: Path, spec: EvaluationSetsSpec) -> EvaluationSetsResult
     ngrams = Ngrams.of(texts(), spec.config)
     items = np.array(where, dtype=np.int64)
     names = [file.name for files in spec.files for file in files]
-    Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(corpus / INDEX)
+    Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(corpus)
     long_enough = items[ngrams.known, 0]
     read = []
     for number, one_set in enumerate(spec.config.sets):

@@ -14,10 +14,10 @@ import fsspec
 
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation import hub, stores
-from data_pipeline.foundation.atomic import fingerprint, write_json
+from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import counted, first_few, printable
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.foundation.store import Store
 from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
@@ -69,11 +69,11 @@ def is_folder(location: str) -> bool:
     return stores.with_retries(ask, location, stores.LISTING_SECONDS)
 
 
-def list_files(source: SourceConfig, kind: str = "source", output: Path | None = None) -> list[InputFile]:
+def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
     """The files that match a source's path, sorted like the ids of their documents. A directory means all below it.
 
-    `kind` is what messages call the source, and `output` the directory of the corpus to build. What a build has written
-    there, and corpora below the source, are left out, in one line.
+    `kind` is what messages call the source, and `output` the path or URL of the corpus to build. What a build has
+    written there, and corpora below the source, are left out, in one line.
 
     Files of the Hugging Face Hub have the commit in their paths that a branch is at now.
 
@@ -121,12 +121,14 @@ def list_files(source: SourceConfig, kind: str = "source", output: Path | None =
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
 
 
-def _of_corpora(files: Collection[str], path: str, root: str, output: Path | None, local: bool) -> dict[str, str]:
+def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:
     """Those of `files` that a build wrote below `root`, each with the directory of its corpus.
 
     A corpus has `.stages`, or a manifest beside its blocks. A `path` with the name of its documents means them.
     """
-    own = output.resolve() if output else None
+    own = ""
+    if output is not None and ("://" in output) != local:
+        own = str(Path(output).resolve()) if local else stores.filesystem(output)[1].rstrip("/")
     means_documents = "documents" in PurePosixPath(path).parts
 
     def exists(name: str) -> bool:
@@ -138,7 +140,7 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: Path | Non
             return ""
         if above := corpus(str(PurePosixPath(directory).parent)):
             return above
-        if local and own == Path(directory).resolve():
+        if own == (str(Path(directory).resolve()) if local else directory):
             return directory
         if means_documents:
             return ""
@@ -146,7 +148,7 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: Path | Non
         return directory if finished or exists(f"{directory}/.stages") else ""
 
     built = {file: found for file in files if (found := corpus(str(PurePosixPath(file).parent)))}
-    if local and (own == Path(root).resolve() or (Path(root, ".stages").exists() and not means_documents)):
+    if local and (own == str(Path(root).resolve()) or (Path(root, ".stages").exists() and not means_documents)):
         written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in WRITTEN}
         built |= dict.fromkeys(written, root)
     return built
@@ -273,16 +275,16 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
     return groups
 
 
-def pieces(file: InputFile, bytes_per_unit: int, plans: Path, save: bool = True) -> list[Range]:
+def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = True) -> list[Range]:
     """The pieces of `file`, one for each unit: several for a large Wikipedia dump with its index, else the whole file.
 
-    The index has a line for each page, so the ranges are saved in `plans`, unless `save` is false.
+    The index has a line for each page, so the ranges are saved in the corpus, unless `save` is false.
     """
     index = index_of(file.path)
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit or index == file.path:
         return [Range()]
-    plan = plans / f"{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
-    cuts = read_valid_json(plan, list[Range])
+    plan = f".stages/plans/{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
+    cuts = corpus.read_valid_json(plan, list[Range])
     if cuts is None:
         if not stores.exists(index):
             print(f"{file.path}: one worker reads all of it; put its index, {index}, beside it", file=sys.stderr)
@@ -292,7 +294,7 @@ def pieces(file: InputFile, bytes_per_unit: int, plans: Path, save: bool = True)
         except DamagedInput:
             cuts = [Range()]  # read from the start, it shows where the damage is
         if save:
-            write_json(plan, cuts)
+            corpus.write_json(plan, cuts)
     return cuts
 
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_re
 from data_pipeline.dedup.step import Step
 from data_pipeline.execution.merging import read_names
 from data_pipeline.execution.work_units import Result
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import buckets_for, merge_keys, merge_signatures
 from data_pipeline.stages.parts import (
@@ -49,14 +49,14 @@ _SCHEMA = pa.schema(
 _CHARACTERS_OF_A_ROW = 100
 
 
-def with_changes_noted(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+def with_changes_noted(corpus: Store, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
     """The same `rows`; writes a table of what the steps so far have changed of a part, and of what they have counted,
     so that no step applies all earlier decisions.
 
     A row of the table is a document that was dropped, or one that has another text or language than in the part. They
     are in the order of the documents, and are read and written beside them, so that memory doesn't grow with the part.
     """
-    with rows_file(path, _SCHEMA) as table:
+    with rows_file(corpus, name, _SCHEMA) as table:
         for number, document, left in rows:
             text = None if left is None or left.text == document.text else left.text
             language = "" if left is None or left.language == document.language else left.language
@@ -66,12 +66,12 @@ def with_changes_noted(path: Path, rows: Iterable[Row], tally: Tally) -> Iterato
         table.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
 
 
-def changed(path: Path, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+def changed(corpus: Store, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
     """`rows` of unchanged documents, in order, with what the table leaves of each.
 
     Adds what earlier steps have counted to `tally`.
     """
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(corpus.readable(name)) as file:
         tally.add(*json.loads(file.metadata.metadata[b"tally"]))
         changes = (row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist())
         change = next(changes, None)
@@ -139,7 +139,7 @@ class LeftResult(PartsResult):
     items: dict[str, list[int]]
 
 
-def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
+def gather_keys(corpus: Store, spec: PartSpec) -> KeysResult:
     """Writes one step's keys for one unit's documents."""
     step = step_of(spec.step, spec.dedup)
     keys = Keys(step.group, step.order)
@@ -151,13 +151,14 @@ def gather_keys(corpus: Path, spec: PartSpec) -> KeysResult:
     if spec.last and not STEPS[spec.last.step].drops:
         repeated = read_repeated(corpus, spec.last.file, read_names(corpus, spec.last.duplicates), spec.unit)
     step.gather(documents, keys, repeated)
-    return KeysResult(keys.write(corpus / spec.output, spec.slots))
+    with corpus.put(spec.output) as path:
+        return KeysResult(keys.write(path, spec.slots))
 
 
-def write_left(corpus: Path, spec: PartSpec) -> LeftResult:
+def write_left(corpus: Store, spec: PartSpec) -> LeftResult:
     """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
     tally, histograms, checks = Tally(), Histograms(), _checks(corpus, spec)
-    with part_file(corpus / spec.output) as file:
+    with part_file(corpus, spec.output) as file:
         for _, document in _left(corpus, spec, SCHEMA.names, tally, checks):
             file.add(document)
             histograms.add(document)
@@ -206,7 +207,7 @@ LAST = Stage(
 
 
 def _left(
-    corpus: Path, spec: PartSpec, columns: Sequence[str], tally: Tally, checks: list[Apply]
+    corpus: Store, spec: PartSpec, columns: Sequence[str], tally: Tally, checks: list[Apply]
 ) -> Iterator[tuple[int, Document]]:
     """(number, document) of each document of a unit that the earlier steps left. Writes the table of their changes."""
     decided = STEPS[spec.last.step] if spec.last and STEPS[spec.last.step].drops else None
@@ -214,7 +215,7 @@ def _left(
     documents = enumerate(read_documents(corpus, (part.path for part in spec.parts), [*needed]))
     rows: Iterator[Row] = ((number, document, document) for number, document in documents)
     if spec.changes:
-        rows = changed(corpus / spec.changes, rows, tally)
+        rows = changed(corpus, spec.changes, rows, tally)
     if (last := spec.last) and decided:
         duplicates = read_names(corpus, last.duplicates)
         least = spec.cleaning.min_sentences_per_page
@@ -222,13 +223,13 @@ def _left(
     for check in checks:
         rows = check(rows, tally)
     if spec.new_changes:
-        rows = with_changes_noted(corpus / spec.new_changes, rows, tally)
+        rows = with_changes_noted(corpus, spec.new_changes, rows, tally)
     for number, _, left in rows:
         if left is not None:
             yield number, left
 
 
-def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit: int, min_sentences: int) -> Apply:
+def application(corpus: Store, step: Step, file: str, duplicates: list[str], unit: int, min_sentences: int) -> Apply:
     """What `step` does to the documents of a part, whose keys are in `file`."""
     own = None if step.clusters else file  # clusters have a part's own pairs
     items = read_duplicates(corpus, own, duplicates, unit)
@@ -245,14 +246,14 @@ def application(corpus: Path, step: Step, file: str, duplicates: list[str], unit
     return _each(apply)
 
 
-def _checks(corpus: Path, spec: PartSpec) -> list[Apply]:
+def _checks(corpus: Store, spec: PartSpec) -> list[Apply]:
     return [check_of(corpus, name, spec.cleaning) for name in spec.checks]
 
 
-def check_of(corpus: Path, name: str, cleaning: CleaningConfig) -> Apply:
+def check_of(corpus: Store, name: str, cleaning: CleaningConfig) -> Apply:
     """What the check `name`, "filters" or "decontamination", does to documents that are cleaned by `cleaning`."""
     if name == "decontamination":
-        return Decontamination(evaluation_sets.Index.read(corpus / evaluation_sets.INDEX))
+        return Decontamination(evaluation_sets.Index.read(corpus))
     filters = PageFilters(cleaning)
 
     def apply(_: int, document: Document, tally: Tally) -> Document | None:

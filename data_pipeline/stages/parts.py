@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.arrow_tables import table_of
-from data_pipeline.foundation.atomic import atomic_path
 from data_pipeline.foundation.errors import FailedError, one_line
+from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Document, Tally, most_common
 
 SCHEMA = pa.schema(
@@ -192,9 +192,9 @@ class RowsFile:
 
 
 @contextlib.contextmanager
-def rows_file(path: Path, schema: pa.Schema) -> Iterator[RowsFile]:
-    """A file that appears at `path` if the block ends without an error."""
-    with atomic_path(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+def rows_file(corpus: Store, name: str, schema: pa.Schema) -> Iterator[RowsFile]:
+    """A file that appears in `corpus` if the block ends without an error."""
+    with corpus.put(name) as path, pq.ParquetWriter(path, schema, compression="zstd") as writer:
         file = RowsFile(writer)
         yield file
         file.flush()
@@ -221,18 +221,18 @@ class PartFile:
 
 
 @contextlib.contextmanager
-def part_file(path: Path) -> Iterator[PartFile]:
-    """A part that appears at `path` if the block ends without an error."""
-    with rows_file(path, SCHEMA) as rows:
+def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
+    """A part that appears in `corpus` if the block ends without an error."""
+    with rows_file(corpus, name, SCHEMA) as rows:
         yield PartFile(rows)
 
 
-def read_documents(corpus: Path, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
+def read_documents(corpus: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
     """The documents of `parts` with the fields `columns`, a row group at a time. Other columns aren't read."""
     for part in parts:
-        path = corpus / part
+        path = corpus.at(part)
         with _readable(path):
-            opened = pq.ParquetFile(path)
+            opened = pq.ParquetFile(corpus.readable(part))
         with opened as file:
             for group in range(file.num_row_groups):
                 with _readable(path):
@@ -241,7 +241,7 @@ def read_documents(corpus: Path, parts: Iterable[str], columns: list[str]) -> It
 
 
 @contextlib.contextmanager
-def _readable(part: Path) -> Iterator[None]:
+def _readable(part: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:

@@ -1,15 +1,13 @@
 """The commits of the Hugging Face Hub's repositories that a build reads. A branch moves, and a build is resumed."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation import hub, stores
-from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.hub import HubPath
-from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.store import Store
 
 _FILE = ".stages/revisions.json"
 _SECONDS = 10.0  # for an answer
@@ -32,10 +30,10 @@ def pinned(path: str) -> str:
     return path if place is None else str(place.at(commit_of(place)))
 
 
-def pin(config: CorpusConfig, corpus: Path) -> tuple[CorpusConfig, dict[str, str]]:
+def pin(config: CorpusConfig, corpus: Store) -> tuple[CorpusConfig, dict[str, str]]:
     """`config` with the commits that the build in `corpus` began with, or else those of now; and these commits, for
     `keep`. Says where a branch has moved since."""
-    begun_with, kept = read_valid_json(corpus / _FILE, dict[str, str]) or {}, dict[str, str]()
+    begun_with, kept = corpus.read_valid_json(_FILE, dict[str, str]) or {}, dict[str, str]()
 
     def at_commit(path: str) -> str:
         place = hub.parse(path)
@@ -58,7 +56,7 @@ def pin(config: CorpusConfig, corpus: Path) -> tuple[CorpusConfig, dict[str, str
     return config.model_copy(update=changed), kept
 
 
-def keep(commits: dict[str, str], corpus: Path) -> None:
+def keep(commits: dict[str, str], corpus: Store) -> None:
     """Records the commits for builds that continue this one."""
-    if commits != (read_valid_json(corpus / _FILE, dict[str, str]) or {}):
-        write_json(corpus / _FILE, commits)
+    if commits != (corpus.read_valid_json(_FILE, dict[str, str]) or {}):
+        corpus.write_json(_FILE, commits)

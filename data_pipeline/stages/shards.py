@@ -18,7 +18,8 @@ from data_pipeline.corpus import blocks
 from data_pipeline.corpus.blocks import Block
 from data_pipeline.execution.merging import read_names, write_names
 from data_pipeline.execution.work_units import Finished, Result, Unit
-from data_pipeline.foundation.atomic import atomic_file, fingerprint
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.store import Store
 from data_pipeline.objectives.objective import Examples
 from data_pipeline.objectives.randomness import noise_keys
 from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
@@ -82,7 +83,7 @@ Tokenized = list[Finished[TokensResult]]
 
 
 def plan_counts(
-    config: CorpusConfig, corpus: Path, tokenized: Tokenized, files: Sequence[str], trained: Finished
+    config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[Unit[RowsSpec]]:
     """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens.
 
@@ -96,7 +97,7 @@ def plan_counts(
 
 def plan(
     config: CorpusConfig,
-    corpus: Path,
+    corpus: Store,
     tokenized: Tokenized,
     files: Sequence[str],
     trained: Finished,
@@ -107,7 +108,7 @@ def plan(
     if counted:
         rows = [unit.result.rows for unit in counted]
     else:
-        vocabulary = tokenizer.read(corpus, **config.tokenizer.layout).vocabulary
+        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
         rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in planned]
         tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
@@ -123,18 +124,18 @@ def plan(
     return units
 
 
-def count_rows(corpus: Path, spec: RowsSpec) -> RowsResult:
+def count_rows(corpus: Store, spec: RowsSpec) -> RowsResult:
     return RowsResult(len(_pack(corpus, spec)[0]))
 
 
-def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
+def write_shard(corpus: Store, spec: ShardSpec) -> ShardResult:
     """Cuts one bucket into rows and writes them."""
     cut, config = spec.cut, spec.cut.config
     rows_per_block = config.shards.rows_per_block
     rows, rules = _pack(corpus, cut)
     written: list[WrittenBlock] = []
-    with atomic_file(corpus / spec.output) as file:
-        with tarfile.open(fileobj=file, mode="w|") as shard:
+    with corpus.put(spec.output) as path:
+        with path.open("wb") as file, tarfile.open(fileobj=file, mode="w|") as shard:
             for start in range(0, len(rows), rows_per_block):
                 stop = min(start + rows_per_block, len(rows))
                 first_row, offset = spec.first_row + start, shard.offset
@@ -146,7 +147,7 @@ def write_shard(corpus: Path, spec: ShardSpec) -> ShardResult:
                 blocks.add(shard, block, first_row)
                 length, tokens = shard.offset - offset, blocks.count_tokens(block)
                 written.append(WrittenBlock(offset, length, first_row, stop - start, tokens, sha256=""))
-        written = list(_with_checksums(Path(file.name), written))
+        written = list(_with_checksums(path, written))
     return ShardResult(
         split=cut.bucket.split,
         rows=len(rows),
@@ -204,7 +205,7 @@ def _name(bucket: TokenBucket) -> str:
 
 
 def _work(
-    config: CorpusConfig, corpus: Path, tokenized: Tokenized, files: Sequence[str], trained: Finished
+    config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[tuple[RowsSpec, str]]:
     """For each bucket, how it is cut into rows, and a fingerprint of all that the rows depend on.
 
@@ -227,8 +228,8 @@ def rules_of(bucket: TokenBucket, config: CorpusConfig, vocabulary: Vocabulary) 
     return Rules(config.rows.objective, vocabulary, bucket.split == "validation", key, config.seed)
 
 
-def _pack(corpus: Path, spec: RowsSpec) -> tuple[Rows, Rules]:
-    vocabulary = tokenizer.read(corpus, **spec.config.tokenizer.layout).vocabulary
+def _pack(corpus: Store, spec: RowsSpec) -> tuple[Rows, Rules]:
+    vocabulary = tokenizer.in_corpus(corpus, **spec.config.tokenizer.layout).vocabulary
     rules = rules_of(spec.bucket, spec.config, vocabulary)
     documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
     return PACKINGS[spec.config.rows.packing](documents, rules), rules

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution import work_units
 from data_pipeline.execution.merging import MergeSpec, merge
 from data_pipeline.execution.work_units import Finished, Result, ResultType, Spec
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages.parts import Part, grouped
 
 
@@ -108,11 +108,11 @@ class Stage(work_units.Stage[Spec, ResultType]):
     step: str = ""
     of_urls: bool = False
     ends: str = ""
-    merge: Callable[[Path, MergeSpec], Result] | None = None
+    merge: Callable[[Store, MergeSpec], Result] | None = None
     readers: Callable[[Amounts], int] = lambda amounts: 1
 
     def merged(
-        self, files: Mapping[str, str], readers: int, corpus: Path, config: CorpusConfig, shown: bool = True
+        self, files: Mapping[str, str], readers: int, corpus: Store, config: CorpusConfig, shown: bool = True
     ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
         """What `readers` read of the stage's `files`, themselves or merged ones, and the units of `merging.merge`."""
         assert self.merge is not None

@@ -6,13 +6,12 @@ prints the table of docs/reference/stages.md.
 """
 
 import re
-import shutil
-from pathlib import Path
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units, without_level
 from data_pipeline.foundation.formatting import human_size, markdown
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.duplicates import buckets_of, clusters_of
 from data_pipeline.stages.part_readings import LAST, keys_stage
@@ -68,17 +67,16 @@ def units_of(amounts: Amounts, with_urls: bool = True) -> dict[str, int]:
     return found
 
 
-def forget(corpus: Path, config: CorpusConfig) -> None:
+def forget(corpus: Store, config: CorpusConfig) -> None:
     """Removes the results of stages that the config no longer asks for."""
-    stages, needed = corpus / ".stages", stages_of(config)
-    for folder in stages.iterdir() if stages.exists() else ():
-        stage = stage_named(folder.name)
+    needed, steps = stages_of(config), config.steps
+    for folder in corpus.folders(".stages"):
+        stage = stage_named(folder)
         if stage is not None and stage.name not in needed:
-            shutil.rmtree(folder, ignore_errors=True)
-    steps = config.steps
-    for pattern in ([] if "urls" in steps else ["*.urls.parquet"]) + ([] if steps else ["*.parquet"]):
-        for file in (corpus / PARTS.folder).rglob(pattern):
-            file.unlink()
+            corpus.delete_folder(f".stages/{folder}")
+    if not steps or "urls" not in steps:
+        end = ".urls.parquet" if steps else ".parquet"
+        corpus.delete(name for name in corpus.names(PARTS.folder) if name.endswith(end))
 
 
 def as_markdown() -> str:

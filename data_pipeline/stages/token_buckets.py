@@ -4,19 +4,18 @@ Files of tokens may be merged: a merged file has the documents of several files 
 hash in the order of their files. So a bucket's documents, and their order, are the same either way.
 """
 
-import contextlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
 from data_pipeline.execution.merging import MergeSpec
 from data_pipeline.execution.work_units import Result
-from data_pipeline.foundation.safetensors_file import dtype_of, growing_arrays, part_of
+from data_pipeline.foundation.safetensors_file import Arrays, growing_arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.packing.rows import Documents
 
 SPLITS = ("train", "validation")
@@ -37,43 +36,50 @@ class TokenBucket:
         return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
 
 
-class _OnDisk(Sequence[int]):
-    """An array in a file; each access reads only the numbers it needs."""
+def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
+    """(number of the first, hashes (n,)) of `bucket`'s documents in a file of tokens.
 
-    def __init__(self, array: Any):
-        self._array, self._length = array, array.get_shape()[0]
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, at: Any) -> Any:
-        return int(self._array[at : at + 1][0])
-
-
-def _slice(file: Any, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in an open tokenized file."""
-    hashes = file.get_slice(f"{bucket.split}.hashes")
-    first, last = (
-        find(_OnDisk(hashes), bound) for find, bound in zip((bisect_left, bisect_right), bucket.bounds, strict=True)
-    )
-    if first == last:
-        return np.zeros(0, np.uint64), np.zeros(1, np.int64), None
-    of_pairs = f"{bucket.split}.targets" in file.keys()  # noqa: SIM118 (not a dict)
-    targets = file.get_slice(f"{bucket.split}.targets")[first:last] if of_pairs else None
-    return hashes[first:last], file.get_slice(f"{bucket.split}.offsets")[first : last + 1], targets
+    Hashes are spread evenly, which tells where those of a bucket are but for some; if that is wrong, more are read.
+    """
+    name, (low, high) = f"{bucket.split}.hashes", bucket.bounds
+    total = file.shape(name)[0]
+    more = 64 + 4 * math.isqrt(total)
+    start, stop = max(0, (total * low >> 64) - more), min(total, (total * (high + 1) >> 64) + more)
+    while True:
+        (hashes,) = file.slices((name, start, stop))
+        before = start > 0 and (not len(hashes) or int(hashes[0]) >= low)
+        after = stop < total and (not len(hashes) or int(hashes[-1]) <= high)
+        if not before and not after:
+            break
+        more *= 4
+        start, stop = max(0, start - before * more), min(total, stop + after * more)
+    first = int(np.searchsorted(hashes, np.uint64(low)))
+    last = int(np.searchsorted(hashes, np.uint64(high), side="right"))
+    return start + first, hashes[first:last]
 
 
-def count_tokens(corpus: Path, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
+def _slice(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in a file of tokens."""
+    first, hashes = _found(file, bucket)
+    if not len(hashes):
+        return hashes, np.zeros(1, np.int64), None
+    last, targets = first + len(hashes), f"{bucket.split}.targets"
+    of_pairs = [(targets, first, last)] if targets in file else []
+    offsets, *starts = file.slices((f"{bucket.split}.offsets", first, last + 1), *of_pairs)
+    return hashes, offsets, starts[0] if starts else None
+
+
+def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
     """Tokens in each bucket, over all tokenized `files`. `buckets` holds all buckets, sorted by split and number.
 
     The work grows with the number of documents, not with files times buckets.
     """
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
-        with safe_open(corpus / name, "numpy") as file:
-            for split, tokens in counts.items():
-                hashes, offsets = (file.get_tensor(f"{split}.{array}") for array in ("hashes", "offsets"))
-                np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
+        file = Arrays(corpus, name)
+        for split, tokens in counts.items():
+            hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
+            np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
     return [int(counts[bucket.split][bucket.number]) for bucket in buckets]
 
 
@@ -83,35 +89,33 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
-def read_bucket(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> Documents:
+def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
     return read_bucket_with_hashes(corpus, files, bucket)[1]
 
 
-def read_bucket_with_hashes(corpus: Path, files: Sequence[str], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
+def read_bucket_with_hashes(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
     """Like `read_bucket`, with the hashes (n,) of the documents, in ascending order."""
-    return _gather(_one_by_one(corpus, files), bucket)
+    return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)
 
 
-def merge_tokens(corpus: Path, spec: MergeSpec) -> Result:
+def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
     """Merges files of tokens, a range of hashes at a time."""
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(safe_open(corpus / name, "numpy")) for name in spec.files]
-        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
-        for split in SPLITS:
-            for array in ("hashes", "offsets", "tokens", "targets"):
-                if (name := f"{split}.{array}") in files[0].keys():  # noqa: SIM118 (not a dict)
-                    slices = [file.get_slice(name) for file in files]
-                    length = sum(part.get_shape()[0] for part in slices)
-                    length -= len(files) - 1 if array == "offsets" else 0  # each file has one more than documents
-                    shapes[name] = dtype_of(slices[0]), (length,)
-        arrays = stack.enter_context(growing_arrays(corpus / spec.output, shapes))
+    files = corpus.each(partial(Arrays, corpus), spec.files)
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
+    for split in SPLITS:
+        for array in ("hashes", "offsets", "tokens", "targets"):
+            if (name := f"{split}.{array}") in files[0]:
+                length = sum(file.shape(name)[0] for file in files)
+                length -= len(files) - 1 if array == "offsets" else 0  # each file has one more than documents
+                shapes[name] = files[0].dtype(name), (length,)
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
         for split in SPLITS:
             ranges = max(1, -(-shapes[f"{split}.tokens"][1][0] // _TOKENS_AT_ONCE))
             end = 0
             arrays.append(f"{split}.offsets", np.zeros(1, np.int64))
             for number in range(ranges):
-                hashes, documents = _gather(files, TokenBucket(split, number, ranges))
+                hashes, documents = _gather(corpus, files, TokenBucket(split, number, ranges))
                 arrays.append(f"{split}.hashes", hashes)
                 arrays.append(f"{split}.offsets", end + documents.starts[1:])
                 arrays.append(f"{split}.tokens", documents.tokens)
@@ -121,25 +125,21 @@ def merge_tokens(corpus: Path, spec: MergeSpec) -> Result:
     return Result()
 
 
-def _one_by_one(corpus: Path, files: Sequence[str]) -> Iterator[Any]:
-    """Each file, open until the next one is opened."""
-    for name in files:
-        with safe_open(corpus / name, "numpy") as file:
-            yield file
+def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a file of tokens."""
+    hashes, offsets, targets = _slice(file, bucket)
+    if not len(hashes):
+        return hashes, [], []
+    (tokens,) = file.slices((f"{bucket.split}.tokens", int(offsets[0]), int(offsets[-1])))
+    return hashes, np.split(tokens, offsets[1:-1] - offsets[0]), [] if targets is None else [targets]
 
 
-def _gather(files: Iterable[Any], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
-    """(hashes (n,), documents) of a bucket from open files, in the order of the hash and then of the files."""
-    hashes: list[np.ndarray] = []
-    documents: list[np.ndarray] = []
-    targets: list[np.ndarray] = []
-    for file in files:
-        found, offsets, target_starts = _slice(file, bucket)
-        if len(found):
-            tokens = part_of(file.get_slice(f"{bucket.split}.tokens"), int(offsets[0]), int(offsets[-1]))
-            hashes.append(found)
-            documents += np.split(tokens, offsets[1:-1] - offsets[0])
-            targets += [] if target_starts is None else [target_starts]
+def _gather(corpus: Store, files: Sequence[Arrays], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
+    """(hashes (n,), documents) of a bucket from files, in the order of the hash and then of the files."""
+    found = corpus.each(lambda file: _documents(file, bucket), files)
+    hashes = [of_file for of_file, _, _ in found]
+    documents = [tokens for _, of_file, _ in found for tokens in of_file]
+    targets = [starts for _, _, of_file in found for starts in of_file]
     if not documents:
         nothing = np.zeros(0, np.int64)
         return np.zeros(0, np.uint64), Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), nothing)

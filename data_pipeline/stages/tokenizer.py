@@ -17,13 +17,14 @@ from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_o
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import set_activity
+from data_pipeline.foundation.store import Store
 from data_pipeline.objectives.randomness import hashed
 from data_pipeline.stages.parts import SCHEMA, Part, PartsResult, part_file, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.text_model import TextModel
-from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids, write_files
+from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, train
 
 # Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
@@ -89,9 +90,9 @@ def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> 
     return units
 
 
-def keep_candidates(corpus: Path, spec: SamplingSpec) -> Candidates:
+def keep_candidates(corpus: Store, spec: SamplingSpec) -> Candidates:
     """Writes the training documents of some parts whose hashes are below the bound."""
-    with part_file(corpus / spec.output) as file:
+    with part_file(corpus, spec.output) as file:
         for document in read_documents(corpus, spec.parts, SCHEMA.names):
             if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
                 file.add(document)
@@ -165,7 +166,7 @@ def plan(
     return [Unit(name, spec, fingerprint(inputs), outputs, size=_trained_on(config, spec.text_bytes))]
 
 
-def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
+def make_tokenizer(corpus: Store, spec: TokenizerSpec) -> TokenizerResult:
     """Writes the tokenizer's files."""
     config, sample = spec.config, Sample()
     if config.path is not None:
@@ -177,11 +178,12 @@ def make_tokenizer(corpus: Path, spec: TokenizerSpec) -> TokenizerResult:
         set_activity(f"training on {sample.bytes / 1e6:,.1f} MB of text")
         model = train(config, texts)
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
-    write_files(model, corpus)
+    for file, content in model.files.items():
+        corpus.write(f"{FOLDER}/{file}", content)
     return TokenizerResult(model.size, sample)
 
 
-def draw_sample(corpus: Path, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
+def draw_sample(corpus: Store, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
     """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
 
     There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.

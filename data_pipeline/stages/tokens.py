@@ -8,7 +8,6 @@ that is large, files are merged (`execution.merging`).
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import Finished, Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.objectives.randomness import hashed
 from data_pipeline.stages.parts import Part, grouped, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
@@ -115,10 +115,10 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
     return units
 
 
-def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
+def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of a unit's documents by split, sorted by hash."""
     config, pairs = spec.config, spec.config.pairs
-    model = tokenizer.read(corpus, **config.tokenizer.layout)
+    model = tokenizer.in_corpus(corpus, **config.tokenizer.layout)
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -145,7 +145,8 @@ def tokenize(corpus: Path, spec: TokensSpec) -> TokensResult:
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
         if pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
-    write_arrays(corpus / spec.output, arrays)
+    with corpus.put(spec.output) as path:
+        write_arrays(path, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
     return TokensResult(
         {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS},

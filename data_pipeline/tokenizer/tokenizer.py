@@ -18,6 +18,7 @@ from pydantic import NonNegativeInt
 from data_pipeline.foundation.atomic import write_bytes, write_json
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json
+from data_pipeline.foundation.store import Store
 from data_pipeline.text.vocabulary import Vocabulary
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
@@ -210,12 +211,14 @@ def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: i
     return Tokenizer(_READ[kind](directory / FOLDER), special_tokens, sentinels)
 
 
+def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
+    """The tokenizer of a corpus that may be in a bucket."""
+    with corpus.local(FOLDER) as directory:
+        return read(directory, kind, special_tokens, sentinels)
+
+
 def save(tokenizer: Tokenizer, directory: Path) -> None:
     """Writes the tokenizer so that `load(directory)` can read it."""
-    write_files(tokenizer.model, directory)
-    write_json(directory / _DESCRIPTION, tokenizer.describe())
-
-
-def write_files(model: TextModel, directory: Path) -> None:
-    for name, content in model.files.items():
+    for name, content in tokenizer.model.files.items():
         write_bytes(directory / FOLDER / name, content)
+    write_json(directory / _DESCRIPTION, tokenizer.describe())

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from pathlib import Path
 
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.progress import track
+from data_pipeline.foundation.store import Store
 from data_pipeline.stages.parts import read_documents
 from data_pipeline.tools.document_trace import DocumentTrace, Drop, trace_records
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
@@ -34,12 +34,12 @@ class _Side:
     def checksum(self) -> str:
         return next((built.result.sha256 for built in self.ranges if built.result.range.start == 0), "")
 
-    def kept(self, documents_of: Callable[[Path], dict[str, Documents]]) -> Documents:
+    def kept(self, documents_of: Callable[[Store, str], dict[str, Documents]]) -> Documents:
         """The documents of the input that are in the corpus."""
         kept: Documents = {}
         for built in self.ranges:
             for part in built.unit.result.parts:
-                kept |= documents_of(self.build.directory / self.build.files[part.name]).get(built.name, {})
+                kept |= documents_of(self.build.corpus, self.build.files[part.name]).get(built.name, {})
         return kept
 
     def traces(self, ids: set[str]) -> Iterator[DocumentTrace]:
@@ -109,7 +109,7 @@ def summary(a: FinishedBuild, b: FinishedBuild, limit: int) -> Summary:
             if one.documents <= limit:
                 one.examples.append(identity)
     by_frequency = {kind: sorted(rules[kind].values(), key=lambda one: (-one.documents, one.rule)) for kind in rules}
-    return Summary(str(a.directory), str(b.directory), same, by_frequency)
+    return Summary(str(a.corpus), str(b.corpus), same, by_frequency)
 
 
 def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int, list[tuple[str, str, str]]]:
@@ -128,12 +128,12 @@ def _compare(a: _Side, b: _Side, in_a: Documents, in_b: Documents) -> tuple[int,
     return len(both) - len(changed) - len(moved), found
 
 
-def _documents_of(part: Path) -> dict[str, Documents]:
+def _documents_of(corpus: Store, part: str) -> dict[str, Documents]:
     """The documents of a part, by input."""
-    if not part.exists():
-        raise FailedError(f"{part}: missing; run data-pipeline build")
+    if not corpus.exists(part):
+        raise FailedError(f"{corpus.at(part)}: missing; run data-pipeline build")
     inputs: dict[str, Documents] = {}
-    for document in read_documents(part.parent, [part.name], ["id", "text", "target", "split"]):
+    for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
         documents = inputs.setdefault(document.id.rpartition("/")[0], {})
         documents[document.id] = document.digest, document.split
     return inputs

@@ -118,7 +118,7 @@ def trace_records(
         first = 0
         for part in group:
             if part.path in paths:
-                read = enumerate(read_documents(build.directory, [part.path], SCHEMA.names), first)
+                read = enumerate(read_documents(build.corpus, [part.path], SCHEMA.names), first)
                 documents = {number: document for number, document in read if document.id in kept}
                 _deduplicate(build, unit, documents, kept, find_copies)
             first += sum(part.documents.values())
@@ -181,10 +181,10 @@ def _deduplicate(
     for decided in build.steps if documents else ():
         is_check = decided.step in CHECKS
         if is_check:
-            apply = check_of(build.directory, decided.step, cleaning)
+            apply = check_of(build.corpus, decided.step, cleaning)
         else:
             step, least = step_of(decided.step, build.config.dedup), cleaning.min_sentences_per_page
-            apply = application(build.directory, step, decided.files[unit], decided.duplicates, unit, least)
+            apply = application(build.corpus, step, decided.files[unit], decided.duplicates, unit, least)
         for number, document in list(documents.items()):
             recorder = DropRecorder()
             ((_, _, left),) = apply([(number, document, document)], recorder)
@@ -206,11 +206,11 @@ def _with_copies(
     step = step_of(decided.step, build.config.dedup)
     keys = {item: words[: step.group] for item, words in step.keys(document)}
     own = None if step.clusters else decided.files[unit]
-    items = read_duplicates(build.directory, own, decided.duplicates, unit).get(number, [])
+    items = read_duplicates(build.corpus, own, decided.duplicates, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
         keys = {item: words for item, words in keys.items() if item in items}
-    smallest = smallest_keys(build.directory, decided.files, step.group, set(keys.values()))
+    smallest = smallest_keys(build.corpus, decided.files, step.group, set(keys.values()))
     if step.clusters:  # a cluster's documents share bands; the smallest neighbour is one of them
         others = {document for document in smallest.values() if document != (unit, number)}
         return [replace(drop, stays_on=_name(build, *min(others))) for drop in drops] if others else drops
@@ -224,4 +224,4 @@ def _name(build: FinishedBuild, unit: int, number: int) -> str:
     if number == NO_DOCUMENT:
         return "a page that cleaning drops"
     paths = (part.path for part in build.in_order[unit])
-    return next(islice(read_documents(build.directory, paths, ["id"]), number, None)).id
+    return next(islice(read_documents(build.corpus, paths, ["id"]), number, None)).id

@@ -1,5 +1,6 @@
-"""A finished build: its settings, its inputs, its parts and its records, read from the corpus's directory."""
+"""A finished build: its settings, its inputs, its parts and its records, read from where the corpus is."""
 
+import fnmatch
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ import pyarrow.parquet as pq
 
 from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.corpus import MANIFEST, read_manifest
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.dedup.keys import hash64, smallest_keys
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.progress import track
+from data_pipeline.foundation.store import Store
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import deduplication, documents
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
@@ -52,13 +55,13 @@ class BuiltInput:
 class FinishedBuild:
     """A corpus with the files of its stages."""
 
-    directory: Path
+    corpus: Store
     config: CorpusConfig
 
     @cached_property
     def documents(self) -> list[Finished[DocumentsResult]]:
         """The units that read the inputs, in order."""
-        return read_finished(documents.STAGE, self.directory)
+        return read_finished(documents.STAGE, self.corpus)
 
     @cached_property
     def inputs(self) -> dict[str, list[BuiltInput]]:
@@ -81,7 +84,7 @@ class FinishedBuild:
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
         """The same units by name, as they are planned from the inputs that are there now."""
-        return {unit.name: unit for unit in documents.plan(self.config, self.directory)}
+        return {unit.name: unit for unit in documents.plan(self.config, self.corpus)}
 
     @cached_property
     def in_order(self) -> list[list[Part]]:
@@ -98,7 +101,7 @@ class FinishedBuild:
     @cached_property
     def steps(self) -> list[deduplication.Decided]:
         """The steps of deduplication, in order."""
-        return deduplication.decided(self.directory, self.config, self.in_order)
+        return deduplication.decided(self.corpus, self.config, self.in_order)
 
     def spec_of(self, built: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
         """How an input was read. Raises FailedError if its unit's inputs, or the settings, have changed since."""
@@ -106,39 +109,42 @@ class FinishedBuild:
         if planned is None or documents.STAGE.fingerprint(planned) != built.unit.fingerprint:
             neighbours = f" or one of the {len(built.unit.result.inputs):,} inputs that are read with it"
             what = built.name + (neighbours if len(built.unit.result.inputs) > 1 else "")
-            raise FailedError(f"{self.directory}: {what} or its settings have changed since; run data-pipeline build")
+            raise FailedError(f"{self.corpus}: {what} or its settings have changed since; run data-pipeline build")
         return planned.spec, planned.spec.inputs[built.number]
 
 
-def open_build(location: Path) -> FinishedBuild:
-    """The build in a corpus's directory, or that of a corpus file.
+def open_build(location: str | Path) -> FinishedBuild:
+    """The build in a corpus's directory, at its URL, or that of a corpus file.
 
     Raises UserError if there is none, or if it was made with other settings than the corpus file has now.
     """
-    if location.is_dir():
-        settings = location / write_manifest.SETTINGS
+    corpus = open_store(location)
+    if "://" in str(location) or Path(location).is_dir():
+        settings = corpus.at(write_manifest.SETTINGS)
         try:
-            config = check(read_json(settings, dict[str, Any]), CorpusConfig, str(settings))
+            config = check(corpus.read_json(write_manifest.SETTINGS, dict[str, Any]), CorpusConfig, settings)
         except FileNotFoundError:
             reason = "no such file; name the corpus file (YAML), or run data-pipeline build again"
             raise UserError(f"{settings}: {reason}") from None
-        build = FinishedBuild(location, config)
     else:
-        config = load(location, [], CorpusConfig)
-        build = FinishedBuild(Path(config.output), config)
+        config = load(Path(location), [], CorpusConfig)
+        corpus = open_store(config.output)
+    build = FinishedBuild(corpus, config)
     if not build.documents:
-        raise UserError(f"{build.directory}: no finished build; run data-pipeline build")
-    finished = (build.directory / MANIFEST).exists()
-    if finished and read_manifest(build.directory).config != write_manifest.recorded(config):
-        raise UserError(f"{location}: {build.directory} was built with other settings; run data-pipeline build")
+        raise UserError(f"{corpus}: no finished build; run data-pipeline build")
+    if corpus.exists(MANIFEST) and open_corpus(str(corpus)).manifest.config != write_manifest.recorded(config):
+        raise UserError(f"{location}: {corpus} was built with other settings; run data-pipeline build")
     return build
 
 
-def first_ids(directory: Path, split: str, number: int) -> list[str]:
-    """The ids of the first documents of a split, at most `number`; none where the corpus lacks its documents."""
-    for path in sorted((directory / DOCUMENTS.folder).glob(DOCUMENTS.files)):
-        found = pq.read_table(path, columns=["id"], filters=[("split", "=", split)])["id"].slice(0, number).to_pylist()
-        if found:
+def first_ids(corpus: Store, split: str, number: int) -> list[str]:
+    """The ids of the first documents of a split, at most `number`; none where the corpus lacks its documents or, in a
+    bucket, the files of its build, without which they can't be traced."""
+    if "://" in str(corpus) and not corpus.exists(write_manifest.SETTINGS):
+        return []
+    for name in sorted(fnmatch.filter(corpus.names(DOCUMENTS.folder), f"*/{DOCUMENTS.files}")):
+        table = pq.read_table(corpus.readable(name), columns=["id"], filters=[("split", "=", split)])
+        if found := table["id"].slice(0, number).to_pylist():
             return found
     return []
 
@@ -150,7 +156,7 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
     """
     found = list(_by_url(build, normalize_url(name))) if "://" in name else _by_id(build, name)
     if not found:
-        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.directory} has this document")
+        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.corpus} has this document")
     return found
 
 
@@ -179,7 +185,7 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
     if build.config.dedup.urls:
         key: set[tuple[int, ...]] = {(hash64(url),)}
         groups = zip(build.in_order, build.steps[0].files, strict=True)
-        found = [group for group, file in groups if smallest_keys(build.directory, [file], 1, key)]
+        found = [group for group, file in groups if smallest_keys(build.corpus, [file], 1, key)]
     else:
         found = build.in_order
     names = {part.name for group in found for part in group if _has_url(build, part, url)}
@@ -187,7 +193,7 @@ def _units_with(build: FinishedBuild, url: str) -> set[str]:
 
 
 def _has_url(build: FinishedBuild, part: Part, url: str) -> bool:
-    addresses = (pq.read_table(build.directory / name, columns=["url"])["url"].to_pylist() for name in part.files)
+    addresses = (pq.read_table(build.corpus.readable(name), columns=["url"])["url"].to_pylist() for name in part.files)
     return any(normalize_url(one) == url for of_file in addresses for one in of_file)
 
 

@@ -24,6 +24,7 @@ from data_pipeline.execution.workers import are_small, without_ray
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
+from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.processes import available_memory
 from data_pipeline.pipeline import build
@@ -99,7 +100,7 @@ def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report
 
 def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> SourceConfig:
     """`source` with the first bytes of its largest files in its place. A file cut short is read up to the cut."""
-    for file in sorted(list_files(source, output=Path(output)), key=lambda one: -one.bytes):
+    for file in sorted(list_files(source, output=output), key=lambda one: -one.bytes):
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
         with opening(file.path), stores.open_file(file.path) as whole:
@@ -125,7 +126,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:
         raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
-    files = [file for source in config.sources for file in list_files(source, output=Path(config.output))]
+    files = [file for source in config.sources for file in list_files(source, output=config.output)]
     size = sum(file.bytes for file in files)
     workers = 1 if are_small(size, config.ray) else workers or config.ray.num_cpus or os.cpu_count() or 1
     per_byte = {name: one.text_bytes / max(1, one.bytes) for name, one in found.sources.items()}
@@ -138,7 +139,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     held_out = config.split.validation_fraction
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
     by_split = {"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)}
-    inputs = inputs_of_units(config, Path(config.output), files, save=False)
+    inputs = inputs_of_units(config, open_store(config.output), files, save=False)
     amounts = _amounts(config, found, inputs, growth, by_split)
     units = table.units_of(amounts, with_urls)
 
@@ -231,9 +232,9 @@ def _amounts(
 
 
 def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[InputFile, Range]]]) -> Iterator[str]:
-    free, output = available_memory(), Path(config.output).absolute()
+    free, output = available_memory(), open_store(config.output).disk.absolute()
     there = next(path for path in (output, *output.parents) if path.exists())
-    if found.disk > (room := shutil.disk_usage(there).free):
+    if "://" not in config.output and found.disk > (room := shutil.disk_usage(there).free):
         yield f"output: the build writes {human_size(found.disk)}, and {human_size(room)} are free in {there}"
     for what, needed, key in (
         ("tokenizer: training takes", found.tokenizer_memory, "tokenizer.sample_bytes"),

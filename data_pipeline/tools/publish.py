@@ -17,7 +17,6 @@ from data_pipeline.foundation.progress import track
 _PART = 32 << 20  # bytes of a file that are sent at once
 _CHUNK = 1 << 20
 _TRIES = 3  # to send a file whose copy differs
-_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"}  # creating one may make a bucket
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class _Copy:
         self._directory, self._url = directory, url
         self._filesystem, root = stores.filesystem(url)
         self._root = root.rstrip("/")
-        kind = self._filesystem.protocol
-        self._protocols = {kind} if isinstance(kind, str) else {*kind}
+        self._protocols = stores.protocols(self._filesystem)
 
     def refuse_another(self, fingerprint: str) -> None:
         """Raises UserError if another corpus is there."""
@@ -119,7 +117,7 @@ class _Copy:
         raise FailedError(f"{self._url}/{name}: differs from {path} after {_TRIES} uploads")
 
     def _put(self, path: Path, target: str) -> None:
-        if not _WITHOUT_FOLDERS & self._protocols:
+        if not stores.OBJECT_STORES & self._protocols:  # there, creating one may make a bucket
             self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
         parts = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._filesystem.put_file(str(path), target, **parts)

@@ -124,10 +124,10 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocation | None:
     """Where the document `identity` of `split` has its tokens; None without shards or such a document."""
-    if not (build.directory / MANIFEST).exists():
+    if not build.corpus.exists(MANIFEST):
         return None
-    corpus, config = open_corpus(build.directory), build.config
-    files = [name for unit in read_finished(tokens.STAGE, build.directory) for name in unit.outputs]
+    corpus, config = open_corpus(str(build.corpus)), build.config
+    files = [name for unit in read_finished(tokens.STAGE, build.corpus) for name in unit.outputs]
     shards = corpus.manifest.splits[split].shards if split in corpus.manifest.splits else []
     (together,) = (source.together for source in config.sources if source.name == identity.partition("/")[0])
     hash_ = tokens.shuffle_hash(config.seed, identity, together)
@@ -135,12 +135,12 @@ def locate_tokens(build: FinishedBuild, identity: str, split: str) -> TokenLocat
         return None
     number = int(bucket_numbers(np.array([hash_], np.uint64), len(shards))[0])
     bucket = TokenBucket(split, number, len(shards))
-    hashes, documents = read_bucket_with_hashes(build.directory, files, bucket)
+    hashes, documents = read_bucket_with_hashes(build.corpus, files, bucket)
     index = int(np.searchsorted(hashes, np.uint64(hash_)))
     if index == len(hashes) or int(hashes[index]) != hash_:
         return None
     count = int(documents.starts[index + 1] - documents.starts[index])
-    vocabulary = tokenizer.read(build.directory, **config.tokenizer.layout).vocabulary
+    vocabulary = tokenizer.in_corpus(build.corpus, **config.tokenizer.layout).vocabulary
     rules = rules_of(bucket, config, vocabulary)
     rows = rows_of_document(documents, rules, config.rows.packing, index)
     shard = shards[number].name

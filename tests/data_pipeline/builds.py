@@ -53,7 +53,7 @@ def cleaned(folder: Path, files: list[list[Page]], **changes: object) -> Path:
 
 def built(file: Path, *changes: str, until: str = "shards") -> Path:
     """The corpus of a corpus file with these overrides, up to a stage, and its report."""
-    return build(load(file, changes, CorpusConfig), until, render=render)
+    return Path(build(load(file, changes, CorpusConfig), until, render=render))
 
 
 def plain(folder: Path, path: Path | str, kind: str, **changes: object) -> CorpusConfig:

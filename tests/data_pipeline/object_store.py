@@ -3,6 +3,7 @@
 import http.client
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import forkserver
@@ -24,8 +25,10 @@ class ObjectStore:
 
     `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
     connection is closed without an answer, also once `blocks_left` ranges of shards have been asked for. `denied`:
-    every answer is 403. `puts` counts the objects and parts received. After `puts_left` of them, those that follow have
-    no answer before `released` is set, and are then lost.
+    every answer is 403, or that to requests of the method, or the access key, that it names. `unconditional`:
+    conditions of requests are ignored. `asked` counts requests by method, and those for listings as "LIST". `puts`
+    counts the objects and parts received. After `puts_left` of them, those that follow have no answer before
+    `released` is set, and are then lost.
     """
 
     def __init__(self) -> None:
@@ -48,7 +51,9 @@ class ObjectStore:
         self._server.stop()
 
     def calm(self) -> None:
-        self.faults = self.away = self.denied = False
+        self.faults = self.away = self.unconditional = False
+        self.denied: bool | str = False
+        self.asked = Counter[str]()
         self.blocks_left = self.puts_left = None
         self.requests = self.busy = self.broken = self.puts = 0
         self.released.set()
@@ -66,6 +71,7 @@ class _Proxied(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with store.lock:
             store.requests += 1
+            store.asked["LIST" if "list-type" in self.path else self.command] += 1
             number = store.requests
             if store.blocks_left is not None and "/shards/" in self.path and "Range" in self.headers:
                 store.blocks_left -= 1
@@ -79,7 +85,8 @@ class _Proxied(BaseHTTPRequestHandler):
         if store.away or held:
             self.close_connection = True
             return None
-        if store.denied:
+        key = f"Credential={store.denied}/" in self.headers.get("Authorization", "")
+        if store.denied in (True, self.command) or key:
             return self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
         if store.faults and number % 4 == 1:
             with store.lock:
@@ -87,6 +94,8 @@ class _Proxied(BaseHTTPRequestHandler):
             return self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
         connection = http.client.HTTPConnection("127.0.0.1", store.port)
         headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        if store.unconditional:
+            headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
         connection.request(self.command, self.path, body, headers)
         answer = connection.getresponse()
         content = answer.read()

@@ -25,12 +25,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from data_pipeline.config import RayConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
-from data_pipeline.execution import checking, dispatch, ownership, workers
+from data_pipeline.execution import checking, dispatch, workers
 from data_pipeline.execution.dispatch import rooms_of_nodes
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
 from data_pipeline.foundation import progress
 from data_pipeline.foundation.command import print_error
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.local_store import LocalStore
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
 from tests.data_pipeline.builds import at_work, checksums, family, flip, with_fault
@@ -232,18 +233,18 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
     assert told.startswith(f"error: ray.address: can't join the cluster at {address}: ")
 
 
-def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_path, monkeypatch):
+def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_path):
     """The first is this process as others see it: what holds its claim is an open file, which ends with a process."""
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    ownership.begin(tmp_path / "corpus")
-    ((_, descriptor),) = ownership._claimed.items()
-    monkeypatch.setattr(ownership, "_claimed", {})
+    first = LocalStore(tmp_path / "corpus")
+    first.begin()
     told = refused_here(1, "data-pipeline", "build", config)
     assert f"another build is at work on it (host {socket.gethostname()}, process {os.getpid()})" in told
-    os.close(descriptor)
-    ownership.claim(tmp_path / "corpus")
-    ownership.release(tmp_path / "corpus")
+    first.release()
+    second = LocalStore(tmp_path / "corpus")
+    second.claim()
+    second.release()
 
 
 def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_path):
@@ -251,7 +252,7 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
     (tmp_path / ".stages/workers").write_text("former")
 
     def work() -> None:
-        with ownership.at_work(tmp_path, "former"):
+        with LocalStore(tmp_path).at_work("former"):
             working.set()
             time.sleep(2)
             (tmp_path / "output").write_text("old")
@@ -259,11 +260,12 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
     working = threading.Event()
     threading.Thread(target=work).start()
     working.wait()
-    token = ownership.begin(tmp_path)
+    corpus = LocalStore(tmp_path)
+    token = corpus.begin()
     assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
-    with pytest.raises(FailedError, match="another build has taken over"), ownership.at_work(tmp_path, "former"):
+    with pytest.raises(FailedError, match="another build has taken over"), LocalStore(tmp_path).at_work("former"):
         raise AssertionError
-    with ownership.at_work(tmp_path, token):
+    with LocalStore(tmp_path).at_work(token):
         pass
 
 
@@ -276,36 +278,36 @@ class Work:
     without: str = ""
 
 
-def divide(corpus: Path, spec: Work) -> None:
-    (corpus / spec.output).write_text(str(1 / spec.by))
+def divide(corpus: LocalStore, spec: Work) -> None:
+    (corpus.root / spec.output).write_text(str(1 / spec.by))
 
 
-def be_killed(corpus: Path, spec: Work) -> None:
+def be_killed(corpus: LocalStore, spec: Work) -> None:
     """Kills the worker as the system does when memory runs out, the first `times` times."""
-    tries = corpus / f"tries-{spec.times}"
+    tries = corpus.root / f"tries-{spec.times}"
     with tries.open("a") as file:
         file.write("x")
     if tries.stat().st_size <= spec.times:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def read_two_files(corpus: Path, spec: Work) -> None:
+def read_two_files(corpus: LocalStore, spec: Work) -> None:
     """Is killed by one of its files, unless the spec says why it can't be read."""
     progress.set_activity("bad.arrow")
     if not spec.without:
         os.kill(os.getpid(), signal.SIGSEGV)
     progress.set_activity("good.arrow")
-    (corpus / spec.output).write_text(spec.without)
+    (corpus.root / spec.output).write_text(spec.without)
 
 
-def divide_where_possible(corpus: Path, spec: Work) -> None:
+def divide_where_possible(corpus: LocalStore, spec: Work) -> None:
     """Fails on nodes with a FAULT, and everywhere without an output. Elsewhere it waits for what happens on others."""
-    failures = corpus / "failures"
+    failures = corpus.root / "failures"
     if "FAULT" in os.environ or not spec.output:
         with failures.open("a") as file:
             file.write("x" if spec.output else "")
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/data" if spec.output else "/bad")
-    while not (corpus / "other-code").exists() or not failures.exists() or failures.stat().st_size < 3:
+    while not (corpus.root / "other-code").exists() or not failures.exists() or failures.stat().st_size < 3:
         time.sleep(0.05)
     divide(corpus, spec)
 
@@ -314,7 +316,7 @@ WORK = {"where_possible": divide_where_possible, "divide": divide, "be_killed": 
 WORK["allocate"] = lambda corpus, spec: np.zeros(2**50, np.uint8)  # more than a process can address
 
 
-def fail_or_not(corpus: Path, spec: Work) -> Result:
+def fail_or_not(corpus: LocalStore, spec: Work) -> Result:
     WORK[spec.work](corpus, spec)
     return Result()
 
@@ -381,14 +383,15 @@ def do_all(corpus: Path) -> None:
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     try:
-        run(DIVISION, units, corpus, RayConfig(num_cpus=1))
+        run(DIVISION, units, LocalStore(corpus), RayConfig(num_cpus=1))
     except FailedError as error:
         print_error(error)
     # a unit can't have the whole node, of which somebody else has a part
     holder = ray.remote(num_cpus=0, memory=100_000_000)(progress.Board).remote()
     ray.get(holder.by_unit.remote())
     dispatch._SECONDS_TO_BEGIN = 3.0
-    run(replace(DIVISION, name="held"), [Unit("be_killed", Work("be_killed", times=8), "")], corpus, RayConfig())
+    held = [Unit("be_killed", Work("be_killed", times=8), "")]
+    run(replace(DIVISION, name="held"), held, LocalStore(corpus), RayConfig())
 
 
 def check_all(corpus: Path, address: str) -> None:
@@ -399,7 +402,7 @@ def check_all(corpus: Path, address: str) -> None:
     log = corpus.with_name("check.log")
     checks = {
         "verify": lambda: verify(open_corpus(corpus), cluster),
-        "checking": lambda: checking.forget_damaged(corpus, cluster),
+        "checking": lambda: checking.forget_damaged(LocalStore(corpus), cluster),
     }
     with log.open("w", buffering=1) as file, contextlib.redirect_stderr(file):
         for what, check in checks.items():
@@ -420,4 +423,4 @@ def keep_others_busy(address: str, log: Path) -> None:
 def do_where_possible(corpus: Path, address: str) -> None:
     units = [Unit(f"by-{by}", Work("where_possible", by=by, output=str(by)), "", (str(by),)) for by in range(1, 41)]
     units.append(Unit("bad", Work("where_possible"), ""))
-    run(DIVISION, units, corpus, RayConfig(address=address))
+    run(DIVISION, units, LocalStore(corpus), RayConfig(address=address))

@@ -210,12 +210,12 @@ batch: {global_batch_size: 8}
 optimizer: {name: adamw, learning_rate: 0.001}
 """
 LOCAL = [
-    *((CorpusConfig, key) for key in ("output", "tokenizer.path")),
+    (CorpusConfig, "tokenizer.path"),
     *((RunConfig, key) for key in ("run.directory", "data.cache.directory", "checkpoint.init_from")),
     (RunConfig, "deepspeed.zero_optimization.offload_param.nvme_path"),
 ]
 REMOTE_TOO = [
-    *((CorpusConfig, "sources.0.path"), (RunConfig, "tracking.mlflow.uri")),
+    *((CorpusConfig, "output"), (CorpusConfig, "sources.0.path"), (RunConfig, "tracking.mlflow.uri")),
     *((RunConfig, f"data.{split}.0.corpus") for split in ("train", "validation")),
 ]
 

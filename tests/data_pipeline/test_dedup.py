@@ -26,6 +26,7 @@ from data_pipeline.dedup.step import StepConfig
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.execution.merging import merge
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.stages.duplicates import merge_keys
 from data_pipeline.stages.table import forget
 from data_pipeline.text.document import Document, Tally, normalize_url
@@ -290,12 +291,12 @@ def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeyp
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
     dedup = DedupConfig(urls=None, lines=False, custom=[StepConfig(step="lines-fuzzy")])
-    forget(tmp_path, plain(tmp_path, "x", "text", dedup=dedup))
+    forget(LocalStore(tmp_path), plain(tmp_path, "x", "text", dedup=dedup))
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
     (tmp_path / ".stages/lines-fuzzy-keys-merged-2").mkdir()
     (tmp_path / ".stages/lines-fuzzy-keys-merged-sites-keys").mkdir()
-    merge("lines-fuzzy-keys", merge_keys, {}, 1, tmp_path, RayConfig())
+    merge("lines-fuzzy-keys", merge_keys, {}, 1, LocalStore(tmp_path), RayConfig())
     left = {folder.name for folder in (tmp_path / ".stages").iterdir()}
     assert left == {*other, "lines-fuzzy-keys-merged-sites-keys"} - {"lines-fuzzy-keys-merged"}
 
@@ -460,7 +461,7 @@ def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one
         keys.add(document, 3, (chance.getrandbits(64), 0))
     for slots in (4096, 8):
         assert keys.write(tmp_path / "keys.safetensors", slots) == 1001
-    tables = [KeyBucket(number, 8).read(tmp_path, ["keys.safetensors"])[0] for number in range(8)]
+    tables = [KeyBucket(number, 8).read(LocalStore(tmp_path), ["keys.safetensors"])[0] for number in range(8)]
     assert sum(map(len, tables)) == 1001
     assert max(map(len, tables)) < 1001 / 8 * 2
     assert tables[0][0].tolist() == [42, 1, 999 << 32]

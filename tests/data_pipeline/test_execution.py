@@ -20,6 +20,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.safetensors_file import growing_arrays
 from data_pipeline.pipeline import build
 from data_pipeline.sources.record import Range
@@ -66,21 +67,21 @@ def tokenized(number: int) -> shards.Tokenized:
 
 
 def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
-    longest = {}
+    longest, corpus = {}, LocalStore(tmp_path)
     for number in (10, 1000):
-        units = shards.plan_counts(CONFIG, tmp_path, tokenized(number), names_of(tokenized(number)), TRAINED)
+        units = shards.plan_counts(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
-        assert merging.read_names(tmp_path, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+        assert merging.read_names(corpus, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
 
 def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     files = tokenized(3)
-    before = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
+    before = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
     files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
-    after = shards.plan_counts(CONFIG, tmp_path, files, names_of(files), TRAINED)
+    after = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
     assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
     assert [unit.spec for unit in before] == [unit.spec for unit in after]
 
@@ -180,7 +181,7 @@ def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
 def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp_path, monkeypatch):
     """The first files stay as they are, with the numbers of their units."""
     monkeypatch.setattr(merging, "_MOST_FILES", 3)
-    corpus = build(config.model_copy(update={"output": str(tmp_path / "corpus")}))
+    corpus = Path(build(config.model_copy(update={"output": str(tmp_path / "corpus")})))
     assert checksums(corpus) == unmerged
     for stage in ("lines-keys", "minhash-keys", "tokens"):
         assert len(list((corpus / f".stages/{stage}-merged").glob("*.safetensors"))) == 1  # of four, two
@@ -202,17 +203,17 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    token_buckets.merge_tokens(tmp_path, merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    token_buckets.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(token_buckets.read_bucket(tmp_path, apart, bucket).tokens) for bucket in all_buckets]
+        counts = [len(token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket).tokens) for bucket in all_buckets]
         for stored in (merged, apart):
-            assert token_buckets.count_tokens(tmp_path, stored, all_buckets) == counts
+            assert token_buckets.count_tokens(LocalStore(tmp_path), stored, all_buckets) == counts
         for bucket in all_buckets:
             found, wanted = (
-                token_buckets.read_bucket(tmp_path, merged, bucket),
-                token_buckets.read_bucket(tmp_path, apart, bucket),
+                token_buckets.read_bucket(LocalStore(tmp_path), merged, bucket),
+                token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket),
             )
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
@@ -225,16 +226,17 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
         files.append(f"{len(files)}.safetensors")
         units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
         keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(tmp_path, files, tmp_path / "merged.safetensors")
+    keys.merge_duplicates(LocalStore(tmp_path), files, "merged.safetensors")
     for unit in range(7):
-        merged = keys.read_duplicates(tmp_path, None, ["merged.safetensors"], unit)
-        assert merged == keys.read_duplicates(tmp_path, None, files, unit)
+        merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
+        assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
 
 
 @each("values", [3, 5])
 def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
-    shapes = {"a": (np.int64, (4,))}
-    with pytest.raises(ValueError, match=r"a: (fewer|more) values"), growing_arrays(tmp_path / "x", shapes) as arrays:
+    shapes, put = {"a": (np.int64, (4,))}, LocalStore(tmp_path).put("x")
+    wrong = pytest.raises(ValueError, match=r"a: (fewer|more) values")
+    with wrong, put as path, growing_arrays(path, shapes) as arrays:
         arrays.append("a", np.zeros(values, np.int64))
     assert list(tmp_path.iterdir()) == []
 
@@ -252,7 +254,7 @@ def config(small_corpus, tmp_path_factory) -> CorpusConfig:
 
 @pytest.fixture(scope="module")
 def unmerged(config) -> dict[str, str]:
-    return checksums(build(config))
+    return checksums(Path(build(config)))
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsy
     stages = Path(config.output) / ".stages"
     for sizes, names in (([2], ["-merged"]), ([3, 2], ["-merged", "-merged-2"]), ([], [])):
         grouped[:] = sizes
-        assert checksums(build(config)) == unmerged
+        assert checksums(Path(build(config))) == unmerged
         found = {path.name for path in stages.glob("*-merged*")}
         steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "duplicates")]
         assert found == {of + name for of in (*steps, "minhash-keys", "tokens") for name in names}
@@ -290,7 +292,7 @@ def test_units_that_read_several_parts_make_the_same_shards(config, unmerged, tm
     wanted = traces(apart)
     assert any(one["rule"] for one in wanted)
     monkeypatch.setattr(parts, "_ENOUGH_UNITS", 2)
-    corpus = build(config.model_copy(update={"output": str(tmp_path / "corpus")}))
+    corpus = Path(build(config.model_copy(update={"output": str(tmp_path / "corpus")})))
     assert traces(corpus) == wanted
     assert documents_of(corpus) == documents_of(apart)
     found = checksums(corpus)
@@ -342,7 +344,7 @@ def test_a_plan_counts_the_units_of_the_build(config, unmerged):
 def test_more_keys_get_more_slots_and_too_many_are_refused(config, unmerged, tmp_path, monkeypatch):
     monkeypatch.setattr(keys, "_LEAST_SLOTS", 2)
     more = config.model_copy(update={"output": str(tmp_path / "more")})
-    assert checksums(build(more)) == unmerged
+    assert checksums(Path(build(more))) == unmerged
     with safe_open(tmp_path / "more/.stages/lines-keys/part-00001.safetensors", "numpy") as file:
         slots = len(file.get_tensor("slots")) - 1
     read = sum(part.characters or 0 for part in parts.parts_of(open_build(tmp_path / "more").documents))
@@ -372,7 +374,7 @@ def test_clusters_that_the_memory_does_not_suffice_for_are_refused(monkeypatch):
 def test_a_build_that_merges_from_the_start_ends_with_the_same_bytes(config, unmerged, grouped, tmp_path):
     grouped[:] = [2]
     changed = config.model_copy(update={"output": str(tmp_path / "corpus")})
-    corpus = build(changed)
+    corpus = Path(build(changed))
     assert checksums(corpus) == unmerged
     told = {stage.name: stage for stage in report.read(corpus).stages}
     assert told["tokens-merged"].units == -(-told["tokens"].units // 2)
@@ -396,7 +398,7 @@ def test_files_that_no_unit_wrote_are_found_by_one_listing_of_each_folder(tmp_pa
         (tmp_path / name).touch()
     listed: list[str] = []
     LISTENERS.append(listed)
-    work_units.keep_only(tmp_path, ".stages/documents", "part-*.parquet", kept)
+    work_units.keep_only(LocalStore(tmp_path), ".stages/documents", "part-*.parquet", kept)
     LISTENERS.clear()
     assert sorted(path.name for path in map(Path, listed)) == ["001", "002", "documents"]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")}

@@ -23,13 +23,13 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from data_pipeline.execution import ownership
 from data_pipeline.foundation import atomic, progress
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import lock, new_directory, remove_leftovers, temporary_path
 from data_pipeline.foundation.errors import StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.foundation.formatting import counted, masked, masked_code, masked_values, without_login
 from data_pipeline.foundation.lazy_imports import imported_at_first_use
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.foundation.progress import Activity, Board, advance, current, set_activity, working_on
 from data_pipeline.loading.reader import DiskCache
@@ -96,7 +96,8 @@ def cached(folder: Path) -> None:
 
 
 def built(folder: Path) -> None:
-    with ownership.at_work(folder, ownership.begin(folder)):
+    corpus = LocalStore(folder)
+    with corpus.at_work(corpus.begin()):
         pass
 
 

@@ -23,6 +23,7 @@ from fsspec.implementations.memory import MemoryFile
 
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.stores import Checksum
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
@@ -142,7 +143,7 @@ def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, caps
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
     write(data, "a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt")
     source = SourceConfig(format="text", path=f"{data}{below}")
-    found = [file.name for file in list_files(source, output=data / "out")]
+    found = [file.name for file in list_files(source, output=str(data / "out"))]
     assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
     (line,) = capsys.readouterr().err.splitlines()
     built = 4 if below.endswith("txt") else 6
@@ -153,7 +154,7 @@ def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, caps
 def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(tmp_path, capsys):
     write(tmp_path, "a.txt", "manifests/b.txt", "documents/part-0.txt", ".stages/x/y.txt", "manifest.json")
     source = SourceConfig(format="text", path=str(tmp_path))
-    assert [file.name for file in list_files(source, output=tmp_path)] == ["a.txt", "manifests/b.txt"]
+    assert [file.name for file in list_files(source, output=str(tmp_path))] == ["a.txt", "manifests/b.txt"]
     assert "left out 3 files" in capsys.readouterr().err
 
 
@@ -244,7 +245,7 @@ def lines() -> list[str]:
 
 
 def spec_of(folder: Path, path: str, declared: str) -> DocumentsSpec:
-    (unit,) = documents.plan(plain(folder, path, declared, dedup=OFF), folder)
+    (unit,) = documents.plan(plain(folder, path, declared, dedup=OFF), LocalStore(folder))
     return unit.spec
 
 
@@ -277,7 +278,7 @@ def test_the_checksum_takes_no_second_read(tmp_path, lines, read_bytes, declared
     fsspec.filesystem("memory").pipe_file("/once/input", content)
     spec = spec_of(tmp_path, "memory:///once/input", declared)
     read_bytes.clear()
-    (result,) = documents.write_documents(tmp_path, spec).inputs
+    (result,) = documents.write_documents(LocalStore(tmp_path), spec).inputs
     assert result.status == status
     assert (result.bytes, result.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert len(content) <= sum(read_bytes) <= len(content) + (1 << 18) + (1 << 20)
@@ -290,7 +291,7 @@ def test_the_first_range_of_a_file_has_the_checksum_of_all_of_it(tmp_path):
     read = []
     for part in (Range(0, len(stream)), Range(len(stream), None, 1)):
         spec = replace(whole, inputs=[replace(whole.inputs[0], range=part)], part=f"part-{part.start}")
-        read += documents.write_documents(tmp_path, spec).inputs
+        read += documents.write_documents(LocalStore(tmp_path), spec).inputs
     first, last = read
     assert (first.bytes, first.sha256) == (3 * len(stream), hashlib.sha256(3 * stream).hexdigest())
     assert (last.bytes, last.sha256) == (0, "")

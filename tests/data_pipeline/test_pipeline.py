@@ -31,6 +31,7 @@ from data_pipeline.foundation import atomic
 from data_pipeline.foundation.atomic import lock, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.pipeline import build
 from data_pipeline.stages.documents import plan as plan_documents
@@ -91,7 +92,7 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
     def splits(fraction: float, files: str) -> str:
         split = {"by": "position", "validation_fraction": fraction}
         (unit,) = plan_documents(plain(tmp_path, tmp_path / files, "jsonl", split=split), tmp_path / "corpus")
-        (part,) = write_documents(tmp_path / "corpus", unit.spec).parts
+        (part,) = write_documents(LocalStore(tmp_path / "corpus"), unit.spec).parts
         return "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
 
     for number in range(3):
@@ -141,13 +142,13 @@ def test_stages_of_urls_are_not_shown_where_no_document_has_one(small_corpus, tm
     model = {"path": str(small_corpus / "tokenizer/spiece.model")}
     config = plain(tmp_path, tmp_path / "a.txt", "text", tokenizer=model, split={"validation_fraction": 0})
     for units in ("1 unit to do (new), 0", "1 of 1 unit"):
-        corpus = build(config)
+        corpus = Path(build(config))
         said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" up to date")]
         stages = [line.split(": ")[0] for line in said]
         assert [stage for stage in stages if "urls" in stage] == []
         assert f"lines-keys: {units} up to date" in said
         assert [stage.name for stage in report.read(corpus).stages] == stages
-    assert len(read_finished(keys_stage("urls"), corpus)) == 1
+    assert len(read_finished(keys_stage("urls"), LocalStore(corpus))) == 1
 
 
 def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(small_corpus, tmp_path):

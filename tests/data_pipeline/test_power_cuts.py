@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import ownership, records, workers
+from data_pipeline.execution import records, workers
 from data_pipeline.execution.work_units import Result, Stage, Unit, run
-from data_pipeline.foundation.atomic import fingerprint, write_bytes
+from data_pipeline.foundation.atomic import fingerprint
+from data_pipeline.foundation.local_store import LocalStore
 from tests.tables import each
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")
@@ -30,19 +31,20 @@ class Spec:
     reads: tuple[str, ...] = ()
 
 
-def write_all(corpus: Path, spec: Spec) -> Result:
-    read = "".join((corpus / name).read_text() for name in spec.reads)
+def write_all(corpus: LocalStore, spec: Spec) -> Result:
+    read = b"".join(corpus.get(name) for name in spec.reads).decode()
     for output in spec.outputs:
-        write_bytes(corpus / output, f"{output}: {spec.content} {fingerprint(read)}".encode())
+        corpus.write(output, f"{output}: {spec.content} {fingerprint(read)}".encode())
     return Result()
 
 
 FIRST, LAST = (Stage(name, 1, write_all, "") for name in ("first", "last"))
 
 
-def build(corpus: Path, config: str, units: int = 2) -> None:
+def build(root: Path, config: str, units: int = 2) -> None:
     """Files of one size whatever the config, in two stages, of which the last reads all of the first's; two files of
     each of the `units`."""
+    corpus = LocalStore(root)
     try:
         with workers.without_ray():
             before: dict[str, str] = {}
@@ -56,7 +58,7 @@ def build(corpus: Path, config: str, units: int = 2) -> None:
                 done = run(stage, todo, corpus, RayConfig())
                 before = {name: output.sha256 for unit in done for name, output in unit.outputs.items()}
     finally:
-        ownership.release(corpus)
+        corpus.release()
 
 
 def written(corpus: Path) -> dict[str, str]:

@@ -158,7 +158,7 @@ def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair,
     split = found.config.split.model_copy(update={"validation_fraction": 0.5})
     moved = found.config.model_copy(update={"split": split})
     with pytest.raises(FailedError, match=r"c4/pages\.json\.gz or its settings have changed since"):
-        trace.trace(type(found)(found.directory, moved), page_id(0))
+        trace.trace(type(found)(found.corpus, moved), page_id(0))
     with pytest.raises(UserError, match=r"config\.json: no such file"):
         open_build(tmp_path)
 

@@ -248,7 +248,7 @@ def test_bad_words_are_looked_for_in_pages_of_every_tag_and_pages_without_a_list
     pages = [{"text": text, "language": tag} for tag in tags for text in (bad, good)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pages))
     settings = {"cleaning": {"profile": "none", "bad_words": ["eng"]}, "dedup": OFF}
-    corpus = build(plain(tmp_path, tmp_path / "a.jsonl", "jsonl", **settings), until="documents")
+    corpus = Path(build(plain(tmp_path, tmp_path / "a.jsonl", "jsonl", **settings), until="documents"))
     found = report.read(corpus)
     assert found.documents == report.DocumentCounts(16, 11, {"bad_words": 5})
     assert found.languages == {"de": 4, "en": 2, "sw": 2, "unknown": 2, "en-us": 1}
@@ -263,7 +263,7 @@ def test_both_sides_of_a_pair_are_masked(tmp_path):
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}}
     cleaning = {"profile": "none", "pii": ["email", "phone"]}
     source = {"format": "pairs", "path": str(tmp_path / "pairs.tsv"), "cleaning": cleaning}
-    corpus = build(plain(tmp_path, "", "pairs", rows=rows, sources=[source]), until="documents")
+    corpus = Path(build(plain(tmp_path, "", "pairs", rows=rows, sources=[source]), until="documents"))
     assert report.read(corpus).masked == {"email": 40, "phone": 40}
 
 

@@ -10,6 +10,7 @@ import pytest
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.parts import Part, part_file
 from data_pipeline.stages.tokenizer import (
@@ -31,7 +32,7 @@ PARTS, DOCUMENTS = 6, 300  # and documents of a part
 def write_part(folder: Path, number: int, texts: list[str]) -> Part:
     path = f"documents/part-{number:05d}.parquet"
     (folder / path).parent.mkdir(exist_ok=True)
-    with part_file(folder / path) as file:
+    with part_file(LocalStore(folder), path) as file:
         for place, text in enumerate(texts):
             identity = f"c4/{number}/{place:09d}"
             held_out = "validation" if place % 10 == 7 else "train"
@@ -57,7 +58,9 @@ def finished(folder, units):
     for unit in units:
         (folder / unit.outputs[0]).parent.mkdir(parents=True, exist_ok=True)
         outputs = {name: Output(0, "") for name in unit.outputs}
-        done.append(Finished(unit.name, unit.inputs, tokenizer.SAMPLING.work(folder, unit.spec), outputs, 0.0, 0.0))
+        done.append(
+            Finished(unit.name, unit.inputs, tokenizer.SAMPLING.work(LocalStore(folder), unit.spec), outputs, 0.0, 0.0)
+        )
     return done
 
 
@@ -70,7 +73,7 @@ def test_the_sample_is_what_comes_first_by_hash_up_to_both_bounds(tmp_path):
     for most, most_bytes in [(50, 10**6), (1, 10**6), (2000, 10**6), (2000, 7777), (30, 333), (5, 1)]:
         wanted = in_order[:most]
         for parts in (paths, paths[::-1]):
-            sample = draw_sample(tmp_path, parts, 3, most, most_bytes)
+            sample = draw_sample(LocalStore(tmp_path), parts, 3, most, most_bytes)
             assert b"".join(sample) == b"".join(wanted)[:most_bytes]
             assert sample[:-1] == wanted[: len(sample) - 1]
             assert all(sample)
@@ -94,7 +97,8 @@ def test_the_sample_of_the_candidates_is_that_of_all_documents(tmp_path, monkeyp
     assert 100 <= kept < PARTS * DOCUMENTS / 2
     everything = [part.path for part in parts]
     bounds = (config.sample_documents, config.sample_bytes)
-    assert draw_sample(tmp_path, to_read, seed, *bounds) == draw_sample(tmp_path, everything, seed, *bounds)
+    sample, of_all = (draw_sample(LocalStore(tmp_path), files, seed, *bounds) for files in (to_read, everything))
+    assert sample == of_all
 
 
 def test_all_documents_are_read_if_the_candidates_are_too_few(tmp_path):
@@ -130,7 +134,7 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
         f"2.0 GB are free; set it to {most:,} or less, or use a machine with more memory"
     )
     with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
-        tokenizer.STAGE.work(tmp_path, spec)
+        tokenizer.STAGE.work(LocalStore(tmp_path), spec)
     check_memory(most)
 
 
@@ -138,18 +142,20 @@ def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(tmp_path
     config = TokenizerConfig(sample_bytes=10**15, vocab_size=20, byte_fallback=False)
     parts = [part.path for part in write_parts(tmp_path)]
     sample = Sample(documents=len(TEXTS), bytes=len("".join(TEXTS.values()).encode()))
-    found = tokenizer.STAGE.work(tmp_path, TokenizerSpec(config, seed=0, parts=parts, text_bytes=sample.bytes))
+    found = tokenizer.STAGE.work(
+        LocalStore(tmp_path), TokenizerSpec(config, seed=0, parts=parts, text_bytes=sample.bytes)
+    )
     assert found == TokenizerResult(pieces=20, sample=sample)
 
 
 def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
     """The letters of a translation get pieces, even if no input contains them."""
-    with part_file(tmp_path / "part.parquet") as part:
+    with part_file(LocalStore(tmp_path), "part.parquet") as part:
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
             part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
     config = TokenizerConfig(vocab_size=60, byte_fallback=False)
-    model = train(config, draw_sample(tmp_path, ["part.parquet"], 0, 1000, 10**6))
+    model = train(config, draw_sample(LocalStore(tmp_path), ["part.parquet"], 0, 1000, 10**6))
     (ids,) = model.encode(["το σπίτι είναι παλιό"])
     assert model.vocabulary.unk not in ids
 

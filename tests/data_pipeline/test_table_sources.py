@@ -21,6 +21,7 @@ from checks.fuzz import check, seeds
 from data_pipeline.config import SourceConfig
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.pipeline import report_damage
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Record
@@ -426,8 +427,8 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     """The result of the documents stage for one file."""
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
-    (unit,) = plan(plain(path.parent, path, declared, rows=rows), corpus)
-    return Finished(unit.name, "", write_documents(corpus, unit.spec), {}, 0.0, 0.0)
+    (unit,) = plan(plain(path.parent, path, declared, rows=rows), LocalStore(corpus))
+    return Finished(unit.name, "", write_documents(LocalStore(corpus), unit.spec), {}, 0.0, 0.0)
 
 
 @each("kind", FILES)

@@ -20,6 +20,7 @@ from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.cleaning.wikitext.namespaces import is_redirect
 from data_pipeline.config import SourceConfig
 from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia import read as read_dump
 from data_pipeline.sources.wikipedia import url_title
@@ -346,12 +347,12 @@ def test_a_large_dump_without_its_index_is_one_piece_and_the_way_out_is_said(dum
     for name in ("a-multistream.xml.bz2", "a.xml.bz2"):
         path = shutil.copy(dump, tmp_path / name)
         (file,) = list_files(SourceConfig(format="wikipedia", path=str(path)))
-        assert pieces(file, 1000, tmp_path / "plans") == [Range()]
+        assert pieces(file, 1000, LocalStore(tmp_path)) == [Range()]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("a-multistream-index.txt.bz2, beside it")
     shutil.copy(index_of(str(dump)), tmp_path / "a-multistream-index.txt.bz2")
     (file,) = list_files(SourceConfig(format="wikipedia", path=str(tmp_path / "a-multistream.xml.bz2")))
-    assert pieces(file, 1000, tmp_path / "plans") == ranges(str(dump), index_of(str(dump)), 1000)
+    assert pieces(file, 1000, LocalStore(tmp_path)) == ranges(str(dump), index_of(str(dump)), 1000)
 
 
 @each(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.open_store import open_store
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.randomness import random_bits, row_keys
 from data_pipeline.stages.parts import read_documents
@@ -67,9 +68,9 @@ def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
 
 def held_out_documents(corpus: Corpus, *columns: str) -> Iterator[Any]:
     """The held-out documents that `corpus` was made from, with these `columns`; none if the copy has no documents."""
-    parts = sorted((corpus.directory / "documents").rglob("part-*.parquet"))
-    names = (str(part.relative_to(corpus.directory)) for part in parts)
-    for document in read_documents(corpus.directory, names, [*columns, "split"]):
+    there = open_store(corpus.location)
+    names = sorted(name for name in there.names("documents") if name.endswith(".parquet"))
+    for document in read_documents(there, names, [*columns, "split"]):
         if document.split == "validation":
             yield document
 

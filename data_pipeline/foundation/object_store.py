@@ -1,0 +1,345 @@
+"""A corpus in a bucket: S3, or another store of fsspec on which a file appears whole or not at all, and that can refuse
+to replace one. Nodes need nothing in common but the bucket.
+
+A claim is an object `.stages/claims/NUMBER` that is created only if there is none of that number. Whoever created the
+one of the highest number has the corpus. The driver renews its claim by writing the object again; when it stays the
+same for `LEASE_SECONDS`, its driver is gone, and another may create the next number. So no clocks are compared. Workers
+look for their driver's claim before they write.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import psutil
+
+from data_pipeline.foundation import stores
+from data_pipeline.foundation.atomic import sha256
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError, one_line
+from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.foundation.store import Answer, Item, Store
+from data_pipeline.foundation.threads import in_threads
+
+LEASE_SECONDS = 30.0
+_LOOKS = 10  # at a claim while it lasts, and renewals
+_CLAIMS = ".stages/claims"
+_DIGITS = 8  # of the numbers of claims and of pieces of a file of lines
+_WHOLE = ".whole"  # the end of the name of a piece that replaces all before it
+_SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # folders of files that are sent, with the process that does
+_PART = 32 << 20  # bytes of a file that are sent at once
+
+
+class ObjectStore(Store):
+    seconds_between_appends = 10.0
+
+    def __init__(self, url: str):
+        self._url = url.rstrip("/")
+        self._filesystem, root = stores.filesystem(self._url)
+        self._root = root.rstrip("/")
+        self._protocols = stores.protocols(self._filesystem)
+        self._claimed = 0  # the number of this driver's claim
+        self._driver, self._looked = 0, 0.0  # the claim under which this worker writes, and when it was last seen
+        self._written: dict[str, tuple[int, str]] = {}
+        self._pieces: dict[str, int] = {}  # the last piece of each file of lines
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return ObjectStore, (self._url,)
+
+    @property
+    def disk(self) -> Path:
+        return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+
+    def _ask(self, request: Callable[..., Answer], name: str, *given: Any, **options: Any) -> Answer:
+        """What the file system answers to a `request` about a file or folder, with_retries."""
+        path = f"{self._root}/{name}".rstrip("/")
+        return stores.with_retries(lambda: request(path, *given, **options), self.at(name))
+
+    def each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+        return in_threads(function, [*items], 1)
+
+    def get(self, name: str) -> bytes:
+        whole = {"max_concurrency": 1} if "s3" in self._protocols else {}  # else s3fs first asks for the size
+        return self._ask(self._filesystem.cat_file, name, **whole)
+
+    def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        def read(path: str) -> list[bytes]:
+            starts, stops = zip(*wanted, strict=True)
+            return self._filesystem.cat_ranges([path] * len(wanted), list(starts), list(stops), on_error="raise")
+
+        wanted = [(start, stop) for start, stop in ranges if stop > start]
+        found = iter(self._ask(read, name) if wanted else [])
+        return [next(found) if stop > start else b"" for start, stop in ranges]
+
+    def readable(self, name: str) -> BinaryIO:
+        return stores.open_file(self.at(name))
+
+    @contextlib.contextmanager
+    def local(self, folder: str) -> Iterator[Path]:
+        with self._scratch() as directory:
+            for name in self.names(folder):
+                path = directory / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(self.get(name))
+            yield directory
+
+    @contextlib.contextmanager
+    def put(self, name: str) -> Iterator[Path]:
+        with self._scratch() as directory:
+            path = directory / PurePosixPath(name).name
+            yield path
+            self._look_again()
+            of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
+            self._ask(lambda target: self._filesystem.put_file(str(path), target, **of_s3), name)
+            self._written[name] = path.stat().st_size, sha256(path)
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A folder of this machine. If this process is killed, a later worker removes it."""
+        with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}.", dir=self.disk) as directory:
+            yield Path(directory)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._look_again()
+        self._ask(self._filesystem.pipe_file, name, content)
+
+    def checksum(self, name: str) -> tuple[int, str]:
+        with self.readable(name) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            return file.tell(), digest
+
+    def written(self, name: str) -> tuple[int, str]:
+        return self._written.pop(name, None) or self.checksum(name)
+
+    def names(self, folder: str = "", deep: bool = True) -> list[str]:
+        return [*self._files(folder, deep)]
+
+    def _files(self, folder: str, deep: bool = True) -> dict[str, int]:
+        """The bytes of each file by its name."""
+        return {name: info["size"] for name, info in self._listed(folder, deep).items() if info["type"] == "file"}
+
+    def folders(self, folder: str) -> list[str]:
+        found = self._listed(folder, deep=False).items()
+        return [PurePosixPath(name).name for name, info in found if info["type"] == "directory"]
+
+    def _listed(self, folder: str, deep: bool) -> dict[str, dict[str, Any]]:
+        def listed(path: str) -> list[dict[str, Any]]:
+            self._filesystem.invalidate_cache(path)
+            try:
+                find = self._filesystem.find
+                return [*find(path, detail=True).values()] if deep else self._filesystem.ls(path, detail=True)
+            except FileNotFoundError:
+                return []
+
+        found = self._ask(listed, folder)
+        return {one["name"].removeprefix(f"{self._root}/").rstrip("/"): one for one in found}
+
+    def sizes(self, names: Collection[str]) -> dict[str, int]:
+        folders = sorted({name.rpartition("/")[0] for name in names})
+        found = {name: size for files in in_threads(self._in_folder, folders, 1) for name, size in files.items()}
+        return {name: found[name] for name in names if name in found}
+
+    def _in_folder(self, folder: str) -> dict[str, int]:
+        return self._files(folder, deep=False)
+
+    def delete(self, names: Iterable[str]) -> None:
+        def remove(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._ask(self._filesystem.rm_file, name)
+
+        in_threads(remove, [*names], 1)
+
+    def delete_folder(self, folder: str) -> None:
+        self.delete(self.names(folder))
+
+    # A file of lines is a folder of pieces with numbers.
+
+    def has_lines(self, name: str) -> bool:
+        return bool(self._live(name))
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        for content in in_threads(self.get, self._live(name), 1):
+            yield from content.splitlines()
+
+    def _live(self, name: str) -> list[str]:
+        """The pieces of a file of lines, from the last one that replaces all before it."""
+        pieces = sorted(self.names(name))
+        self._pieces[name] = _number(pieces[-1]) if pieces else 0
+        first = max((at for at, piece in enumerate(pieces) if piece.endswith(_WHOLE)), default=0)
+        return pieces[first:]
+
+    def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
+        self._add(name, lines, "")
+
+    def replace_lines(self, name: str, lines: bytes) -> None:
+        last = self._add(name, lines, _WHOLE)
+        self.delete(piece for piece in self.names(name) if piece < last)
+
+    def _add(self, name: str, lines: bytes, end: str) -> str:
+        self._look(self._claimed)
+        if name not in self._pieces:
+            self._live(name)
+        self._pieces[name] += 1
+        piece = f"{name}/{self._pieces[name]:0{_DIGITS}d}{end}"
+        self.write(piece, lines)
+        return piece
+
+    def claim(self) -> None:
+        """Waits for the lease of a driver that was killed to end. Raises StoreError if the bucket can't be used."""
+        if self._claimed:
+            return
+        if not stores.OBJECT_STORES & self._protocols:
+            way_out = "build in a folder, then data-pipeline publish"
+            raise UserError(
+                f"output: {self}: expected a path, or a URL of an object store (s3, gs, az, abfs); {way_out}"
+            )
+        stores.check_bucket(self._url)
+        token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
+        while True:
+            newest, content = self._newest()
+            if content != known:
+                known, since = content, time.monotonic()
+                if told and not _is_released(content):
+                    raise FailedError(
+                        f"{self}: another build is at work on it ({_holder(content)}); wait for it or stop it"
+                    )
+            if not content or _is_released(content) or time.monotonic() - since > LEASE_SECONDS:
+                mine = _holding(token, 0)
+                # another driver may have it now, or this one, if the answer to its first request was lost
+                if self._create(newest + 1, mine) or self.get(_claim(newest + 1)) == mine:
+                    break
+                continue
+            if not told:
+                told = True
+                seconds = f"{LEASE_SECONDS:.0f} s for a sign of the build that last worked on it ({_holder(content)})"
+                print(f"{self}: waiting up to {seconds}", file=sys.stderr, flush=True)
+            time.sleep(LEASE_SECONDS / _LOOKS)
+        self._claimed = newest + 1
+        try:
+            self._check_conditions()
+        except UserError:
+            self.delete([_claim(self._claimed)])
+            self._claimed = 0
+            raise
+        self.delete(name for name in self.names(_CLAIMS) if _number(name) < self._claimed)
+        self._ended = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
+        self._renewal.start()
+
+    def _newest(self) -> tuple[int, bytes]:
+        """The highest number of a claim, and its content; (0, b"") if there is none."""
+        while claims := sorted(self.names(_CLAIMS)):
+            with contextlib.suppress(FileNotFoundError):  # removed since, as a newer one is there
+                return _number(claims[-1]), self.get(claims[-1])
+        return 0, b""
+
+    def _create(self, number: int, content: bytes) -> bool:
+        """Creates a claim; returns whether there was none of that number."""
+        try:
+            self._ask(self._filesystem.pipe_file, _claim(number), content, mode="create")
+        except UserError as error:
+            way_out = "a build lists, reads, writes and deletes objects there"
+            raise type(error)(f"output: {error}; {way_out}") from None
+        except Exception as error:  # each file system raises its own errors
+            if isinstance(error, FileExistsError) or stores.code_of(error) == "PreconditionFailed":
+                return False
+            raise StoreError(f"output: {self.at(_claim(number))}: can't be written: {one_line(error)}") from None
+        return True
+
+    def _check_conditions(self) -> None:
+        """Raises StoreError if the store replaces a file that is only to be created."""
+        if self._create(self._claimed, b""):
+            reason = "its store replaces objects in spite of the condition If-None-Match: *"
+            way_out = "two builds at once would damage the corpus; build in a folder, then data-pipeline publish"
+            raise StoreError(f"output: {self}: {reason}; {way_out}")
+
+    def _renew(self, number: int, token: str, ended: threading.Event) -> None:
+        for times in itertools.count(1):
+            if ended.wait(LEASE_SECONDS / _LOOKS):
+                return
+            with contextlib.suppress(Exception):  # `_look` tells whether another driver has taken over meanwhile
+                if self._newest()[0] > number:
+                    return
+                self._filesystem.pipe_file(f"{self._root}/{_claim(number)}", _holding(token, times))
+
+    def release(self) -> None:
+        if self._claimed:
+            self._ended.set()
+            self._renewal.join()
+            with contextlib.suppress(UserError):  # else the next build waits for the end of the lease
+                self.write(_claim(self._claimed), _holding("", -1))
+            self._claimed = 0
+
+    def begin(self) -> str:
+        self.claim()
+        return str(self._claimed)
+
+    @contextlib.contextmanager
+    def at_work(self, token: str) -> Iterator[None]:
+        self._look(int(token))
+        self._driver = int(token)
+        for folder in self.disk.glob(f"{_SCRATCH}*"):
+            process = folder.name.removeprefix(_SCRATCH).partition(".")[0]
+            if process.isdecimal() and not psutil.pid_exists(int(process)):
+                shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield
+        finally:
+            self._driver = 0
+
+    def _look_again(self) -> None:
+        if self._driver and time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS:
+            self._look(self._driver)
+
+    def _look(self, claim: int) -> None:
+        """Raises NodeUnfit if another driver than that of `claim` has the corpus."""
+        newest = max(map(_number, self.names(_CLAIMS)), default=0)
+        if newest != claim:
+            raise NodeUnfit(f"{self}: another build has taken over, or this isn't the bucket that the build writes to")
+        self._looked = time.monotonic()
+
+    def remove_leftovers(self, folders: Iterable[str]) -> None:
+        """Removes the parts of uploads that were given up, which are invisible and cost money."""
+        if "s3" not in self._protocols:
+            return
+        bucket, _, prefix = self._root.partition("/")
+        uploads = stores.with_retries(lambda: self._filesystem.list_multipart_uploads(bucket), self._url)
+        for upload in uploads:
+            if upload["Key"].startswith(f"{prefix}/"):
+                self._filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+
+
+def _claim(number: int) -> str:
+    return f"{_CLAIMS}/{number:0{_DIGITS}d}"
+
+
+def _number(name: str) -> int:
+    """The number in the name of a claim or a piece of lines."""
+    return int(PurePosixPath(name).name.removesuffix(_WHOLE))
+
+
+def _holding(token: str, renewed: int) -> bytes:
+    holder = f"host {socket.gethostname()}, process {os.getpid()}"
+    return json.dumps({"holder": holder, "token": token, "renewed": renewed}).encode()
+
+
+def _is_released(content: bytes) -> bool:
+    return not parse_json(content, dict[str, Any], _CLAIMS).get("token")
+
+
+def _holder(content: bytes) -> str:
+    return str(parse_json(content, dict[str, Any], _CLAIMS).get("holder"))

@@ -1,0 +1,312 @@
+"""Corpora built on a real S3 server, with nothing on a shared disk: the bytes of a folder, whatever fails."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from data_pipeline.config import CorpusConfig
+from data_pipeline.foundation import object_store, stores
+from data_pipeline.foundation.config_file import load
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError
+from data_pipeline.foundation.object_store import ObjectStore as Bucket
+from data_pipeline.foundation.open_store import open_store
+from data_pipeline.pipeline import build
+from data_pipeline.tools.report import render
+from tests.conftest import write_c4, write_corpus_file
+from tests.data_pipeline.builds import OFF, family, trained, with_fault
+from tests.data_pipeline.object_store import ObjectStore, serving
+from tests.data_pipeline.test_cluster import Node, cluster
+from tests.in_process import done_here, refused_here, run_here
+from tests.tables import each
+
+URL = "s3://bucket/corpora/c4"
+OF_ONE_BUILD = re.compile(r"report\.|\.stages/(claims|complete|config|timings|failures|plans|driver|workers)|finished")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectStore]:
+    with pytest.MonkeyPatch.context() as patch:
+        for store in serving(patch):
+            patch.setattr(stores, "_FIRST_PAUSE", 0.01)
+            patch.setattr(object_store, "LEASE_SECONDS", 1.0)
+            yield store
+
+
+@pytest.fixture
+def store(server) -> ObjectStore:
+    server.calm()
+    return server
+
+
+@pytest.fixture(scope="module")
+def file(small_corpus, tmp_path_factory) -> Path:
+    """Four files of pages of which many are there twice, several buckets in every stage, and its own small model."""
+    folder = tmp_path_factory.mktemp("bucket")
+    for part in range(4):
+        write_c4(folder / f"c4-{part}.json.gz", records=12, skip=8 * part)
+    dedup = {"urls": "newest", "lines": True, "documents": True, "minhash": True, "keys_per_bucket": 100}
+    return write_corpus_file(folder / "corpus.yaml", dedup=dedup, tokenizer=trained(small_corpus))
+
+
+@pytest.fixture(scope="module")
+def in_folder(file) -> dict[str, str]:
+    return contents(build(load(file, [], CorpusConfig), render=render))
+
+
+def contents(location: str) -> dict[str, str]:
+    """The sha256 of each file that is a function of the config and the input alone."""
+    corpus = open_store(location)
+    names = [name for name in corpus.names() if not OF_ONE_BUILD.search(name)]
+    return {name: hashlib.sha256(corpus.get(name)).hexdigest() for name in names}
+
+
+def objects(store: ObjectStore, folder: str = "bucket/corpora/c4") -> dict[str, Any]:
+    return store.filesystem().find(folder, detail=True)
+
+
+@pytest.fixture(scope="module")
+def in_bucket(file, in_folder, server) -> str:
+    """The URL of the same corpus, built in the bucket."""
+    server.calm()
+    assert f"{URL} is complete" in done_here("data-pipeline", "build", file, f"output={URL}")
+    return URL
+
+
+def test_a_build_in_a_bucket_has_the_bytes_of_one_in_a_folder(in_folder, in_bucket, store):
+    assert contents(in_bucket) == in_folder
+    assert {name.split("/")[0] for name in in_folder} >= {"documents", "shards", "tokenizer", "manifest.json"}
+
+
+def test_a_finished_build_in_a_bucket_is_not_done_again_and_writes_its_claim_alone(file, in_bucket, store, monkeypatch):
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal
+    told = done_here("data-pipeline", "build", file, f"output={URL}")
+    assert "to do" not in told
+    assert store.asked["PUT"] == 3  # the claim, the same again, which is to be refused, and its end
+    assert store.asked["POST"] == 0
+
+
+def test_commands_take_the_url(in_bucket, in_folder, file, store):
+    folder = load(file, [], CorpusConfig).output
+    assert "agree with the manifest" in done_here("data-pipeline", "verify", URL)
+    shown = [done_here("data-pipeline", "show", one, "-n", "2").split("Next")[0] for one in (folder, URL)]
+    assert shown[0] == shown[1]
+    (identity,) = re.findall(r"documents: (\S+)[,.]", shown[1])[:1]
+    for command in (["stats"], ["trace", identity.rstrip(",")]):
+        of_both = [done_here("data-pipeline", command[0], one, *command[1:]) for one in (folder, URL)]
+        if command[0] == "trace":
+            assert of_both[0] == of_both[1]
+        else:
+            assert of_both[0].splitlines()[:3] == of_both[1].splitlines()[:3]
+    told = done_here("data-pipeline", "diff", folder, URL)
+    assert "documents the same in both" in told
+    assert len(told.splitlines()) == 3  # nothing differs
+
+
+def test_damage_in_a_bucket_is_found_and_repaired_to_the_byte(in_bucket, in_folder, file, store):
+    names = ["documents/part-00001.parquet", "shards/train/shard-00000.tar", ".stages/tokens/part-00000.safetensors"]
+    for name in names:
+        content = bytearray(open_store(URL).get(name))
+        content[len(content) // 2] ^= 1
+        store.filesystem().pipe_file(f"bucket/corpora/c4/{name}", bytes(content))
+    told = run_here("data-pipeline", "verify", URL)
+    assert told.returncode == 1
+    for name in names[:2]:  # those of a corpus, without the files of its build
+        assert f"{URL}/{name}: sha256 differs" in told.stderr
+    assert "--repair" in told.stderr
+    printed = done_here("data-pipeline", "build", file, f"output={URL}", "--repair")
+    for name in names:
+        assert f"{URL}/{name}: damaged, will be rebuilt" in printed
+    assert contents(URL) == in_folder
+
+
+def test_what_is_missing_is_made_again_and_nothing_else(in_bucket, in_folder, file, store):
+    store.filesystem().rm_file("bucket/corpora/c4/documents/part-00002.parquet")
+    told = done_here("data-pipeline", "build", file, f"output={URL}")
+    assert "deduplicated: 1 unit to do (output missing or cut), 3 up to date" in told
+    assert contents(URL) == in_folder
+
+
+def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_it_is_gone(store):
+    first, second = Bucket("s3://bucket/claims"), Bucket("s3://bucket/claims")
+    token = first.begin()
+    with pytest.raises(
+        FailedError, match=r"s3://bucket/claims: another build is at work on it \(host .*, process \d+\)"
+    ):
+        second.claim()
+    first._ended.set()  # as if its process were killed
+    with first.at_work(token), first.put("a") as path:
+        path.write_bytes(b"first")
+    second.claim()
+    assert second.begin() != token
+    with pytest.raises(NodeUnfit, match="another build has taken over"), Bucket("s3://bucket/claims").at_work(token):
+        raise AssertionError
+    with pytest.raises(NodeUnfit, match="another build has taken over"):
+        first.append("finished.jsonl", b"{}\n", [])
+    second.release()
+    began = time.monotonic()
+    third = Bucket("s3://bucket/claims")
+    third.claim()  # at once
+    assert time.monotonic() - began < 0.9
+    third.release()
+
+
+def test_of_drivers_that_claim_at_the_same_time_one_has_the_corpus(store):
+    drivers, told = [Bucket("s3://bucket/at-once") for _ in range(6)], list[str]()
+
+    def claim(driver: Bucket) -> None:
+        try:
+            driver.claim()
+        except FailedError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=claim, args=[driver]) for driver in drivers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == 5
+    for driver in drivers:
+        driver.release()
+
+
+@each(
+    "fault, url, told",
+    [
+        ({}, "s3://nowhere/c4", "there is no bucket 'nowhere'"),
+        ({"denied": "PUT"}, "s3://bucket/denied", "permission denied: AccessDenied.*a build lists, reads, writes and"),
+        ({"unconditional": True}, "s3://bucket/plain", "If-None-Match.*build in a folder, then data-pipeline publish"),
+        ({}, "memory://corpus", "expected a path, or a URL of an object store"),
+    ],
+)
+def test_a_store_that_cannot_have_a_build_is_refused_in_one_line_before_any_work(file, store, fault, url, told):
+    for name, value in fault.items():
+        setattr(store, name, value)
+    (line,) = refused_here(2, "data-pipeline", "build", file, f"output={url}").strip().splitlines()
+    assert re.search(f"^error: .*{re.escape(url)}.*{told}", line)
+    store.calm()
+    if url.startswith("s3://bucket"):
+        assert objects(store, url.removeprefix("s3://")) == {}
+
+
+def test_uploads_that_were_given_up_are_removed_from_below_the_corpus_alone(store):
+    client, corpus = store.filesystem(), Bucket("s3://bucket/given-up")
+    for key in ("given-up/shards/a.tar", "given-up-too/b"):
+        client.call_s3("create_multipart_upload", Bucket="bucket", Key=key)
+    corpus.remove_leftovers([])
+    assert [upload["Key"] for upload in client.list_multipart_uploads("bucket")] == ["given-up-too/b"]
+
+
+def test_the_scratch_of_a_worker_that_was_killed_is_removed_by_the_next(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    of_ended, of_another = (tmp_path / f"{object_store._SCRATCH}{pid}.x" for pid in (ended.pid, os.getppid()))
+    for folder in (of_ended, of_another):
+        folder.mkdir()
+    corpus = Bucket("s3://bucket/scratch")
+    with corpus.at_work(corpus.begin()), corpus.put("a") as path:
+        path.write_bytes(b"a")
+        assert path.is_relative_to(tmp_path)
+    corpus.release()
+    assert [*tmp_path.iterdir()] == [of_another]
+    assert corpus.get("a") == b"a"
+
+
+def test_the_lines_of_a_bucket_are_those_of_a_folder(store, tmp_path):
+    """Also of a writer that was killed between its new lines and the removal of the old ones."""
+    for corpus in (open_store(tmp_path), Bucket("s3://bucket/lines")):
+        corpus.claim()
+        assert not corpus.has_lines("stage/finished.jsonl")
+        corpus.append("stage/finished.jsonl", b"1\n2\n", [])
+        corpus.append("stage/finished.jsonl", b"3\n", [])
+        assert [*corpus.lines("stage/finished.jsonl")] == [b"1", b"2", b"3"]
+        corpus.replace_lines("stage/finished.jsonl", b"2\n")
+        corpus.append("stage/finished.jsonl", b"4\n", [])
+        assert [*corpus.lines("stage/finished.jsonl")] == [b"2", b"4"]
+        corpus.release()
+    corpus.write("stage/finished.jsonl/00000001", b"1\n")
+    assert [*Bucket("s3://bucket/lines").lines("stage/finished.jsonl")] == [b"2", b"4"]
+
+
+def test_a_bucket_that_refuses_while_it_is_used_is_one_line(store, file):
+    corpus = Bucket("s3://bucket/refusing")
+    corpus.claim()
+    store.denied = True
+    with pytest.raises(StoreError, match=r"s3://bucket/refusing/a: permission denied"):
+        corpus.get("a")
+    with pytest.raises(UserError), corpus.put("a") as path:
+        path.write_bytes(b"a")
+    store.calm()
+    corpus.release()
+
+
+def ray_build(file: Path, url: str, variables: dict[str, str]) -> subprocess.Popen[str]:
+    """A build on two workers of Ray, with leases of 2 s."""
+    program = "from data_pipeline.foundation import object_store; object_store.LEASE_SECONDS = 2.0"
+    command = [sys.executable, "-c", f"{program}\nfrom data_pipeline.cli import main; main()", "build", str(file)]
+    settings = [f"output={url}", "ray.num_cpus=2", "ray.small_bytes=0"]
+    soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # what a killed driver leaves ends, instead of in 60 s
+    return subprocess.Popen([*command, *settings], stdout=-1, stderr=-1, text=True, env=variables | soon)
+
+
+@pytest.mark.slow
+def test_a_store_that_breaks_off_and_answers_503_costs_time_alone(store, small_corpus, tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=30)
+    settings = {"dedup": {**OFF, "lines": True}, "tokenizer": trained(small_corpus)}
+    config = write_corpus_file(tmp_path / "corpus.yaml", **settings)
+    done_here("data-pipeline", "build", config)
+    store.faults = True
+    done_here("data-pipeline", "build", config, "output=s3://bucket/faults")
+    assert store.busy
+    assert store.broken
+    store.faults = False
+    assert contents("s3://bucket/faults") == contents(load(config, [], CorpusConfig).output)
+
+
+@pytest.mark.slow
+def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_driver(store, file, in_folder, tmp_path):
+    """First a worker is killed once it has put its files; then the driver, at the tokens."""
+    url = "s3://bucket/killed"
+    build = ray_build(file, url, with_fault("SIGKILL", "documents", "after the work", tmp_path / "a"))
+    printed, errors = build.communicate()
+    assert build.returncode == 0, errors
+    assert (tmp_path / "a").exists()
+    assert contents(url) == in_folder
+    store.filesystem().rm(url, recursive=True)
+    build = ray_build(file, url, with_fault("the driver killed", "tokens", "before the work", tmp_path / "b"))
+    while not (tmp_path / "b").exists():
+        assert build.poll() is None
+        time.sleep(0.02)
+    tree = family(build.pid)
+    build.kill()
+    (tmp_path / "acted").touch()
+    printed = done_here("data-pipeline", "build", file, f"output={url}")
+    assert "documents: 4 of 4 units up to date" in printed
+    assert contents(url) == in_folder
+    psutil.wait_procs(tree)
+
+
+@pytest.mark.slow
+def test_a_node_that_the_bucket_refuses_is_named_and_its_units_are_done_elsewhere(store, file, in_folder, tmp_path):
+    """The nodes' temporary folders are their own."""
+    store.denied = "stranger"
+    (tmp_path / "scratch").mkdir()
+    node = Node({"AWS_ACCESS_KEY_ID": "stranger", "TMPDIR": str(tmp_path / "scratch")})
+    with cluster(tmp_path, node) as (address, _):
+        command = [sys.executable, "-m", "data_pipeline", "build", str(file), "output=s3://bucket/refused"]
+        done = subprocess.run([*command, f"ray.address={address}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "node 127.0.0.2: unit" in done.stderr
+    assert "permission denied" in done.stderr
+    assert contents("s3://bucket/refused") == in_folder
