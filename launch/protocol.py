@@ -32,15 +32,14 @@ class Machine:
 class Start:
     """Asks an agent to start `command`, whose environment is changed by `environment`: a program, or ranks.
 
-    Events of a program have its `number`. `launcher` is the command that starts the node's `ranks`, before that of a
-    rank. Their output goes to the directory `logs`. `hang_seconds`: the run's `faults.hang_seconds`.
+    Events of a program have its `number`. `ranks` are those of the node; their output goes to the directory `logs`.
+    `hang_seconds`: the run's `faults.hang_seconds`.
     """
 
     command: list[str]
     environment: dict[str, str]
     number: int = 0
-    launcher: Sequence[str] = ()
-    ranks: int = 0
+    ranks: Sequence[int] = ()
     logs: str = ""
     hang_seconds: float | None = None
 
@@ -58,8 +57,7 @@ class Event(NamedTuple):
         "faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
         "ended",
         "left",  # it has exited with code 0 before the end of its work
-        "wrapper killed",  # the process above the rank was killed, so that nobody sees how the rank ends
-        "launcher ended",  # the node's launcher, before its ranks; or a program
+        "program ended",
         "signal",  # a stop signal was sent to the agent
         "refused",  # the node can't start its ranks
     ]
@@ -71,7 +69,7 @@ class Event(NamedTuple):
     def fails(self) -> bool:
         """Whether it is a sign that its rank fails."""
         ended_with_error = self.kind == "ended" and self.code not in (0, STOPPED)
-        return ended_with_error or self.kind in ("failed", "hung", "left", "wrapper killed")
+        return ended_with_error or self.kind in ("failed", "hung", "left")
 
 
 class Connection:

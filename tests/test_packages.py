@@ -171,12 +171,10 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
 
 
 def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():
-    """ZeRO-3 puts attributes `ds_…` on parameters. `launch.deepspeed_launcher` starts DeepSpeed's own launcher."""
+    """ZeRO-3 puts attributes `ds_…` on parameters."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}
     assert named == {"pretrain.engine.deepspeed_private"}
-    assert {subpackage(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {
-        "pretrain.engine"
-    }
+    assert {subpackage(module) for module in importing("deepspeed")} == {"pretrain.engine"}
 
 
 def test_each_private_name_of_deepspeeds_is_in_the_docs_with_its_reason():

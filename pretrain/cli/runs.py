@@ -47,10 +47,8 @@ def train_command(
     from pretrain.train import run as training
 
     code = training.train(settings, stop_at_step, fresh)
-    # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
         heartbeat.tell(int(os.environ["RANK"]), "done")
-        code = 0
     raise typer.Exit(code)
 
 

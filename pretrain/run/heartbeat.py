@@ -7,7 +7,7 @@ for is behind them. All times are of the machine's monotonic clock.
 
 A message is a file beside the heartbeat. `rank-3.failed` has the error, `rank-3.faulty` the number of a rank whose
 arithmetic was found wrong; `rank-3.hung` and `rank-3.done` are empty. A file appears whole, its time says when it
-happened, and the first of a kind stays. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
+happened, and the first of a kind stays.
 """
 
 import contextlib
@@ -64,11 +64,12 @@ class Heartbeat:
 
 
 class Message(NamedTuple):
-    """A message of rank `rank`, or of its wrapper: `kind` is the file's suffix, `text` its content."""
+    """A message of rank `rank`: `kind` is the file's suffix, `text` its content, `when` its time in ns since 1970."""
 
     rank: int
     kind: str
     text: str
+    when: int
 
 
 def mark(step: int | None = None) -> None:
@@ -148,8 +149,8 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
             if file.name not in known:
                 known.add(file.name)
                 rank, kind = file.name.removeprefix("rank-").split(".")
-                found.append((file.stat().st_mtime_ns, Message(int(rank), kind, file.read_text())))
-    return [message for _, message in sorted(found, key=lambda one: (one[0], one[1].kind == "ended"))]
+                found.append(Message(int(rank), kind, file.read_text(), file.stat().st_mtime_ns))
+    return sorted(found, key=lambda one: one.when)
 
 
 def _words(error: BaseException) -> str:
