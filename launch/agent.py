@@ -215,7 +215,8 @@ class Ranks:
             try:
                 process = Process(self._asked.command, environment, output, tied=True, signals_blocked=True)
             except OSError as error:
-                output.write(f"error: {error.filename or self._asked.command[0]}: {error.strerror}\n".encode())
+                with contextlib.suppress(OSError):
+                    output.write(f"error: {error.filename or self._asked.command[0]}: {error.strerror}\n".encode())
                 self._ends.append(Message(rank, "ended", str(_NOT_STARTED), time.time_ns()))
                 return
         self._processes[rank] = self._group.add(process)
@@ -287,9 +288,9 @@ class Ranks:
 def _appended(log: Path) -> IO[bytes]:
     """`log`, opened; nowhere if it can't be, since the run continues on a full disk."""
     try:
-        return log.open("ab")
+        return log.open("ab", buffering=0)
     except OSError:
-        return Path(os.devnull).open("ab")
+        return Path(os.devnull).open("ab", buffering=0)
 
 
 def _is_stopped(process: int) -> bool:
