@@ -9,26 +9,26 @@ import json
 import os
 import shutil
 import socket
-import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.processes import Process, ProcessGroup, caught
-from launch import rank_wrapper
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware import ACCELERATOR, count_gpus, free_port, threads_per_rank
-from pretrain.run import heartbeat, node_memory, rank_logs, status, watchdog
-from pretrain.run.heartbeat import Heartbeat
+from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
+from pretrain.run.heartbeat import Heartbeat, Message
 
 _LAST_LINES = 10
 _POLL_SECONDS = 0.2
+_SIGNAL, _NOT_STARTED = 128, 127  # exit codes of shells: the first is added to the number of a signal
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
 _WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how threads of libgomp wait; the second comes before the first
 _SPIN_COUNT = "1000"  # turns of libgomp's loop: docs/results/operations.md compares it with others
@@ -42,7 +42,7 @@ def agent() -> int:
         os.environ |= given["environment"]
         os.chdir(given["directory"])
         head = given["head"] or os.environ["SSH_CONNECTION"].split()[0]
-        node = NodeProcesses(address_towards(head), network_interface_to(head), f"launcher-{given['number']}.log")
+        node = NodeProcesses(address_towards(head), network_interface_to(head))
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         connection = Connection(_arrived, lambda message: os.write(1, message))
@@ -91,17 +91,15 @@ class NodeProcesses:
         started: the programs, and the ranks of the running attempt.
         address: the node's address.
         interface: the network interface of the ranks; None: gloo chooses.
-        log: the file in the directory of the logs that gets the launcher's lines.
     """
 
     silent, quiet, said = 0.0, False, ()
 
-    def __init__(self, address: str, interface: str | None, log: str):
-        self.started: list[RankProcesses] = []
+    def __init__(self, address: str, interface: str | None):
+        self.started: list[Ranks | Program] = []
         self.dismissed = False
         # by default gloo takes the address of the host's name, which is often a loopback one
         self._network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
-        self._log = log
         self._machine = Machine(address, count_gpus(), 0)
         self._run: Path | None = None  # the directory of the run whose ranks it has started
         self._waiting: Start | None = None  # for the directory of the logs
@@ -115,7 +113,7 @@ class NodeProcesses:
             if asked.ranks:
                 self._waiting, self._since = asked, time.monotonic()
             else:
-                self.started.append(RankProcesses(asked, {**self._network, **os.environ, **asked.environment}))
+                self.started.append(Program(asked, {**self._network, **os.environ, **asked.environment}))
             return
         heartbeats, kept = self.end(), None
         if message["dismissed"]:
@@ -150,9 +148,8 @@ class NodeProcesses:
             if self._run is None:
                 self._run = logs.parent.parent
                 remove_left_in_memory()
-            environment = self._network | ranks_environment(self._machine.gpus, asked.ranks)
-            environment |= {**asked.environment, rank_logs.SUPERVISED: asked.logs}
-            self.started.append(RankProcesses(asked, environment, logs / self._log, self._run))
+            environment = self._network | ranks_environment(self._machine.gpus, len(asked.ranks))
+            self.started.append(Ranks(asked, environment | asked.environment, self._run))
             self._waiting = None
         elif time.monotonic() - self._since > _SECONDS_TO_SEE_THE_LOGS:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
@@ -184,45 +181,75 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
     return {**defaults, **os.environ, **({} if gpus else {ACCELERATOR: "cpu"})}
 
 
-def wrapped(command: list[str]) -> list[str]:
-    """`command` wrapped so that its output goes to the rank's log and the supervisor learns of its end."""
-    return [sys.executable, "-I", "-S", rank_wrapper.__file__, rank_logs.SUPERVISED, heartbeat.DIRECTORY, *command]
+class Program:
+    """Runs a program, and reports its end with the last lines that it printed."""
+
+    def __init__(self, asked: Start, environment: Mapping[str, str]):
+        self._number, self._group, self._told = asked.number, ProcessGroup(), False
+        process = Process(asked.command, environment, output="kept", tied=True, signals_blocked=True)
+        self._process = self._group.add(process)
+
+    def events(self) -> list[Event]:
+        """The event of its end, once."""
+        if self._told or (code := self._process.code) is None:
+            return []
+        self._told = True
+        return [Event("program ended", self._number, code, self._process.last_lines(_LAST_LINES))]
+
+    def end(self) -> dict[int, Heartbeat]:
+        self._group.kill()
+        return {}
 
 
-class RankProcesses:
-    """Runs a launcher of ranks, or a program, and reports their events.
+class Ranks:
+    """Runs the ranks of this node, and reports their events. `run` is the directory of their run.
 
-    DeepSpeed's launcher writes neither a rank's log nor its exit code; the wrappers of the ranks do. The launcher's own
-    lines go to `log` if the disk has room. `run` is the run directory of the ranks.
+    Each rank has the variables that DeepSpeed's launcher would give it, but the GPUs that the user chose stay visible.
     """
 
-    def __init__(self, asked: Start, environment: Mapping[str, str], log: Path | None = None, run: Path | None = None):
-        self._asked, self._log, self._run = asked, log, run
+    def __init__(self, asked: Start, environment: Mapping[str, str], run: Path):
+        self._asked, self._logs = asked, Path(asked.logs)
         self._directory = node_memory.for_ranks(run)
-        environment = {**environment, heartbeat.DIRECTORY: str(self._directory)}
-        if run and (node := node_memory.path(run)):
-            environment[node_memory.DIRECTORY] = str(node)
-        # the wrapper is a file of this node, or of its container
-        command = [*asked.launcher, *wrapped(asked.command)] if asked.launcher else asked.command
+        own = {rank_logs.SUPERVISED: asked.logs, heartbeat.DIRECTORY: str(self._directory)}
+        if node := node_memory.path(run):
+            own[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
-        launcher = Process(command, environment, output="kept", tied=True, signals_blocked=True)
-        self._launcher = self._group.add(launcher)
-        self._wrappers: dict[int, int] = {}  # processes, by rank
-        self._over: set[int] = set()  # the ranks that have ended, or whose end nobody will see
+        self._processes: dict[int, Process] = {}
+        self._ends: list[Message] = []  # threads add to it
+        self._over: set[int] = set()  # the ranks whose end has been reported
         self._known: set[str] = set()  # files of messages
         self._done: set[int] = set()
         self._at_hang: dict[int, Heartbeat] = {}  # of all ranks, when one was first seen to hang
-        self._launcher_ended = False
+        for local, rank in enumerate(asked.ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(len(asked.ranks))}
+            self._start(rank, {**environment, **own, **place})
+
+    def _start(self, rank: int, environment: Mapping[str, str]) -> None:
+        with _appended(rank_logs.rank_log(self._logs, rank)) as output:
+            try:
+                process = Process(self._asked.command, environment, output, tied=True, signals_blocked=True)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    output.write(f"error: {error.filename or self._asked.command[0]}: {error.strerror}\n".encode())
+                self._ends.append(Message(rank, "ended", str(_NOT_STARTED), time.time_ns()))
+                return
+        self._processes[rank] = self._group.add(process)
+        threading.Thread(target=self._wait, args=(rank, process), name=f"end of rank {rank}", daemon=True).start()
+
+    def _wait(self, rank: int, process: Process) -> None:
+        """Notes when a rank ends: `events`, which may come late, tells which of several ended first."""
+        code = process.wait()
+        self._ends.append(Message(rank, "ended", str(code), time.time_ns()))
 
     def events(self) -> list[Event]:
-        """The events since the last call."""
-        code = self._launcher.code
-        gone = {rank for rank, wrapper in self._running() if not _runs(wrapper)}
-        told = heartbeat.messages(self._directory, self._known)  # what a wrapper tells last is there before its end
-        events = [event for message in told if (event := self._event(message))]
-        # first, since other ranks end because of it
-        events = [Event("wrapper killed", rank) for rank in gone - self._over] + events
-        self._over |= gone
+        """The events since the last call, in their order."""
+        ends = [end for end in tuple(self._ends) if end.rank not in self._over]
+        told = heartbeat.messages(self._directory, self._known)  # after `ends`: a rank's last message is before its end
+        events = [
+            event
+            for message in sorted([*told, *ends], key=lambda one: one.when)
+            if (event := self._event(message)) is not None
+        ]
         heartbeats = heartbeat.read(self._directory)
         if not self._at_hang:
             # all of them may be stopped, so that none would say that it hangs
@@ -231,74 +258,56 @@ class RankProcesses:
             events += (Event("hung", rank) for rank in stopped)
             if any(event.kind == "hung" for event in events):
                 self._at_hang = heartbeats
-        self._take_output()
-        if code is not None and not self._launcher_ended and self._ended_early():
-            self._launcher_ended = True
-            words = self._launcher.last_lines(_LAST_LINES)
-            events.append(Event("launcher ended", self._asked.number, code, words))
         return events
 
-    def _event(self, told: heartbeat.Message) -> Event | None:
-        rank, kind, text = told
+    def _event(self, told: Message) -> Event | None:
+        rank, kind, text, _ = told
         if kind == "done":
             self._done.add(rank)
-        elif kind == rank_wrapper.STARTED:
-            self._wrappers[rank] = int(text)
-        elif kind == rank_wrapper.ENDED:
-            code = int(text)
-            self._over.add(rank)
-            # read here, since other hosts may see the log's end late
-            words = rank_logs.last_lines(rank_logs.rank_log(self._log.parent, rank)) if code and self._log else []
-            return Event("ended" if code or rank in self._done else "left", rank, code, words)
-        elif kind == "faulty":
+            return None
+        if kind == "ended":
+            return self._ended(rank, int(text))
+        if kind == "faulty":
             return Event("faulty", int(text))
-        else:
-            return Event("hung" if kind == "hung" else "failed", rank, lines=[text])
-        return None
+        return Event("hung" if kind == "hung" else "failed", rank, lines=[text])
 
-    def _running(self) -> list[tuple[int, int]]:
-        """The ranks that haven't ended, each with its wrapper."""
-        return [(rank, wrapper) for rank, wrapper in self._wrappers.items() if rank not in self._over]
-
-    def _ended_early(self) -> bool:
-        """Whether the launcher, which has ended, has left ranks behind. They may be saving if they were asked to stop.
-
-        A program has no ranks, and always counts.
-        """
-        if self._asked.ranks and len(self._over) == self._asked.ranks:
-            return False
-        return not (self._run and status.stop_requested(self._run) and self._launcher.session_alive)
-
-    def _take_output(self) -> None:
-        """What the launcher has printed since the last call goes to the log if the disk has room."""
-        if self._log and (printed := self._launcher.read()):
-            with contextlib.suppress(OSError), self._log.open("ab") as log:
-                log.write(printed)
+    def _ended(self, rank: int, code: int) -> Event:
+        self._over.add(rank)
+        log = rank_logs.rank_log(self._logs, rank)
+        with contextlib.suppress(OSError):  # for people; a full disk may lose it
+            log.with_suffix(".exit").write_text(f"{code if code >= 0 else _SIGNAL - code}\n")
+        # read here, since other hosts may see the log's end late
+        words = rank_logs.last_lines(log) if code else []
+        return Event("ended" if code or rank in self._done else "left", rank, code, words)
 
     def end(self) -> dict[int, Heartbeat]:
-        """Ends all processes; returns the last heartbeats of ranks."""
+        """Ends all ranks; returns their last heartbeats, which say how they stood when one was first seen to hang."""
         last = {**self._without_heartbeat(), **heartbeat.read(self._directory)}
         self._group.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
-        # DeepSpeed's launcher signals the others when one has ended, which may wake the one that hangs
-        silent = {rank: one.silent for rank, one in self._at_hang.items()}
-        return {rank: replace(one, silent=max(one.silent, silent.get(rank, 0.0))) for rank, one in last.items()}
+        # a rank that has ended since is silent, and one that hung may have continued
+        seen = {rank: self._at_hang.get(rank, one) for rank, one in last.items()}
+        return {rank: replace(one, silent=seen[rank].silent, marks=seen[rank].marks) for rank, one in last.items()}
 
     def _without_heartbeat(self) -> dict[int, Heartbeat]:
         """The ranks that run: what is shown for those that had no heartbeat yet, silent since they were started."""
-        silent = time.monotonic() - self._launcher.started
-        return {
-            rank: Heartbeat(0, 0, silent, silent, None, _below_is_stopped(wrapper)) for rank, wrapper in self._running()
-        }
+        found = {}
+        for rank, process in self._processes.items():
+            if rank not in self._over:
+                silent = time.monotonic() - process.started
+                found[rank] = Heartbeat(0, 0, silent, silent, None, _is_stopped(process.pid))
+        return found
 
 
-def _runs(process: int) -> bool:
+def _appended(log: Path) -> IO[bytes]:
+    """`log`, opened; nowhere if it can't be, since the run continues on a full disk."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)
+
+
+def _is_stopped(process: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _below_is_stopped(process: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return any(child.status() == psutil.STATUS_STOPPED for child in psutil.Process(process).children())
+        return bool(psutil.Process(process).status() == psutil.STATUS_STOPPED)
     return False

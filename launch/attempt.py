@@ -16,6 +16,7 @@ from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.restarts import AttemptRecord
 
 REFUSED = 2
+NO_RANK_FAILED = "no rank has told of a failure, but the run has neither finished nor stopped"
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
 )
@@ -64,13 +65,13 @@ class Attempt:
 
     @property
     def gone(self) -> dict[int, Event]:
-        """The ranks that exited before their work was done, or whose wrapper was killed."""
-        return self.events("left", "wrapper killed")
+        """The ranks that exited before their work was done."""
+        return self.events("left")
 
     @property
     def failed(self) -> list[int]:
-        """The ranks that reported an error before they exited, or whose exit status is unknown."""
-        return list(self.events("failed", "hung", "left", "wrapper killed"))
+        """The ranks that reported an error before they exited, or exited before their work was done."""
+        return list(self.events("failed", "hung", "left"))
 
     @property
     def faulty(self) -> int | None:
@@ -81,11 +82,6 @@ class Attempt:
     def broken(self) -> bool:
         """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
         return bool(self.lost) or any(event.fails for event in self.told)
-
-    @property
-    def launcher(self) -> Event | None:
-        """The end of the first launcher to end before its ranks."""
-        return next(iter(self.events("launcher ended").values()), None)
 
     @property
     def refused_its_configuration(self) -> bool:
@@ -163,8 +159,7 @@ def how_it_failed(attempt: Attempt, rank: int) -> str:
     """In words: "rank 1 was killed by SIGKILL"."""
     code = attempt.codes.get(rank)
     if rank in attempt.gone:
-        left = attempt.gone[rank].kind == "left"
-        how = "exited with code 0 before the run's end" if left else "lost its wrapper process, which was killed"
+        how = "exited with code 0 before the run's end"
     elif (hung := attempt.events("hung")) and (code is None or code > 0):
         own = attempt.heartbeats.get(rank)
         how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
@@ -173,13 +168,8 @@ def how_it_failed(attempt: Attempt, rank: int) -> str:
     elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
         how = "failed"
     else:
-        return how_it_ended(f"rank {rank}", code)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return f"rank {rank} {how}"
-
-
-def how_it_ended(what: str, code: int) -> str:
-    """In words: "rank 1 ended with exit code 3"."""
-    return f"{what} was killed by {signal.Signals(-code).name}" if code < 0 else f"{what} ended with exit code {code}"
 
 
 def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
@@ -193,11 +183,10 @@ def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
     outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
     failed = code not in (0, STOPPED)
     rank = first_failed(attempt) if failed else None
-    launcher = attempt.launcher.code if attempt.launcher and rank is None else 0
-    killed = bool(attempt.lost) or launcher < 0 or (rank is not None and attempt.was_killed(rank))
+    killed = bool(attempt.lost) or (rank is not None and attempt.was_killed(rank))
     cause = ", ".join(f"node {name} was lost: {reason}" for name, reason in attempt.lost.items())
     if not cause and failed:
-        cause = how_it_failed(attempt, rank) if rank is not None else how_it_ended("DeepSpeed's launcher", launcher)
+        cause = how_it_failed(attempt, rank) if rank is not None else NO_RANK_FAILED
     words = [line for line in last_words(attempt, rank) if line.strip()] if rank is not None else []
     steps = [heartbeat.step for heartbeat in attempt.heartbeats.values()]
     firsts = [one.first_step for one in attempt.heartbeats.values() if one.first_step is not None]

@@ -1,6 +1,7 @@
 """The attempts of a run under one head. After a failed attempt the next starts by itself."""
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration
 from data_pipeline.foundation.processes import caught
-from launch import deepspeed_launcher
 from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
@@ -162,16 +162,18 @@ class Attempts:
     def _start(self, logs: Path) -> list[Agent]:
         """Starts an attempt's ranks, which write their logs to `logs`."""
         assert self._pool
-        agents, ranks = self._pool.agents, {node.name: node.ranks for node in self.nodes}
+        agents = self._pool.agents
         first = agents[0].machine
         assert first
         environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
+        environment |= {"WORLD_SIZE": str(_number_of_ranks(self.nodes)), "CROSS_SIZE": str(len(agents))}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)
         asked = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_timeout_seconds)
-        for number, agent in enumerate(agents):
-            launcher = deepspeed_launcher.command(ranks, number, first.address, first.port)
-            agent.start(replace(asked, launcher=launcher, ranks=ranks[agent.name]))
+        ranks = iter(range(_number_of_ranks(self.nodes)))
+        for number, (agent, node) in enumerate(zip(agents, self.nodes, strict=True)):
+            own = list(itertools.islice(ranks, node.ranks))
+            agent.start(replace(asked, environment={**environment, "CROSS_RANK": str(number)}, ranks=own))
         return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,6 +45,11 @@ Fresh = Annotated[
 MinNodes = Annotated[
     int | None,
     typer.Option(min=1, help="When a node is lost, continue on the others if at least this many nodes are left."),
+]
+
+Launcher = Annotated[
+    Literal["agent", "deepspeed"],
+    typer.Option(help="What starts the ranks of a node. deepspeed: DeepSpeed's launcher, without restarts."),
 ]
 
 
@@ -115,7 +120,7 @@ def local(
     fresh: Fresh = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the run file and start nothing.")] = False,
 ) -> None:
-    """Start or resume a run on this machine through the deepspeed launcher.
+    """Start or resume a run on this machine.
 
     On the first Ctrl-C, SIGTERM or SIGUSR1 the run saves and stops (exit code 75). The second signal kills the run.
     """
@@ -136,7 +141,7 @@ def hosts_command(
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
 ) -> None:
-    """Start or resume a run on hosts that ssh reaches, through the deepspeed launcher on each host.
+    """Start or resume a run on hosts that ssh reaches.
 
     Signals work as in `launch local`.
     """
@@ -185,6 +190,7 @@ def slurm_command(
     doctor: Annotated[
         bool, typer.Option("--doctor", help="The job runs `launch doctor` first, and ends if doctor finds an error.")
     ] = False,
+    launcher: Launcher = "agent",
 ) -> None:
     """Write the batch script of a run or of a corpus build; --submit also submits the script.
 
@@ -207,10 +213,13 @@ def slurm_command(
         stage=Path(settings.stage) if settings.stage else None,
         doctor=doctor,
         cluster_file=cluster.absolute() if cluster else None,
+        launcher=launcher,
     )
     if not head.is_run:
         for_runs = f"for a run, and {config} is a corpus file"
-        refuse_options(context, for_runs, "gpus_per_node", "min_nodes", "stop_at_step", "doctor")
+        refuse_options(context, for_runs, "gpus_per_node", "min_nodes", "stop_at_step", "doctor", "launcher")
+    if launcher == "deepspeed":
+        refuse_options(context, "not with --launcher deepspeed, which doesn't restart a run", "min_nodes")
     if not submit:
         refuse_options(context, "for --submit", "chain")
     slurm.submit(slurm.Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
@@ -228,6 +237,7 @@ def head(
     container: Annotated[str, typer.Option(metavar="COMMAND", help="Put before what srun starts.")] = "",
     requeue: Annotated[bool, typer.Option("--requeue", help="As of launch slurm.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor", help="Run the doctor first.")] = False,
+    launcher: Launcher = "agent",
 ) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
     from data_pipeline.foundation import config_file
@@ -245,6 +255,7 @@ def head(
         stage=stage,
         doctor=doctor,
         cluster_file=cluster,
+        launcher=launcher,
     )
     raise typer.Exit(slurm_head.head(job))
 

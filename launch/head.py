@@ -1,8 +1,7 @@
 """The head of a run: creates the directory of an attempt's logs, shows rank 0's log, takes requests to stop, and
 reports how the attempt ended.
 
-An attempt has one head, on however many nodes its ranks are. DeepSpeed's launcher forwards no signals and can leave
-ranks behind.
+An attempt has one head, on however many nodes its ranks are.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from pathlib import Path
 from data_pipeline.foundation.command import STOPPED
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import announce, until
-from launch.attempt import REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
+from launch.attempt import NO_RANK_FAILED, REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.nodes import Agent
 from pretrain.run import rank_logs, status
 
@@ -59,14 +58,13 @@ def watch(
             while len(requests.signals) < 2:
                 for agent in agents:
                     attempt.told += agent.events()
-                if attempt.broken or attempt.launcher:
+                if attempt.broken:
                     attempt.ended = attempt.ended or time.time()
                     follower.hold()
                 over = {*attempt.codes, *attempt.gone}
                 names = {name for rank, name in enumerate(nodes) if rank not in over}
                 at_work = [agent for agent in agents if agent.name in names]
-                # the launchers themselves would take seconds to notice that all ranks have ended
-                if not at_work or attempt.events("launcher ended", "refused") or _lost(attempt, at_work):
+                if not at_work or attempt.events("refused") or _lost(attempt, at_work):
                     break
                 if over or attempt.broken:
                     patience = dead_rank_seconds if attempt.broken else _SECONDS_TO_LEAVE
@@ -196,8 +194,7 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     state = now.state if now.attempt == rank_logs.attempt(attempt.logs) else None
     if state == "finished":
         return 0
-    # ranks save and stop when the launcher signals them because a wrapper was killed: nobody has asked for that
-    if state == "stopped" and first_failed(attempt) not in attempt.events("wrapper killed"):
+    if state == "stopped":
         return STOPPED
     if len(codes) == len(attempt.nodes) and set(codes.values()) in ({0}, {STOPPED}):
         return codes[0]  # a network file system may show other hosts an older status
@@ -255,9 +252,7 @@ def _report_failure(attempt: Attempt) -> None:
         print(f"{logs}: {refusal}: {lost}", file=sys.stderr)
     rank = first_failed(attempt)
     if rank is None:
-        print(f"the launcher ended before its ranks; their logs: {logs}", file=sys.stderr)
-        for line in attempt.launcher.lines if attempt.launcher else ():
-            print(f"  {line}", file=sys.stderr)
+        print(f"{NO_RANK_FAILED}; the ranks' logs: {logs}", file=sys.stderr)
         return
     if attempt.codes.get(rank) == REFUSED and attempt.refused_its_configuration:
         return  # the rank has printed the reason

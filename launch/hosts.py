@@ -20,10 +20,7 @@ _OF_THIS_MACHINE = re.compile(
 
 
 def access(ssh: list[str]) -> Access:
-    """Starts an agent on each host, and DeepSpeed's launcher below it.
-
-    `ssh` has further options of ssh. Raises UserError without ssh.
-    """
+    """Starts an agent on each host. `ssh` has further options of ssh. Raises UserError without ssh."""
     if shutil.which("ssh") is None:
         raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
 
@@ -67,5 +64,5 @@ def remote_command() -> str:
 
 
 def portable_environment() -> dict[str, str]:
-    """The variables of this process that count on other hosts too. DeepSpeed's launcher passes only a few prefixes."""
+    """The variables of this process that count on other hosts too."""
     return {name: value for name, value in os.environ.items() if not _OF_THIS_MACHINE.fullmatch(name)}

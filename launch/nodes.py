@@ -115,7 +115,7 @@ class AgentPool:
 
     def _started(self, number: int, name: str) -> Agent:
         if self._access.command is None:
-            return Agent(name, NodeProcesses("127.0.0.1", "lo", "launcher.log"))
+            return Agent(name, NodeProcesses("127.0.0.1", "lo"))
         environment, directory = dict(self._access.environment), os.getcwd()  # noqa: PTH109
         given = {"number": number, "head": self._access.head, "environment": environment, "directory": directory}
         command, line = self._access.command(name), json.dumps(given).encode() + b"\n"

@@ -37,8 +37,7 @@ class Start:
         command: the command of the program, or of a rank.
         environment: changes of the environment of `command`.
         number: the number that events of a program have.
-        launcher: the command before that of a rank, which starts the node's ranks.
-        ranks: the number of ranks.
+        ranks: the ranks of the node; none for a program.
         logs: the directory for the output of the ranks.
         hang_seconds: the run's `faults.hang_timeout_seconds`.
     """
@@ -46,8 +45,7 @@ class Start:
     command: list[str]
     environment: dict[str, str]
     number: int = 0
-    launcher: Sequence[str] = ()
-    ranks: int = 0
+    ranks: Sequence[int] = ()
     logs: str = ""
     hang_seconds: float | None = None
 
@@ -67,8 +65,7 @@ class Event(NamedTuple):
         "faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
         "ended",
         "left",  # it has exited with code 0 before the end of its work
-        "wrapper killed",  # the process above the rank was killed, so that nobody sees how the rank ends
-        "launcher ended",  # the node's launcher, before its ranks; or a program
+        "program ended",
         "signal",  # a stop signal was sent to the agent
         "refused",  # the node can't start its ranks
     ]
@@ -80,7 +77,7 @@ class Event(NamedTuple):
     def fails(self) -> bool:
         """True if the event is a sign that its rank fails."""
         ended_with_error = self.kind == "ended" and self.code not in (0, STOPPED)
-        return ended_with_error or self.kind in ("failed", "hung", "left", "wrapper killed")
+        return ended_with_error or self.kind in ("failed", "hung", "left")
 
 
 class Connection:

@@ -17,11 +17,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST, read_manifest
 from data_pipeline.execution import workers
-from data_pipeline.foundation.atomic import lock
+from data_pipeline.foundation.atomic import lock, write_bytes
 from data_pipeline.foundation.command import STOPPED, print_error
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -29,16 +30,21 @@ from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught, until
 from launch.agent import address_towards
 from launch.attempts import NOTHING_STARTED, Ended, Run, launch
+from launch.head import StopRequests
 from launch.nodes import Access, Node
 from pretrain.config import RunConfig
-from pretrain.run import slurm
+from pretrain.run import slurm, status
+from pretrain.train.preflight import is_finished, preflight
 
+Launcher = Literal["agent", "deepspeed"]
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
 _SECONDS_TO_START, _SECONDS_TO_STOP, _SECONDS_TO_ANSWER = 180.0, 30.0, 0.2
 _SECONDS_TO_NOTICE = 5.0  # `ray start` looks each second at what it has started
 _RESTARTS = 3  # of Ray on a node
 _LAST_LINES = 5
+# a node is shared with what else the job runs there, and its cores: each rank binds itself to those beside its GPU
+_SHARED = ["--overlap", "--cpu-bind=none"]
 _RAY = "from ray.scripts.scripts import main; main()"
 
 
@@ -53,6 +59,7 @@ class HeadJob:
         container: the command that is put before what srun starts.
         stage: the directory to which each node first copies the corpora.
         doctor: True if `launch doctor` checks the nodes first, with `cluster_file`.
+        launcher: what starts the ranks of a node: an agent, or DeepSpeed's launcher.
     """
 
     path: Path
@@ -67,6 +74,7 @@ class HeadJob:
     stage: Path | None = None
     doctor: bool = False
     cluster_file: Path | None = None
+    launcher: Launcher = "agent"
 
     @property
     def options(self) -> list[list[str]]:
@@ -79,6 +87,7 @@ class HeadJob:
             "cluster": self.cluster_file if self.doctor else None,
             "srun": shlex.join(self.srun),
             "container": shlex.join(self.container),
+            "launcher": self.launcher if self.launcher != "agent" else None,
         }
         flags = [[f"--{name}"] for name, given in (("requeue", self.requeue), ("doctor", self.doctor)) if given]
         return [*([f"--{name}", str(value)] for name, value in values.items() if value), *flags]
@@ -117,9 +126,8 @@ def access(nodes: list[Node], srun: list[str], container: list[str], variables: 
 
 
 def _on(node: str) -> list[str]:
-    """Starts what follows on a node. It shares the node with what else the job runs there, and all of its cores: each
-    rank binds itself to those beside its GPU."""
-    return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", "--cpu-bind=none"]
+    """Starts what follows on a node."""
+    return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *_SHARED]
 
 
 def _train(job: HeadJob, nodes: list[Node]) -> Ended:
@@ -129,11 +137,45 @@ def _train(job: HeadJob, nodes: list[Node]) -> Ended:
         cluster = ["--cluster", str(job.cluster_file)] if job.cluster_file else []
         before.append([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, *job.file])
     if job.stage:
-        each_node = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--overlap", *job.srun, *job.container]
-        before.append([*each_node, *PYTHON, "stage", "--to", str(job.stage), *job.file])
+        before.append([*_on_each(nodes, job), *PYTHON, "stage", "--to", str(job.stage), *job.file])
         copies = overrides_of_copies(load(run.path, run.overrides, RunConfig), job.stage)
         run = replace(run, overrides=[*run.overrides, *copies])
-    return _run_before(before) or launch(run, nodes, access(nodes, job.srun, job.container, {}))
+    if ended := _run_before(before):
+        return ended
+    if job.launcher == "deepspeed":
+        return _train_with_deepspeed(run, nodes, job)
+    return launch(run, nodes, access(nodes, job.srun, job.container, {}))
+
+
+def _on_each(nodes: list[Node], job: HeadJob) -> list[str]:
+    """Starts what follows once on each node of this allocation."""
+    return ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
+
+
+def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
+    """Has `deepspeed` start the ranks of each node; no other attempt follows one that fails.
+
+    The first signal makes the ranks save and stop, the second kills them.
+    """
+    config = load(run.path, run.overrides, RunConfig)
+    ranks = sum(node.ranks for node in nodes)
+    setup = preflight(config, ranks, here=False, folder=run.path.parent)
+    if is_finished(setup):
+        return Ended(0, False)
+    number, hostfile = os.environ["SLURM_JOB_ID"], job.path.with_suffix(".hosts")
+    write_bytes(hostfile, "".join(f"{node.name} slots={node.ranks}\n" for node in nodes).encode())
+    meeting = [f"--master_addr={slurm.node_address(nodes[0].name)}", f"--master_port={slurm.master_port(number)}"]
+    options = [f"--hostfile={hostfile}", "--no_ssh", *meeting, "--no_python", "--no_local_rank"]
+    # only its environment tells a task which node it is on
+    script = 'exec "$0" -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
+    command = ["sh", "-c", script, sys.executable, *options, *run.rank]
+    requests = StopRequests(setup.directory)
+    status.clear_stop(setup.directory)
+    with caught(requests.on_signal), ProcessGroup() as group:
+        process = group.add(Process([*_on_each(nodes, job), *command]))
+        group.watch(stop=lambda: len(requests.signals) > 1)
+        code = process.code
+    return Ended(code if code in (0, 2, STOPPED) else 1, code == STOPPED and requests.by_scheduler)
 
 
 def _run_before(commands: list[list[str]]) -> Ended | None:

@@ -154,6 +154,10 @@ CORPUS = "launch slurm configs:corpora/quickstart.yaml"
         ("pretrain export run out --public", "--public: for --push-to-hub"),
         ("pretrain generate run text -n 5", "-n: for --corpus"),
         ("launch doctor --ssh '-p 22'", "--ssh: for --hostfile"),
+        (
+            "launch slurm configs:runs/quickstart.yaml --launcher deepspeed --min-nodes 1",
+            "--min-nodes: not with --launcher deepspeed, which doesn't restart a run",
+        ),
         ("launch doctor --hostfile h --ranks 2", "--ranks: not with --hostfile, which names the hosts and their ranks"),
         ("launch doctor --cluster configs:clusters/h100.yaml", "--cluster: this is no SLURM allocation"),
         (f"{CORPUS} --stop-at-step 9 --doctor", "--stop-at-step and --doctor: for a run, and "),

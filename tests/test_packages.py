@@ -173,12 +173,10 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
 
 
 def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():
-    """ZeRO-3 puts attributes `ds_…` on parameters. `launch.deepspeed_launcher` starts DeepSpeed's own launcher."""
+    """ZeRO-3 puts attributes `ds_…` on parameters."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}
     assert named == {"pretrain.engine.deepspeed_private"}
-    assert {subpackage(module) for module in importing("deepspeed") - {"launch.deepspeed_launcher"}} == {
-        "pretrain.engine"
-    }
+    assert {subpackage(module) for module in importing("deepspeed")} == {"pretrain.engine"}
     through_others = re.compile(r"\b(deepspeed_private|versions|gradients)\.deepspeed\b")
     reaching = {module for module, path in modules().items() if through_others.search(path.read_text())}
     assert reaching == set()
@@ -235,13 +233,11 @@ def test_triton_is_imported_by_the_kernels_alone():
 
 
 def test_the_variables_of_launchers_are_read_in_one_module():
-    """Configs are checked before a process is a rank, and `rank_wrapper` imports nothing."""
+    """A run file is also read before a process is a rank."""
     names = r"\"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\""
     read = re.compile(rf"environ\.get\({names}|environ\[{names}\](?! = )|{names} (not )?in os\.environ")
     reading = {module for module, path in modules().items() if read.search(path.read_text())}
-    assert reading - {"data_pipeline.foundation.config_file", "launch.rank_wrapper"} == {
-        "pretrain.run.rank_environment"
-    }
+    assert reading - {"data_pipeline.foundation.config_file"} == {"pretrain.run.rank_environment"}
 
 
 def test_one_function_of_pretrain_trains_a_run():

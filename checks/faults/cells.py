@@ -17,7 +17,7 @@ _STEPS = ["first step", "step", "forward", "all-reduce", "copy of a save", "eval
 _WRITES = ["write of a save", *OF_RANK_0]
 _ANYWHERE = [*_WORK, "load"]
 _ONE_HOST = {
-    **dict.fromkeys((*happening.KILLS, *happening.ABOVE, *happening.HANGS, *happening.ERRORS), _ANYWHERE),
+    **dict.fromkeys((*happening.KILLS, *happening.HANGS, *happening.ERRORS), _ANYWHERE),
     **dict.fromkeys(("exit with 0", "exception in another thread", "a slow step", "the head killed"), _ANYWHERE),
     **dict.fromkeys(happening.CLOCKS, _ANYWHERE),
     **dict.fromkeys(happening.DISK, _WRITES),
@@ -31,8 +31,8 @@ _ONE_HOST = {
 }
 _OF_A_HOST = ["first step", "step", "forward", "all-reduce", "copy of a save", "evaluation"]
 _HOSTS = {
-    **dict.fromkeys(("SIGKILL", "SIGSEGV", "SIGSTOP", "exception", "its wrapper killed"), _ANYWHERE),
-    **dict.fromkeys(("DeepSpeed's launcher killed", "the agent killed", "the head killed"), _ANYWHERE),
+    **dict.fromkeys(("SIGKILL", "SIGSEGV", "SIGSTOP", "exception"), _ANYWHERE),
+    **dict.fromkeys(("the agent killed", "the head killed"), _ANYWHERE),
     **dict.fromkeys(("a lost host", "a slow host", "a host cut off for a while", "a host cut off"), _OF_A_HOST),
 }
 _NAMED = {  # in the first line on the terminal; None: nothing fails
@@ -42,8 +42,6 @@ _NAMED = {  # in the first line on the terminal; None: nothing fails
     **dict.fromkeys(MLFLOW, "MLflow"),
     "SIGSTOP": "rank {rank} makes no progress, and its process is stopped (SIGSTOP)",
     "SIGKILL two seconds later": "rank {rank} was killed by SIGKILL",
-    "its wrapper killed": "rank {rank} lost its wrapper process, which was killed",
-    "DeepSpeed's launcher killed": "launcher ended before its ranks",
     "the head killed": None,  # the shell says so
     "exit with 0": "rank {rank} exited with code 0 before the run's end",
     "exception": "RuntimeError: on purpose",
@@ -62,7 +60,7 @@ _NAMED = {  # in the first line on the terminal; None: nothing fails
     "a slow host": None,
     "a host cut off for a while": None,
 }
-_ENDS_AT_ONCE = (*happening.KILLS, *happening.ERRORS, *happening.ABOVE, "exit with 0")
+_ENDS_AT_ONCE = (*happening.KILLS, *happening.ERRORS, "exit with 0")
 _GOES_ON_ALONE = ("the agent killed", "a lost host", "a host cut off")
 
 

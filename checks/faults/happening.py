@@ -39,15 +39,9 @@ def _signal(number: int) -> Fault:
     return lambda _: os.kill(os.getpid(), number)
 
 
-def _kill_above(generations: int) -> Fault:
-    def kill(_: Here) -> None:
-        process = psutil.Process()
-        for _ in range(generations):
-            process = process.parent()
-        process.kill()
-        time.sleep(3600)
-
-    return kill
+def _kill_agent(_: Here) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
 
 
 def _raised(error: Callable[[], BaseException]) -> Fault:
@@ -133,10 +127,6 @@ KILLS: dict[str, Fault] = {
     "SIGABRT": _signal(signal.SIGABRT),
     "SIGBUS": _signal(signal.SIGBUS),
 }
-ABOVE: dict[str, Fault] = {
-    "its wrapper killed": _kill_above(1),
-    "DeepSpeed's launcher killed": _kill_above(2),
-}
 HANGS: dict[str, Fault] = {
     "SIGSTOP": _signal(signal.SIGSTOP),
     "hang with the GIL": _hold_the_gil,
@@ -159,7 +149,7 @@ HARMLESS: dict[str, Fault] = {
 }
 HOSTS: dict[str, Fault] = {  # the matrix does them when it sees the marker
     "the head killed": _wait(3600),
-    "the agent killed": _kill_above(3),
+    "the agent killed": _kill_agent,
     "a lost host": _wait(1.0),
     "a slow host": _wait(1.0),
     "a host cut off for a while": _wait(0.0),
@@ -173,5 +163,5 @@ OTHERS: dict[str, Fault] = {
     "a bit in memory, then SIGKILL": _flip_in_memory,
     "torn rename": _tear,
 }
-DRAWN = {**KILLS, **ABOVE, **HANGS, **ERRORS, **DISK, **HARMLESS, **HOSTS, **OTHERS}
+DRAWN = {**KILLS, **HANGS, **ERRORS, **DISK, **HARMLESS, **HOSTS, **OTHERS}
 FAULTS: dict[str, Fault] = {**DRAWN, "SIGKILL two seconds later": _kill_later}  # of ONCE_WRONG

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from checks.faults import happening
-from checks.faults.cells import MLFLOW, draw
+from checks.faults.cells import MLFLOW, RANKS, Cell
 from checks.results.data import (
     ROOT,
     curves_of,
@@ -382,7 +382,9 @@ def _near_duplicates(folder: Path) -> Iterator[list[str]]:
 
 _KINDS = {
     "SIGKILL, SIGSEGV, SIGABRT, SIGBUS": [*happening.KILLS],
-    "wrapper, DeepSpeed's launcher, head, agent killed": [*happening.ABOVE, "the head killed", "the agent killed"],
+    "wrapper, DeepSpeed's launcher, head, agent killed": [
+        *("its wrapper killed", "DeepSpeed's launcher killed", "the head killed", "the agent killed")
+    ],
     "SIGSTOP, hang, hang with the GIL": [*happening.HANGS],
     "exception, out of memory, exit with 0": [*happening.ERRORS, "exception in another thread", "exit with 0"],
     "a loader's worker killed": ["a loader's worker killed"],
@@ -422,10 +424,16 @@ def _optimizers(folder: Path) -> Iterator[list[str]]:
         yield [f"`{name}`", *(power(value) for value in found.values())]
 
 
+def _cell(row: dict[str, str]) -> Cell:
+    numbers = (int(row[name]) for name in ("rank", "step", "attempt", "hosts"))
+    alone = row["result"].endswith("on 1 rank")
+    return Cell(int(row["cell"]), row["fault"], row["point"], *numbers, RANKS - alone)
+
+
 @table("faults-times")
 def _faults_times(folder: Path) -> Iterator[list[str | None]]:
-    """Of the cells' times in tenths of a second, by what `draw` says of the cells of seed 1."""
-    rows = [(draw(1, int(row["cell"])), row) for row in rows_of(folder / "faults/cells.csv")]
+    """Of the cells' times in tenths of a second."""
+    rows = [(_cell(row), row) for row in rows_of(folder / "faults/cells.csv")]
     detected = [(cell, float(row["s to detection"])) for cell, row in rows if row["s to detection"]]
     recovered = [(cell, float(row["s to the next step"])) for cell, row in rows if row["s to the next step"]]
     cut_off, start = "a host cut off", ("import", "build", "load", "first step")

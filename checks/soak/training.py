@@ -3,9 +3,9 @@
     python -m checks.soak.training same   [--kills 40] [--seed 0] [--minutes 30]
     python -m checks.soak.training change [--kills 40] [--seed 0] [--minutes 30]
 
-A small T5 is trained by `launch local` on real text, with dropout and accumulation. SIGKILL hits a rank, DeepSpeed's
-launcher or the supervisor: while they start, between steps, in the middle of a save. A run that ends
-is started again until it is finished.
+A small T5 is trained by `launch local` on real text, with dropout and accumulation. SIGKILL hits a rank or
+the supervisor: while they start, between steps, in the middle of a save. A run that ends is started again until it is
+finished.
 
 same: always on 2 ranks at ZeRO stage 2. Losses and parameters must be those of the undisturbed run, bit for bit.
 change: each start on 1, 2 or 4 ranks and at stage 1, 2 or 3; twice the disk fills up, twice a file of the latest
@@ -44,7 +44,7 @@ from tests.conftest import run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
 from tests.pretrain.runs import train_ranks
 
-VICTIMS = ("rank", "launcher", "supervisor")
+VICTIMS = ("rank", "supervisor")
 MOMENTS = ("start", "step", "save")
 ROWS, LANES = 16, 8
 _SECONDS_TO_START = 120.0
@@ -210,8 +210,7 @@ def _kill(victim: str, supervisor: subprocess.Popen[bytes], generator: random.Ra
         tree = psutil.Process(supervisor.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return False
-    marks = {"rank": "-m\0pretrain\0train", "launcher": "-m\0launch.deepspeed_launcher"}
-    found = [process for process in tree if victim in marks and marks[victim] in _command(process)]
+    found = [process for process in tree if victim == "rank" and "-m\0pretrain\0train" in _command(process)]
     found = [process for process in found if not _is_fork(process)]  # not the loader of a rank
     with contextlib.suppress(psutil.NoSuchProcess):
         (generator.choice(found) if found else psutil.Process(supervisor.pid)).send_signal(signal.SIGKILL)

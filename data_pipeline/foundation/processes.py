@@ -52,7 +52,7 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
     """Starts processes with `signals` blocked.
 
     A process that is started within the block inherits the mask, and so do its own children, until one of them unblocks
-    the signals. Installing a handler, as DeepSpeed's launcher does, does not unblock them.
+    the signals. Installing a handler does not unblock them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -110,11 +110,6 @@ class Process(subprocess.Popen[bytes]):
     def code(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         return self.poll()
-
-    @property
-    def session_alive(self) -> bool:
-        """Whether it, or anything that it has started, still runs."""
-        return bool(_members({self.pid}))
 
     def read(self) -> bytes:
         """What has been written to its kept output since the last call."""

@@ -46,10 +46,8 @@ def train_command(
     from pretrain.train import run as training
 
     code = training.train(settings, stop_at_step, fresh)
-    # the supervisor reads RUN/status.json; the deepspeed launcher would take any other code for a crash
     if rank_logs.supervised():
         heartbeat.tell(rank_environment().rank, "done")
-        code = 0
     raise typer.Exit(code)
 
 

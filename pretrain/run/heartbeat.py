@@ -8,7 +8,7 @@ wait for has the fewest marks. All times are of the machine's monotonic clock.
 
 Messages are files next to the heartbeat, written atomically. The first message of a kind wins, and its mtime is the
 time of the event. `rank-3.failed` has the error. `rank-3.faulty` has the number of a rank whose arithmetic was wrong.
-`rank-3.hung` and `rank-3.done` are empty. `launch.rank_wrapper` adds `rank-3.started` and `rank-3.ended`.
+`rank-3.hung` and `rank-3.done` are empty.
 """
 
 import contextlib
@@ -63,11 +63,12 @@ class Heartbeat:
 
 
 class Message(NamedTuple):
-    """A message of rank `rank` or of its wrapper: `kind` is the suffix of the file, `text` its content."""
+    """A message of a rank. `kind`: the suffix of the file. `text`: its content. `when`: its time in ns since 1970."""
 
     rank: int
     kind: str
     text: str
+    when: int
 
 
 def shown(rank: int) -> Signs:
@@ -130,8 +131,8 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
             if file.name not in known:
                 known.add(file.name)
                 rank, kind = file.name.removeprefix("rank-").split(".")
-                found.append((file.stat().st_mtime_ns, Message(int(rank), kind, file.read_text())))
-    return [message for _, message in sorted(found, key=lambda one: (one[0], one[1].kind == "ended"))]
+                found.append(Message(int(rank), kind, file.read_text(), file.stat().st_mtime_ns))
+    return sorted(found, key=lambda one: one.when)
 
 
 def _words(error: BaseException) -> str:

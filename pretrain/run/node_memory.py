@@ -53,10 +53,10 @@ def given() -> Path | None:
     return Path(directory) if directory else None
 
 
-def for_ranks(run: Path | None) -> Path:
+def for_ranks(run: Path) -> Path:
     """A new directory for what only the ranks of one attempt need. Removes those that dead supervisors have left."""
-    node = path(run) if run else None
-    if run is not None and node is not None:
+    node = path(run)
+    if node is not None:
         with contextlib.suppress(OSError):
             while is_private(node):  # else somebody has just made it
                 with contextlib.suppress(FileExistsError):

@@ -15,14 +15,14 @@ from checks.faults.verdicts import Outcome, Verdict, finished, first_line, summa
 
 SEED, ALL = 1, range(200)
 CHOSEN = {
-    0: "continues with one rank",
-    13: "a torn file",
-    51: "a checkpoint in memory that isn't read",
-    85: "stops and is killed by its watchdog, right after a resume",
-    113: "MLflow",
+    71: "continues with one rank",
+    21: "a torn file",
+    160: "a checkpoint in memory that isn't read",
+    748: "stops and is killed by its watchdog, right after a resume",
+    136: "MLflow",
     -2: "a step that the next attempt resumes from is in the log",
 }
-LONG = (85, 113)  # with `make soak`
+LONG = (748, 136)  # with `make soak`
 CELL = Cell(7, "SIGKILL", "step", rank=1, step=9)
 ROWS = {step: [f"row {step}"] for step in range(STEPS)}
 

@@ -1,6 +1,6 @@
 """What the ranks of a run do to themselves at a step, so that no test depends on when it looks at them.
 
-A test sets `environment(…)`, which launchers hand on. Every rank then also waits, before a step, until its checkpoint
+A test sets `environment(…)`, which agents hand on. Every rank then also waits, before a step, until its checkpoint
 in memory of the step before is stored: one that falls due earlier is left to a later step.
 """
 
@@ -37,7 +37,7 @@ class Planned:
 
 
 def environment(*planned: Planned) -> dict[str, str]:
-    """The variables that have the ranks below a launcher do what is planned."""
+    """The variables that have ranks do what is planned."""
     search = [str(_HERE / "planned_steps"), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     return {"STEPS": json.dumps([asdict(one) for one in planned]), "PYTHONPATH": os.pathsep.join(filter(None, search))}
 

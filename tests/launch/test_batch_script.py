@@ -12,7 +12,7 @@ from data_pipeline.foundation import packages
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.slurm import ClusterConfig, Job, batch_script
-from launch.slurm_head import HeadJob, overrides_of_copies, stage
+from launch.slurm_head import HeadJob, head, overrides_of_copies, stage
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.run.slurm import cpus_per_node, rank_environment, tasks_per_node
@@ -117,6 +117,37 @@ def test_the_heads_command_says_what_the_job_is(small_corpus, tmp_path):
         *("--ranks-per-node 8", "--min-nodes 3", "--srun --mpi=pmix"),
         *("--container 'apptainer exec '\"'\"'my image.sif'\"'\"''", "--requeue", '"$copy"'),
     ]
+    _, _, command = batch_script(job(path, launcher="deepspeed"), "t5", tmp_path).partition("\nexec ")
+    assert "--launcher deepspeed" in command
+
+
+SCONTROL = """#!/bin/sh
+case $2 in hostnames) echo n1; echo n2 ;; *) echo NodeAddr=10.0.0.1 ;; esac
+"""
+SRUN = """#!/bin/sh
+echo "$@" > {folder}/asked
+kill -USR1 $PPID
+until [ -e {folder}/run/stop ]; do sleep 0.05; done
+exit 75
+"""
+
+
+def test_slurms_warning_stops_the_ranks_that_deepspeeds_launcher_has_started(small_corpus, tmp_path, monkeypatch):
+    """In place of srun, a script that shows how it was called: `test_slurm` has a real one."""
+    path = run_file(tmp_path, small_corpus)
+    for name, script in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(script.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert head(HeadJob(path, per_node=2, is_run=True, launcher="deepspeed", container=["in-it"])) == 75
+    assert path.with_suffix(".hosts").read_text() == "n1 slots=2\nn2 slots=2\n"
+    asked = (tmp_path / "asked").read_text()
+    once_a_node = "--ntasks-per-node=1 --ntasks=2 --overlap --cpu-bind=none in-it sh -c "
+    meeting = "--no_ssh --master_addr=10.0.0.1 --master_port=24711 "
+    assert [words in asked for words in (once_a_node, '--node_rank "$SLURM_NODEID"', meeting)] == [True] * 3
+    assert asked.endswith(f" -u -m pretrain train {path}\n")
 
 
 def test_a_chain_waits_for_its_own_jobs_alone(small_corpus, tmp_path, monkeypatch):

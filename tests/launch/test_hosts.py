@@ -126,7 +126,6 @@ def test_the_remote_shell_sees_one_word_for_each(monkeypatch, tmp_path):
 
 
 def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
-    """DeepSpeed's launcher would drop both, and all but five prefixes with them."""
     here = {"HOME": "/home/me", "SLURM_JOB_ID": "3", "RANK": "0"}
     given = {"HF_TOKEN": "secret", "OMP_NUM_THREADS": "4"}
     for name, value in (here | given).items():

@@ -29,9 +29,6 @@ def test_the_launcher_works_without_torch_and_ray(small_corpus, tmp_path, monkey
     without(monkeypatch, "ray", "deepspeed")
     done = run("launch", "init", "mine", "--text", str(HOOKS.parent / "checks/*.py"), "--format", "text", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    without(monkeypatch, "torch")
-    node = subprocess.run([sys.executable, "-m", "launch.deepspeed_launcher", "--help"], capture_output=True, text=True)
-    assert (node.returncode, "--node_rank" in node.stdout) == (0, True), node.stderr
 
 
 SLOW = ("numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "torch", "ray", "mlflow", "deepspeed", "psutil")

@@ -109,7 +109,7 @@ def test_a_build_on_two_nodes_gives_the_same_bytes_though_ray_ends_on_each(
 def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     cluster, small_corpus, undisturbed, tmp_path, monkeypatch
 ):
-    """Under the deepspeed launcher. It ends with the losses of the undisturbed run, to the bit."""
+    """It ends with the losses of the undisturbed run, to the bit."""
     first, second = tmp_path / "first", tmp_path / "second"
     planned = environment(Planned(0, 4, "hold", str(first)), Planned(0, 12, "hold", str(second), attempt=2))
     for name, value in planned.items():
@@ -127,3 +127,16 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     assert losses(path) == undisturbed
     assert status.read(tmp_path / "run").state == "finished"
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0003").glob("*.exit")] == ["0\n"] * 2
+
+
+@pytest.mark.slow
+def test_a_job_whose_ranks_deepspeeds_launcher_starts_has_the_same_losses(cluster, small_corpus, undisturbed, tmp_path):
+    """It stops with exit code 75 on the way."""
+    path = a_run(tmp_path, small_corpus)
+    for options, state in ((["--stop-at-step", "50"], "FAILED"), ([], "COMPLETED")):
+        (job,) = submitted(path, "--launcher", "deepspeed", *options, interface="lo")
+        assert cluster.until(job, "COMPLETED", "FAILED") == state, said(tmp_path, job)
+        if options:
+            assert "ExitCode=75:0" in cluster.run("scontrol", "show", "job", job)
+    assert losses(path) == undisturbed
+    assert not (tmp_path / "run/logs").exists()

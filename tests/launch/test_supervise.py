@@ -1,4 +1,4 @@
-"""The supervisor with a launcher and ranks of a few lines of shell: real processes and signals, without PyTorch."""
+"""The supervisor with ranks of a few lines of shell: real processes and signals, without PyTorch."""
 
 import errno
 import os
@@ -17,8 +17,8 @@ from data_pipeline.foundation.atomic import write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.processes import STOP_SIGNALS
-from launch import attempts, deepspeed_launcher
-from launch.agent import RankProcesses
+from launch import attempts
+from launch.agent import Ranks
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Attempts, Ended, Run
 from launch.head import StopRequests, result, wrapped
@@ -28,7 +28,7 @@ from launch.slurm_head import _run_before
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, rank_logs, restarts
 from tests.launch import shell_ranks
-from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, launcher_of, supervise, supervised, told
+from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, supervise, supervised, told
 from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.processes import runs
@@ -81,8 +81,8 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
     below: list[psutil.Process] = []
     while not (tmp_path / "ready").exists():
         time.sleep(0.05)
-    # the launcher, two wrappers, two ranks, a worker; what touched the file may not be gone yet
-    while len(below) != 6 or psutil.STATUS_STOPPED not in [one.status() for one in below]:
+    # two ranks, a worker; what touched the file may not be gone yet
+    while len(below) != 3 or psutil.STATUS_STOPPED not in [one.status() for one in below]:
         time.sleep(0.05)
         below = tree.children(recursive=True)
     process.kill()
@@ -92,10 +92,9 @@ def test_no_process_outlives_a_killed_supervisor(tmp_path):
 
 
 def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
-    """Signals stay blocked until `catch` unblocks them. A shell above the rank would unblock them at once; dash
-    does."""
+    """Signals stay blocked until `catch` unblocks them."""
     command = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
-    supervise(launcher_of(command), tmp_path, 1)
+    supervise(command, tmp_path, 1)
     blocked = {int(number) for number in (tmp_path / "logs/attempt-0001/rank-00000.log").read_text().split()}
     assert blocked == set(STOP_SIGNALS)
 
@@ -151,17 +150,11 @@ WRONG = f"echo rank 1 computes wrong; {FAULTY}; {FAILED}; exit 1"
         (f"{RESET}; {REPORTED}; {OVER[1]}; exit 1", f"{once('reported')}; echo last words; exit 0", LEFT),
     ],
 )
-def test_the_rank_that_failed_is_named_and_the_launchers_words_are_kept_off_the_terminal(
-    tmp_path, capfd, first, second, said
-):
+def test_the_rank_that_failed_is_named(tmp_path, capfd, first, second, said):
     capfd.readouterr()
-    words = "Killing subprocess\n['sh'] exits with return code = 3"
-    assert supervised(tmp_path, first, second, words=words) == 1
-    out, err = capfd.readouterr()
+    assert supervised(tmp_path, first, second) == 1
     log = tmp_path / "logs/attempt-0001/rank-00001.log"
-    assert err.startswith(said.format(log=log))
-    assert "return code" not in out + err
-    assert log.with_name("launcher.log").read_text() == f"{words}\n"
+    assert capfd.readouterr().err.startswith(said.format(log=log))
     if "SEGV" in second:
         assert log.with_suffix(".exit").read_text() == "139\n"  # as shells count
 
@@ -181,17 +174,35 @@ def test_a_rank_that_stops_before_the_others_is_no_failure(tmp_path):
     assert supervised(tmp_path, saves, "exit 75", another_follows=True) == 75
 
 
-def test_a_rank_was_silent_though_it_wakes_before_the_end(tmp_path, monkeypatch):
-    """DeepSpeed's launcher signals the others when one has ended, which interrupts native code that hangs."""
+def test_of_ranks_that_end_while_the_agent_is_busy_the_first_is_known(tmp_path):
+    """Rank 1 is killed, then rank 0 aborts because of it; both have ended when the agent looks."""
+    shown = f"echo $$ > {tmp_path}/new-$RANK; mv {tmp_path}/new-$RANK {tmp_path}/$RANK"
+    first = (
+        f"until [ -e {tmp_path}/1 ]; do sleep 0.02; done; while [ -e /proc/$(cat {tmp_path}/1) ]; do sleep 0.02; done"
+    )
+    command = ["sh", "-c", f"{shown}; [ $RANK = 0 ] || kill -KILL $$; {first}; kill -ABRT $$"]
+    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ, tmp_path)
+    told: list[Event] = []
+    try:
+        while not (tmp_path / "0").exists() or runs(int((tmp_path / "0").read_text())):
+            time.sleep(0.05)
+        while len(told) < 2:
+            told += ranks.events()
+    finally:
+        ranks.end()
+    assert [(event.kind, event.number, event.code) for event in told] == [("ended", 1, -9), ("ended", 0, -6)]
+
+
+def test_of_ranks_that_hang_the_one_that_the_others_wait_for_is_known_by_how_they_stood(tmp_path, monkeypatch):
+    """Later, one that has told of it has ended, and is silent; one that hung in native code may have continued."""
     read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
     monkeypatch.setattr(heartbeat, "read", lambda directory: dict(read))
-    launcher = launcher_of(*[["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]] * 2)
-    supervised = {**os.environ, rank_logs.SUPERVISED: str(tmp_path)}
-    ranks = RankProcesses(Start(launcher, {}, ranks=2), supervised, tmp_path / "log")
+    command = ["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]
+    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ, tmp_path)
     try:
         while not any(event.kind == "hung" for event in ranks.events()):
             time.sleep(0.05)
-        read[1] = read[0]  # it wakes
+        read[0], read[1] = heartbeat.Heartbeat(9, 9, 60.0, 60.0, 9.0), heartbeat.Heartbeat(9, 10, 0.1, 0.1, 9.0)
     finally:
         heartbeats = ranks.end()
     attempt = Attempt(tmp_path, "aa", [Event("hung", 0)], heartbeats=heartbeats)
@@ -215,8 +226,8 @@ with watchdog.watching(int(os.environ["RANK"]), None, 3600):
 
 def test_that_all_ranks_are_stopped_is_noticed(tmp_path, capfd):
     """None of them can say so."""
-    launcher = launcher_of(*[[sys.executable, "-c", ALL_STOP]] * 2)
-    assert supervise(launcher, tmp_path, 2, dead_rank_seconds=0.1, hang_seconds=0.5) == 1
+    command = [sys.executable, "-c", ALL_STOP]
+    assert supervise(command, tmp_path, 2, dead_rank_seconds=0.1, hang_seconds=0.5) == 1
     assert " makes no progress, and its process is stopped (SIGSTOP)" in capfd.readouterr().err
 
 
@@ -227,11 +238,10 @@ def test_the_cause_of_a_failure_is_shown_before_what_rank_0_says_because_of_it(t
     assert [line.split(";")[0] for line in lines] == ["rank 1 ended with exit code 3", "Traceback of a consequence"]
 
 
-def test_a_launcher_that_starts_no_rank_is_quoted(tmp_path, capfd):
-    command = ["sh", "-c", "echo no hostfile; exit 1"]
-    assert supervise(command, tmp_path, ranks=2, dead_rank_seconds=1) == 1
-    logs = tmp_path / "logs/attempt-0001"
-    assert capfd.readouterr().err == f"the launcher ended before its ranks; their logs: {logs}\n  no hostfile\n"
+def test_a_rank_that_cannot_be_started_is_named_with_the_reason(tmp_path, capfd):
+    assert supervise([f"{tmp_path}/python"], tmp_path, ranks=1) == 1
+    log, missing = tmp_path / "logs/attempt-0001/rank-00000.log", f"{tmp_path}/python: No such file or directory"
+    assert capfd.readouterr().err == f"rank 0 ended with exit code 127: {missing}; its log: {log}\n"
 
 
 def test_on_a_full_disk_it_is_the_disk_that_is_named_with_the_rank(tmp_path):
@@ -318,29 +328,18 @@ def test_an_agent_is_understood_whatever_its_login_prints(monkeypatch):
             told: list[Event] = []
             while not told:
                 told += one.events()
-            assert told == [Event("launcher ended", 5, 3, ["secret"])]
+            assert told == [Event("program ended", 5, 3, ["secret"])]
 
 
 def test_a_node_that_does_not_see_the_run_directory_says_so(tmp_path, monkeypatch):
     """It answers while it waits for it: else it would count as lost."""
     with AgentPool(["here"], Access()) as pool:
         (here,) = pool.agents
-        here.start(Start([], {}, ranks=1, logs=str(tmp_path / "attempt-0001")))
+        here.start(Start([], {}, ranks=[0], logs=str(tmp_path / "attempt-0001")))
         assert here.events() == []
         monkeypatch.setattr("launch.agent._SECONDS_TO_SEE_THE_LOGS", 0.0)
         (refused,) = here.events()
         assert (refused.kind, "it must be on a file system of all nodes" in refused.lines[0]) == ("refused", True)
-
-
-def test_deepspeeds_launcher_leaves_the_chosen_gpus_to_its_ranks():
-    """It gives them RANK and the like; by itself it would also give them GPUs 0 and 1."""
-    shown = "echo $RANK $LOCAL_RANK $LOCAL_SIZE $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $CUDA_VISIBLE_DEVICES"
-    chosen = {**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-8932f937,5"}
-    launcher = deepspeed_launcher.command({"a": 2, "b": 2}, 1, "10.0.0.1", 29)
-    done = subprocess.run([*launcher, "sh", "-c", shown], env=chosen, capture_output=True, text=True)
-    assert sorted(done.stdout.splitlines()) == [
-        f"{2 + local} {local} 2 4 10.0.0.1 29 GPU-8932f937,5" for local in range(2)
-    ], done.stderr
 
 
 # What follows an attempt
@@ -382,12 +381,9 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     assert ranks == [("abc".index(node), node) for node in found]
 
 
-def test_a_killed_launcher_and_a_full_disk_are_recorded_as_what_they_are(tmp_path, monkeypatch):
+def test_a_full_disk_is_recorded_as_one(tmp_path, monkeypatch):
     logs = tmp_path / "logs/attempt-0001"
     logs.mkdir(parents=True)
-    attempt = Attempt(logs, "ab", [Event("launcher ended", 0, -9)])
-    recorded = record(attempt, 1, tmp_path)
-    assert (recorded.killed, recorded.cause) == (True, "DeepSpeed's launcher was killed by SIGKILL")
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # a quota is like a full disk
         monkeypatch.setattr("pretrain.run.rank_logs.refusal", lambda logs, number=number: os.strerror(number))
         recorded = record(Attempt(logs, "ab", [Event("ended", 0, 1)]), 1, tmp_path)

@@ -1,6 +1,6 @@
 """Runs that are signalled, killed, stopped or hang: real ranks.
 
-Some tests go through DeepSpeed's launcher, whose ranks take seconds to start; all others fork their ranks. What a
+Some tests go through `launch`, whose ranks take seconds to start; all others fork their ranks. What a
 supervisor makes of ranks that crash or hang is in `test_supervise`.
 """
 
@@ -29,9 +29,11 @@ from tests.in_process import run_here
 from tests.launch.conftest import a_run
 from tests.launch.started import Started
 from tests.launch.steps import Planned
+from tests.ports import free_port
 from tests.pretrain.forked import Forked, forked_ranks, run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, steps_taken, train_ranks
+from tests.processes import processes_with
 
 
 @pytest.fixture
@@ -53,6 +55,12 @@ def launched(path: Path, *overrides: str) -> Iterator[Started]:
         yield one
 
 
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    with contextlib.suppress(psutil.Error):
+        return process.environ()
+    return {}
+
+
 def is_whole(folder: Path) -> None:
     """Asserts that the latest checkpoint matches its index and is that of the last logged step."""
     checkpoint = newest(folder / "run")
@@ -62,7 +70,7 @@ def is_whole(folder: Path) -> None:
     assert index.step == max(losses(folder / "run.yaml"))
 
 
-# ---- through DeepSpeed's launcher
+# ---- through `launch`
 
 
 def test_a_run_saves_and_stops_with_75(small_corpus, folder):
@@ -76,6 +84,7 @@ def test_a_run_saves_and_stops_with_75(small_corpus, folder):
         assert one.end() == 75, one.stderr
     assert (folder / "run.old-1/metrics.jsonl").read_text() == "of an earlier run"
     assert "stopped on request" in one.stdout
+    assert [file.read_text() for file in (folder / "run/logs/attempt-0001").glob("*.exit")] == ["75\n"] * 2
     assert one.stderr.splitlines()[-1] == "--fresh begins another run; to resume this one, leave it out"
     assert [(one.outcome, one.cause, one.error) for one in restarts.read(folder / "run")] == [("stopped", "", "")]
     assert not (folder / "run/stop").exists()
@@ -84,8 +93,8 @@ def test_a_run_saves_and_stops_with_75(small_corpus, folder):
 
 @pytest.mark.slow
 def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folder):
-    """A scheduler's warning would otherwise end DeepSpeed's launcher, or make it kill the ranks, and end the loader's
-    workers. While the run trains, no other may train in its directory."""
+    """A scheduler's warning would otherwise end the loader's workers. While the run trains, no other may train in its
+    directory."""
     path = endless(folder, small_corpus, checkpoint={"every_steps": 1, "keep_last": 2})
     assert train_ranks(path, 2, stop=3) == [75, 75]
     stopped = max(losses(path))
@@ -97,11 +106,9 @@ def test_a_warning_to_all_processes_stops_a_run_that_goes_on(small_corpus, folde
             assert psutil.Process(int(process)).environ()["RANK"] == "0"
             assert rest == f"on {socket.gethostname()} is already training here\n"
         assert not (folder / "run/logs/attempt-0003").exists()
-        (launcher,) = (other for other in one.others() if "launch.deepspeed_launcher" in other.cmdline())
         for process in [one.process, *one.others()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGUSR1)
-        launcher.send_signal(signal.SIGTERM)
         assert one.end() == 75, one.stderr
     is_whole(folder)
     attempts = {row.step: row.attempt for row in read_metrics(folder / "run") if "train/loss" in row.metrics}
@@ -134,6 +141,23 @@ def test_a_run_goes_on_by_itself_with_the_same_losses_and_loses_a_step_or_two(sm
     assert "starting attempt 4 (faults.max_restarts)\n" in one.stderr
 
 
+@pytest.mark.slow
+def test_deepspeeds_launcher_by_hand_gives_ranks_the_same_places_and_losses(small_corpus, undisturbed, folder):
+    """The places of ranks under `launch` are in `test_failures`."""
+    path, port = a_run(folder, small_corpus), str(free_port())
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+    def places() -> set[str]:
+        ranks = processes_with(RUN_UNDER_TEST=str(folder), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        return {" ".join(found.get(name, "") for name in names) for found in map(environment_of, ranks)} - {" " * 5}
+
+    command = ("deepspeed", "--num_gpus", "2", "--master_port", port, "--module", "pretrain", "train", path)
+    with Started(folder, *command) as one:
+        one.until(lambda: places() == {"0 2 0 2 0 1", "1 2 1 2 0 1"})
+        assert one.end() == 0, one.stderr
+    assert losses(path) == undisturbed
+
+
 # ---- ranks and commands that are forked
 
 
@@ -156,7 +180,7 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
     path, logs = endless(folder, small_corpus), rank_logs.new_directory(folder / "run")
     assert on_ranks(2, fail_on_rank_1, path, logs, joined=False) == [1, 1]
     told = heartbeat.messages(logs, set())
-    assert told[0] == (1, "failed", "ValueError: on purpose")
+    assert told[0][:3] == (1, "failed", "ValueError: on purpose")
     assert [one.rank for one in told] == [1, 0]
 
 

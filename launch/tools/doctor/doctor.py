@@ -159,7 +159,7 @@ def _run(programs: list[Program]) -> dict[int, list[Finding]]:
         program.agent.start(Start(_PROGRAM, program.environment, number))
     while running:
         for event in [event for agent in agents for event in agent.events()]:
-            if event.kind == "launcher ended" and event.number in running:
+            if event.kind == "program ended" and event.number in running:
                 program = running.pop(event.number)
                 answers[event.number] = program.check.findings(program.rank, event.code, event.lines)
         for number, program in list(running.items()):
