@@ -15,20 +15,10 @@ from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tools.fetch import fetch_app
 
-with imported_at_first_use():  # NumPy, PyArrow and pydantic take 0.8 s and 105 MB
-    from rich import console, markdown
-
-    from data_pipeline import config as configs
-    from data_pipeline import corpus as corpora
-    from data_pipeline import pipeline, report
-    from data_pipeline.corpus import verify
-    from data_pipeline.foundation import config_file, open_store
-    from data_pipeline.loading import reader
-    from data_pipeline.tools import differences, finished_build, planning, publish, trace
-    from data_pipeline.tools import report as pages
+# A command imports what it runs, since --help and a mistyped option need none of it: NumPy, PyArrow and pydantic take
+# 0.8 s and 105 MB.
 
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
@@ -90,6 +80,9 @@ def verify_command(
     location: Built,
 ) -> None:
     """Check every checksum and count; name the damaged files."""
+    from data_pipeline import corpus as corpora
+    from data_pipeline.corpus import verify
+
     corpus = corpora.open_corpus(location)
     if problems := verify.verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
@@ -114,6 +107,9 @@ def publish_command(
     connections: Annotated[int, typer.Option(min=1, help="Files that are sent at the same time.")] = 4,
 ) -> None:
     """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
+    from data_pipeline import corpus as corpora
+    from data_pipeline.tools import publish
+
     done = publish.publish(corpora.open_corpus(directory), url, documents, connections)
     sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
     present = f"{done.present:,} there already ({done.present_bytes:,} bytes)"
@@ -123,6 +119,11 @@ def publish_command(
 @app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")
 def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Show what came in, what each rule dropped and how fast each finished stage was."""
+    from rich import console, markdown
+
+    from data_pipeline import report
+    from data_pipeline.tools import report as pages
+
     found = report.read(directory)
     if as_json:
         print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
@@ -137,6 +138,11 @@ def show(
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
+    from data_pipeline import corpus as corpora
+    from data_pipeline.foundation import open_store
+    from data_pipeline.loading import reader
+    from data_pipeline.tools import finished_build
+
     corpus = corpora.open_corpus(location)
     if split not in corpus.manifest.splits:
         raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest.splits)}, not {split!r}")
@@ -163,6 +169,11 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
 ) -> None:
     """Forecast the time, memory and disk of a build, before it starts."""
+    from data_pipeline import config as configs
+    from data_pipeline import report
+    from data_pipeline.foundation import config_file
+    from data_pipeline.tools import planning
+
     with progress.activity_shown("reading the corpus file"):
         settings = config_file.load(config, overrides or [], configs.CorpusConfig)
         if speeds is None:
@@ -185,6 +196,8 @@ def trace_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
 ) -> None:
     """Tell what became of a document, and by which rule. Its input is read again."""
+    from data_pipeline.tools import finished_build, trace
+
     with failing_in_one_line(Path(location), _REPAIR):
         found = trace.trace(finished_build.open_build(location), name)
     if as_json:
@@ -201,6 +214,8 @@ def diff_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
+    from data_pipeline.tools import differences, finished_build
+
     with failing_in_one_line(Path(a), _REPAIR):
         found = differences.summary(finished_build.open_build(a), finished_build.open_build(b), limit)
     print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
@@ -208,6 +223,11 @@ def diff_command(
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> str:
     """Builds up to the stage `until` and prints a summary. Returns the corpus's path or URL."""
+    from data_pipeline import config as configs
+    from data_pipeline import pipeline, report
+    from data_pipeline.foundation import config_file, open_store
+    from data_pipeline.tools import report as pages
+
     started = time.monotonic()
     config = config_file.load(path, overrides or [], configs.CorpusConfig)
     print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)

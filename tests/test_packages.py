@@ -1,7 +1,6 @@
 """The layers of the code: no import leads back up between packages, subpackages or modules."""
 
 import ast
-import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -108,31 +107,6 @@ def test_packages_and_the_lowest_subpackage_import_nothing_from_above(graph):
         assert [other for other in others if other.split(".")[0] in above] == [], module
         if subpackage(module) == "data_pipeline.foundation":
             assert {subpackage(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
-
-
-def is_module(name: str) -> bool:
-    """Whether an installed package has the module, which isn't imported."""
-    package, *below = name.split(".")
-    spec = importlib.util.find_spec(package)
-    path = Path(str(spec and spec.origin)).parent.joinpath(*below)
-    return not below or path.is_dir() or path.with_suffix(".py").exists()
-
-
-def test_only_modules_are_imported_at_first_use():
-    """A name of a module would be taken for a module, which fails where it is used."""
-    known, blocks = modules(), 0
-    for module, path in known.items():
-        for block in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.With)):
-            if ast.unparse(block.items[0]) != "imported_at_first_use()":
-                continue
-            blocks += 1
-            for statement in block.body:
-                assert isinstance(statement, IMPORTS), f"{module}: {ast.unparse(statement)}"
-                package = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
-                for name in (package + alias.name for alias in statement.names):
-                    assert name in known or is_module(name), f"{module}: {name} is no module"
-                    assert package or "." not in name, f"{module}: write `from package import module` for {name}"
-    assert blocks > 5
 
 
 UNPICKLING = re.compile(r"\b(all_gather_object|(broadcast|scatter)_object_list|(gather|send|recv)_object\w*)\b")

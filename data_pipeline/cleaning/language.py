@@ -15,12 +15,8 @@ import pycld2
 from pydantic import Field, model_validator
 
 from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.text.document import Tally
 from data_pipeline.text.languages import shortest_tag
-
-with imported_at_first_use():
-    import langdetect  # 120 ms, and few configs use it
 
 
 class LanguageConfig(Section):
@@ -111,6 +107,8 @@ def keep_language(
 
 def _langdetect() -> Detector:
     """langdetect (Nakatani 2010) with seed 0, as TFDS `c4_utils` uses it."""
+    import langdetect  # 120 ms, and few configs use it
+
     langdetect.DetectorFactory.seed = 0  # each text is sampled with its own generator
 
     def detect(text: str) -> Detection | None:

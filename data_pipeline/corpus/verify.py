@@ -13,9 +13,9 @@ from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
 from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, ShardEntry
 from data_pipeline.corpus.lineage import DocumentsEntry
 from data_pipeline.execution import workers
+from data_pipeline.execution.attempt import better_tried_elsewhere
 from data_pipeline.execution.checking import read_all
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.execution.dispatch import better_tried_elsewhere
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import NodeUnfit, one_line

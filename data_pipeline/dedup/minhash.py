@@ -17,15 +17,10 @@ from data_pipeline.dedup.step import Step
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.processes import available_memory
 from data_pipeline.foundation.safetensors_file import write_arrays
 from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
-
-with imported_at_first_use():  # 180 ms and 27 MB, for near-duplicates alone
-    from scipy import sparse
-    from scipy.sparse import csgraph
 
 _SEED = 1
 _MOST_VALUES = 1 << 14  # of a signature, 146 times FineWeb's 112: each is computed for every element of a set
@@ -130,6 +125,9 @@ class Clusters:
         return self._forest[:, 0], self._forest[:, 1]
 
     def _settle(self) -> None:
+        from scipy import sparse  # 180 ms and 27 MB, for near-duplicates alone
+        from scipy.sparse import csgraph
+
         pairs = np.concatenate([self._forest, *self._pending])
         self._forest, self._pending, self._waiting = pairs[:0], [], 0
         documents = np.unique(pairs)

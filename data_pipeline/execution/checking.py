@@ -7,8 +7,8 @@ from itertools import accumulate, chain
 from typing import TypeVar
 
 from data_pipeline.execution import workers
+from data_pipeline.execution.attempt import Failed, Needs, better_tried_elsewhere
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.execution.dispatch import Failed, Needs, better_tried_elsewhere
 from data_pipeline.execution.records import Records
 from data_pipeline.execution.work_units import Finished, Output, Result
 from data_pipeline.foundation.errors import FailedError, UserError, may_be_of_node, one_line

@@ -1,11 +1,9 @@
 """Hands units to the workers of a Ray cluster, takes what they return, and tries again what failed or was lost."""
 
 import contextlib
-import os
 import queue
 import re
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,45 +11,22 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from data_pipeline.execution.nodes import Nodes
-from data_pipeline.foundation import progress
-from data_pipeline.foundation.errors import FailedError, NodeUnfit, UserError, WorkerDied, may_be_of_node, one_line
-from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from data_pipeline.foundation.progress import Activity
+import ray
 
-with imported_at_first_use():  # Ray takes 640 ms and 48 MB, and small builds do without
-    import ray
+from data_pipeline.execution.attempt import SECONDS_TO_ANSWER, Failed, Needs, attempt
+from data_pipeline.execution.nodes import Nodes
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, WorkerDied, one_line
+from data_pipeline.foundation.formatting import human_size
+from data_pipeline.foundation.progress import Activity
 
 _RETRIES = 2  # of a unit whose worker was lost, before it gets the memory of a whole node
 _AT_ONCE = 500  # units that are submitted before it is asked which have ended
 _AHEAD = 64  # units that Ray holds beyond those at work, or a tenth of these; at most three for each worker
 _SECONDS_BETWEEN_LOOKS = 1.0  # at the nodes, and at what the workers report
 _SECONDS_TO_BEGIN = 600.0  # for a unit that needs a node's whole memory
-_SECONDS_TO_ANSWER = 10.0
 _WORKER_BYTES = 300_000_000  # of a worker without a unit's own data: Python, NumPy, Arrow, a language identifier
 _NODE_OF_OOM = re.compile(r"IP: ([^,\s]+)")
 Given = TypeVar("Given")
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A unit that could not be done. `of_node`: another node may be able to."""
-
-    name: str
-    error: UserError
-    of_node: bool = False
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a unit takes of a node, or what a node has: memory in bytes, and CPUs."""
-
-    memory: int = 0
-    cpus: int = 1
-
-    def fits(self, node: "Needs") -> bool:
-        return self.memory <= node.memory and self.cpus <= node.cpus
 
 
 class _Answer(NamedTuple):
@@ -66,7 +41,7 @@ class _Answer(NamedTuple):
 class _Task:
     """A unit that Ray has. `attempt`: how many workers it has lost; the last one is `alone` on its node."""
 
-    ref: "ray.ObjectRef"
+    ref: ray.ObjectRef
     needs: Needs
     avoided: frozenset[str]
     attempt: int
@@ -238,7 +213,7 @@ class Dispatch(Generic[Given]):
         if not task.attempt:  # the first attempt confirms nothing
             return "", ""
         with contextlib.suppress(ray.exceptions.RayError):
-            reports = ray.get(self._board.by_unit.remote(), timeout=_SECONDS_TO_ANSWER)
+            reports = ray.get(self._board.by_unit.remote(), timeout=SECONDS_TO_ANSWER)
             node, activity = reports.get(name, ("", Activity(name)))
             return (node, activity.doing) if activity.attempt == task.attempt else ("", "")
         return "", ""
@@ -307,17 +282,6 @@ def _losses() -> tuple[type[Exception], ...]:
     return found.WorkerCrashedError, found.NodeDiedError, found.OutOfMemoryError, found.ObjectLostError
 
 
-# In a worker
-
-_reporter: threading.Thread | None = None
-_others_may_try = False  # what this process fails to do
-
-
-def better_tried_elsewhere(error: Exception) -> bool:
-    """Whether `error` is to be raised, and not taken for a fault of the input: another node will try the unit."""
-    return _others_may_try and may_be_of_node(error)
-
-
 def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
     """What does a unit in a worker. A node that lacks this package, or a module of the unit, can unpickle it and answer
     what it lacks: all that it needs is Ray."""
@@ -335,21 +299,3 @@ def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, 
         return node, doing(work, unit, board, node, name, lost, others_may_try), ""
 
     return attempted
-
-
-def attempt(
-    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, lost: int, others_may_try: bool
-) -> Any:
-    """Does a unit, and reports to `board` what it does; at once if earlier workers were `lost`, which may happen
-    again."""
-    global _reporter, _others_may_try
-    _others_may_try, process = others_may_try, os.getpid()
-    if _reporter is None:
-        _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))
-
-    def confirm(activity: Activity) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(board.note.remote(node, process, activity), timeout=_SECONDS_TO_ANSWER)
-
-    with progress.working_on(name, lost, confirm if lost else None):
-        return function(given)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.execution import fitness, workers
+from data_pipeline.execution.attempt import Failed, Needs
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.execution.dispatch import Failed, Needs
 from data_pipeline.execution.records import Records
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files

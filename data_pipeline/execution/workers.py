@@ -2,25 +2,17 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeVar
 
+from data_pipeline.execution.attempt import Needs
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.execution.dispatch import Dispatch, Needs, cpus_of, rooms_of_nodes
 from data_pipeline.foundation import progress
-from data_pipeline.foundation.errors import FailedError, UserError, one_line
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
-from data_pipeline.foundation.progress import Activity, Board
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.progress import Activity
 from data_pipeline.foundation.store import Store
-
-with imported_at_first_use():  # Ray takes 640 ms and 48 MB, and small builds do without
-    import ray
-    from ray.util import metrics, scheduling_strategies
 
 # Settings of Ray, for the driver and for `ray start`. By itself it prints pages about every lost worker and raylet; our
 # own messages have what matters. By default it runs its workers at a low priority, and a build beside any other program
@@ -35,9 +27,7 @@ SETTINGS = {
 OBJECT_STORE_BYTES = 256 * 2**20  # only counts pass through it; workers get the rest of the memory
 
 Given = TypeVar("Given")
-_SECONDS_TO_CONNECT = 10.0
 _in_process = False  # whether units run in this process
-_board: tuple[str, str, Any] | None = None  # the node and the job of this driver; the actor to which workers report
 
 
 @contextlib.contextmanager
@@ -74,7 +64,9 @@ class Workers:
         another node than the first.
         """
         if not self.in_process:
-            yield from Dispatch(function, inputs, what, needs, _its_board(), self._reported).results()
+            from data_pipeline.execution import cluster  # as in `ready`
+
+            yield from cluster.each(function, inputs, what, needs, self._reported)
             return
         for name, given in inputs.items():
             with progress.working_on(name):
@@ -104,74 +96,26 @@ class Workers:
     def count(self, what: str, stage: str, number: int = 1) -> None:
         """Adds to one of Ray's metrics, `data_pipeline_…`, by stage. Does nothing without Ray."""
         if not self.in_process and number:
-            _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
+            from data_pipeline.execution import cluster  # as in `ready`
 
-
-@cache
-def _metric(what: str, job: str) -> "metrics.Counter":
-    return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
+            cluster.count(what, stage, number)
 
 
 def ready(config: RayConfig) -> Workers:
     """The workers; starts or joins a cluster if that is needed. Raises FailedError if it can't be used."""
     if _in_process:
         return Workers(1, True)
-    for name, value in SETTINGS.items():  # Ray reads them when it is imported: at its first use, below
+    for name, value in SETTINGS.items():  # Ray reads them when it is imported, below
         os.environ.setdefault(name, value)
-    if not ray.is_initialized():
-        if config.address is None:
-            _start(config)
-        else:
-            _join(config.address)
-    return Workers(cpus_of(room for _, room in rooms_of_nodes().values()), False)
+    from data_pipeline.execution import cluster  # Ray takes 640 ms and 48 MB, and small builds do without
+
+    return Workers(cluster.joined(config, OBJECT_STORE_BYTES), False)
 
 
 def check_dashboard(config: RayConfig) -> None:
     """Raises UserError if Ray's dashboard is asked for and can't be had."""
     if config.dashboard and importlib.util.find_spec("aiohttp_cors") is None:
         raise UserError('ray.dashboard: true, but its packages are not installed; pip install "ray[default]", or false')
-
-
-def _its_board() -> Any:
-    """The actor to which the workers of this driver report, on the driver's node."""
-    global _board
-    context = ray.get_runtime_context()
-    here = context.get_node_id(), context.get_job_id()
-    if _board is None or _board[:2] != here:
-        on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here[0], soft=True)
-        actor = ray.remote(num_cpus=0, max_restarts=-1)(Board)
-        _board = *here, actor.options(scheduling_strategy=on_this_node).remote()
-    return _board[2]
-
-
-def _start(config: RayConfig) -> None:
-    """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
-    check_dashboard(config)
-    try:
-        started = ray.init(
-            address="local",  # not a cluster that happens to run on this machine
-            num_cpus=config.num_cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=config.dashboard,
-            logging_level=logging.ERROR,
-        )
-    except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
-        raise FailedError(f"Ray doesn't start here: {one_line(error)}; run the command again") from None
-    if config.dashboard:
-        print(f"Ray's dashboard: http://{started.dashboard_url}", flush=True)
-
-
-def _join(address: str) -> None:
-    """Joins the cluster at `address`. Raises FailedError if it can't be reached."""
-    # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if port.isdigit():  # fails at once if nothing listens
-            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
-        ray.init(address=address, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,6 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
-
-with imported_at_first_use():
-    import pydantic_core  # 24 ms and 5 MB in each supervisor of ranks
 
 SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
@@ -156,6 +152,8 @@ def fingerprint(value: Any) -> str:
 
 
 def _fields(value: Any) -> Any:
+    import pydantic_core  # 24 ms and 5 MB in each supervisor of ranks
+
     return pydantic_core.to_jsonable_python(value)
 
 

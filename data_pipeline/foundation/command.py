@@ -17,10 +17,6 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.errors import STOPPED as STOPPED
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import is_utf8, masked, printable
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
-
-with imported_at_first_use():
-    from data_pipeline.foundation import packages  # its importlib.metadata takes 12 ms, for --version alone
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
 # Variables that are read as numbers, names and paths. CUDA_VISIBLE_DEVICES isn't among them: empty, it hides all GPUs.
@@ -75,6 +71,8 @@ def refuse_options(context: typer.Context, reason: str, *names: str) -> None:
 
 def _print_version(given: bool) -> None:
     if given:
+        from data_pipeline.foundation import packages  # its importlib.metadata takes 12 ms, for --version alone
+
         release, code = packages.package_version(), packages.code_version()
         print(f"{packages.PACKAGE} {release}" + (f" (commit {code})" if code != release else ""))
         raise typer.Exit

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.store import Store
-
-with imported_at_first_use():  # fsspec takes 60 ms
-    from data_pipeline.foundation import object_store
 
 
 def open_store(location: str | Path | Store) -> Store:
@@ -15,4 +11,8 @@ def open_store(location: str | Path | Store) -> Store:
     if isinstance(location, Store):
         return location
     path = str(location).removeprefix("file://")
-    return object_store.ObjectStore(path) if "://" in path else LocalStore(Path(path))
+    if "://" not in path:
+        return LocalStore(Path(path))
+    from data_pipeline.foundation.object_store import ObjectStore  # fsspec takes 60 ms, and agents need none of it
+
+    return ObjectStore(path)

@@ -11,11 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
-
-with imported_at_first_use():  # 150 ms and 9 MB, for a terminal alone
-    from rich import console, live, progress_bar, table, text
-
 Item = TypeVar("Item")
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_REPORTS = 10.0, 5.0
 _BAR_WIDTH = 20  # characters
@@ -90,6 +85,8 @@ def track(
 
 @contextlib.contextmanager
 def _bar(progress: Progress) -> Iterator[None]:
+    from rich import console, live, progress_bar, table  # 150 ms and 9 MB, for a terminal alone
+
     def bar_and_line() -> "table.Table":
         row, done = table.Table.grid(padding=(0, 1)), progress.done()
         bar = progress_bar.ProgressBar(progress.size or progress.total, done, width=_BAR_WIDTH)
@@ -109,6 +106,8 @@ def activity_shown(first: str) -> Iterator[None]:
         if not sys.stderr.isatty():
             yield
             return
+        from rich import console, live, text  # 150 ms and 9 MB, for a terminal alone
+
         progress = Progress("", 1, doing=lambda: (_current and _current.doing) or first)
         stderr = console.Console(file=sys.stderr)  # also while a function has redirected it
         shown = live.Live(

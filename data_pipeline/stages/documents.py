@@ -16,7 +16,7 @@ from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import Cleaner
 from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.dispatch import better_tried_elsewhere
+from data_pipeline.execution.attempt import better_tried_elsewhere
 from data_pipeline.execution.work_units import Finished, Unit
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.arrow_tables import table_of

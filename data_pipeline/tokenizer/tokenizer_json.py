@@ -23,11 +23,7 @@ from tokenizers import decoders
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import read_json
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, parts, read_file
-
-with imported_at_first_use():
-    import transformers  # 3 s and 230 MB, to read a published tokenizer alone
 
 Json = dict[str, Any]
 
@@ -224,6 +220,8 @@ def read_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def _in_transformers(directory: Path) -> Any:
+    import transformers  # 3 s and 230 MB, to read a published tokenizer alone
+
     kind = transformers.AutoTokenizer
     try:
         return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

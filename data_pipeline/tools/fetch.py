@@ -3,16 +3,15 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data_pipeline.foundation.command import path_argument
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import counted, duration, human_size
-from data_pipeline.foundation.lazy_imports import imported_at_first_use
 
-with imported_at_first_use():  # requests takes 110 ms and pydantic 90, which --help does without
+if TYPE_CHECKING:
     import requests
 
     from data_pipeline.tools import download
@@ -53,6 +52,8 @@ def wet(
 
     They are published without checksums; each is tested as a gzip file.
     """
+    from data_pipeline.tools import download  # requests takes 110 ms and pydantic 90, which --help does without
+
     session = download.open_session(contact)
     listed = download.wet_files(session, crawl, base_url)
     _fetch(listed, session, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", files, first, connections)
@@ -71,6 +72,8 @@ def c4(
     base_url: HubUrl = "https://huggingface.co",
 ) -> None:
     """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
+    from data_pipeline.tools import download  # requests takes 110 ms and pydantic 90, which --help does without
+
     listed = download.c4_files(config, split, revision, base_url)
     glob = f"{config}/c4-{split}.*.json.gz"
     _fetch(listed, download.open_session(contact), output, glob, files, first, connections)
@@ -91,6 +94,8 @@ def wikipedia(
     base_url: BaseUrl = "https://dumps.wikimedia.org",
 ) -> None:
     """Fetch a wiki's articles from a Wikimedia dump, in the order of their pages, each index after its articles."""
+    from data_pipeline.tools import download  # requests takes 110 ms and pydantic 90, which --help does without
+
     session = download.open_session(contact)
     listed = download.wikipedia_files(session, wiki, date, job, base_url)
     _fetch(listed, session, output, f"{wiki}-{date}-*.xml*.bz2", files, first, connections)
@@ -106,6 +111,8 @@ def _fetch(
     connections: int,
 ) -> None:
     """Fetches `number` of the files `listed`, and reports. `glob`: those below `output` that a corpus is built from."""
+    from data_pipeline.tools import download  # requests takes 110 ms and pydantic 90, which --help does without
+
     started = time.monotonic()
     files = listed[first:][:number]
     if not files:
