@@ -377,13 +377,14 @@ def without(spec: Work, file: str, reason: str) -> Work:
 DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, memory=1, cpus=1000)
 
 
-def do_all(corpus: Path) -> None:
+def do_all(folder: Path) -> None:
+    corpus = LocalStore(folder)
     units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),), size=by << 60) for by in (0, 1)]
     units += [Unit("read", Work("read", output="2"), "", ("2",))]
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]
     try:
-        run(DIVISION, units, LocalStore(corpus), RayConfig(num_cpus=1))
+        run(DIVISION, units, corpus, RayConfig(num_cpus=1))
     except FailedError as error:
         print_error(error)
     # a unit can't have the whole node, of which somebody else has a part
@@ -391,7 +392,7 @@ def do_all(corpus: Path) -> None:
     ray.get(holder.by_unit.remote())
     dispatch._SECONDS_TO_BEGIN = 3.0
     held = [Unit("be_killed", Work("be_killed", times=8), "")]
-    run(replace(DIVISION, name="held"), held, LocalStore(corpus), RayConfig())
+    run(replace(DIVISION, name="held"), held, corpus, RayConfig())
 
 
 def check_all(corpus: Path, address: str) -> None:
