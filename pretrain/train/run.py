@@ -69,7 +69,7 @@ def train_in_group(
     if rank == 0 and config != asked:
         print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
-    resume = None if fresh else resumable.newer(directory, resumable.newest_verified(directory), last)
+    resume = None if fresh else resumable.newest(directory, last)
     run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
     if not rank_logs.supervised():  # a supervisor has looked before the ranks
         on_rank_0(lambda: note_death(directory), None)

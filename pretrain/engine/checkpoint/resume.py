@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_path
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import memory
 from pretrain.engine.checkpoint.directory import (
@@ -30,6 +30,22 @@ from pretrain.run import node_memory, watchdog
 
 logger = logging.getLogger(__name__)
 _Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
+
+
+def newest(run: Path, last: int) -> Path | None:
+    """The checkpoint that a run resumes from: the latest valid one on disk, or a newer one in memory (`newer`).
+
+    None if there is none. Raises FailedError if all that are on disk are damaged and memory has none.
+    """
+    damaged = on_disk = None
+    try:
+        on_disk = newest_verified(run)
+    except FailedError as error:  # on all ranks
+        damaged = error
+    found = newer(run, on_disk, last)
+    if found is None and damaged:
+        raise damaged
+    return found
 
 
 def newest_verified(run: Path) -> Path | None:
