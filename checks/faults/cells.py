@@ -136,6 +136,8 @@ ONCE_WRONG = {
         Cell(-3, "hang", "write of a save", rank=1, step=15),
         # of the last checkpoint: all steps are taken, but what is in memory goes with the run
         Cell(-4, "SIGKILL two seconds later", "write of a save", rank=0, step=35),
+        # of the first checkpoint: nothing on disk is whole, but a later step is in memory
+        Cell(-5, "torn rename", "rename of a save", rank=0, step=3),
     )
 }
 

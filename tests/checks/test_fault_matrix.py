@@ -21,6 +21,7 @@ CHOSEN = {
     748: "stops and is killed by its watchdog, right after a resume",
     136: "MLflow",
     -2: "a step that the next attempt resumes from is in the log",
+    -5: "the only checkpoint on disk is torn, and a later one is in memory",
 }
 LONG = (748, 136)  # with `make soak`
 CELL = Cell(7, "SIGKILL", "step", rank=1, step=9)
