@@ -39,7 +39,9 @@ def server() -> Iterator[ObjectStore]:
     with pytest.MonkeyPatch.context() as patch:
         for store in serving(patch):
             patch.setattr(stores, "_FIRST_PAUSE", 0.01)
-            patch.setattr(object_store, "LEASE_SECONDS", 1.0)
+            # drivers look as often as with a lease of a second, but one that is late on a busy machine loses nothing
+            patch.setattr(object_store, "LEASE_SECONDS", 60.0)
+            patch.setattr(object_store, "_LOOKS", 600)
             yield store
 
 
@@ -137,7 +139,7 @@ def test_what_is_missing_is_made_again_and_nothing_else(in_bucket, in_folder, fi
     assert contents(URL) == in_folder
 
 
-def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_it_is_gone(store):
+def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_it_is_gone(store, monkeypatch, capsys):
     first, second = Bucket("s3://bucket/claims"), Bucket("s3://bucket/claims")
     token = first.begin()
     with pytest.raises(
@@ -147,17 +149,19 @@ def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_
     first._ended.set()  # as if its process were killed
     with first.at_work(token), first.put("a") as path:
         path.write_bytes(b"first")
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1.0)
     second.claim()
+    monkeypatch.undo()
+    assert "waiting up to 1 s for a sign" in capsys.readouterr().err
     assert second.begin() != token
     with pytest.raises(NodeUnfit, match="another build has taken over"), Bucket("s3://bucket/claims").at_work(token):
         raise AssertionError
     with pytest.raises(NodeUnfit, match="another build has taken over"):
         first.append("finished.jsonl", b"{}\n", [])
     second.release()
-    began = time.monotonic()
     third = Bucket("s3://bucket/claims")
-    third.claim()  # at once
-    assert time.monotonic() - began < 0.9
+    third.claim()
+    assert capsys.readouterr().err == ""  # it waited for nobody
     third.release()
 
 
