@@ -38,8 +38,9 @@ from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.stages.part_readings import LAST
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
+from data_pipeline.stages.table import Built
 from data_pipeline.text.document import most_common
-from data_pipeline.write_manifest import BLOCKS, Built
+from data_pipeline.write_manifest import BLOCKS
 
 _ERRORS_SHOWN = 10
 _LANGUAGES_SHOWN = 5

@@ -19,10 +19,10 @@ from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.part_readings import LAST, KeysResult
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
+from data_pipeline.stages.table import Built
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Tally, most_common
-from data_pipeline.write_manifest import Built
 
 FILE, MARKDOWN, HTML = "report.json", "report.md", "report.html"
 
