@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -154,16 +154,12 @@ class Report:
     """The sha256 of each page that shows this report."""
 
 
-Render = Callable[[Report], dict[str, str]]
-
-
-def write(corpus: Store, name: str, built: Built, render: Render) -> Report:
-    """Writes report.json, and the pages that `render` makes of it, for the stages that have run."""
-    report = _report(corpus, name, built)
-    pages = {file: page.encode() for file, page in render(report).items()}
-    for file, content in pages.items():
+def write(corpus: Store, report: Report, pages: dict[str, str]) -> Report:
+    """Writes report.json and its `pages`, by name. Returns the report with their checksums."""
+    contents = {file: page.encode() for file, page in pages.items()}
+    for file, content in contents.items():
         corpus.write(file, content)
-    report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in pages.items()})
+    report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in contents.items()})
     corpus.write_json(FILE, report, sealed=True)
     return report
 
@@ -237,7 +233,8 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
-def _report(corpus: Store, name: str, built: Built) -> Report:
+def of(corpus: Store, name: str, built: Built) -> Report:
+    """The report of the stages that have run."""
     read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
     tokenized = [unit.result for unit in built.of(tokens.STAGE)]

@@ -24,11 +24,11 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules
+from data_pipeline.report_pages import render
 from data_pipeline.text.document import Counts, Tally
 from data_pipeline.tools import differences, trace
 from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
-from data_pipeline.tools.report import render
 from data_pipeline.tools.trace import rows_of_document
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import OFF, built, documents_of, published, texts_of, traced, trained, write_pages
