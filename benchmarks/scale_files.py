@@ -147,11 +147,12 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
     # as much as of a WET file: 100 domains, 40 languages, three examples for each of ten rules
+    examples = {f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)}
     result = replace(
         result,
         domains={f"a-site-with-a-name-{number}.example.org": 1000 - number for number in range(100)},
         languages={f"{chr(97 + number % 26)}{chr(97 + number // 26)}": number for number in range(40)},
-        examples={f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)},
+        counts=replace(result.counts, examples=examples),
     )
     corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
     for number, planned in enumerate(documents.plan(config, LocalStore(corpus))):

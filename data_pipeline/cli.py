@@ -121,14 +121,13 @@ def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help
     """Show what came in, what each rule dropped and how fast each finished stage was."""
     from rich import console, markdown
 
-    from data_pipeline import report
-    from data_pipeline.tools import report as pages
+    from data_pipeline import report, report_pages
 
     found = report.read(directory)
     if as_json:
         print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        console.Console().print(markdown.Markdown(pages.render(found)[report.MARKDOWN].replace("<br>", " · ")))
+        console.Console().print(markdown.Markdown(report_pages.render(found)[report.MARKDOWN].replace("<br>", " · ")))
 
 
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
@@ -226,12 +225,11 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
     from data_pipeline import config as configs
     from data_pipeline import pipeline, report
     from data_pipeline.foundation import config_file, open_store
-    from data_pipeline.tools import report as pages
 
     started = time.monotonic()
     config = config_file.load(path, overrides or [], configs.CorpusConfig)
     print(f"{config.name}: {counted(len(config.sources), 'source')} -> {config.output}", flush=True)
-    directory = pipeline.build(config, until, strict, repair, pages.render)
+    directory = pipeline.build(config, until, strict, repair)
     found = report.read(directory)
     print(report.summary(found))
     if until == "tokenizer":

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from data_pipeline import report, write_manifest
+from data_pipeline import report, report_pages, write_manifest
 from data_pipeline.cleaning import classifier
 from data_pipeline.cleaning.bad_words import list_of
 from data_pipeline.config import CorpusConfig
@@ -38,39 +38,34 @@ from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
 from data_pipeline.stages.part_readings import LAST
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
+from data_pipeline.stages.table import Built
 from data_pipeline.text.document import most_common
-from data_pipeline.write_manifest import BLOCKS, Built
+from data_pipeline.write_manifest import BLOCKS
 
 _ERRORS_SHOWN = 10
 _LANGUAGES_SHOWN = 5
 _MARK = ".stages/complete"  # which units of each stage the report and the manifest were made from
 
 
-def build(
-    config: CorpusConfig,
-    until: str = "shards",
-    strict: bool = False,
-    repair: bool = False,
-    render: report.Render = lambda _: {},
-) -> str:
+def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> str:
     """Brings the corpus up to date, as far as the command `until` does, and writes the report; returns its path or URL.
 
     Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
 
     Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
-    `repair` also reads the files, and rebuilds those whose checksum differs. `render` makes the pages of the report.
+    `repair` also reads the files, and rebuilds those whose checksum differs.
     """
     corpus = open_store(config.output)
     try:
         with failing_in_one_line(corpus.disk, KEPT):
-            _build(config, corpus, until, strict, repair, render)
+            _build(config, corpus, until, strict, repair)
             corpus.remove_leftovers(WRITTEN)
     finally:
         corpus.release()
     return config.output
 
 
-def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool, render: report.Render) -> None:
+def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
     config, commits = revisions.pin(config, corpus)
     inputs = []
     for source in config.sources:  # report a missing input before writing anything
@@ -90,7 +85,7 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         if repair:
             _forget_damaged(corpus, config)
         built = _run_stages(config, corpus, inputs, until, strict)
-        found = _record(config, corpus, built, render)
+        found = _record(config, corpus, built)
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
             reason = report.why_nothing_is_left(found.documents, found.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
@@ -215,7 +210,7 @@ def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Store, built: Built, render: report.Render) -> report.Report:
+def _record(config: CorpusConfig, corpus: Store, built: Built) -> report.Report:
     """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
 
     Returns the report.
@@ -236,6 +231,7 @@ def _record(config: CorpusConfig, corpus: Store, built: Built, render: report.Re
         corpus.write_json(_MARK, {})  # it speaks of the manifest and report that are replaced now
     if shards.STAGE.name in built.units:
         write_manifest.write(config, corpus, built)
-    written = report.write(corpus, config.name, built, render)
+    made = report.of(corpus, config.name, built)
+    written = report.write(corpus, made, report_pages.render(made))
     corpus.write_json(_MARK, stages)
     return written

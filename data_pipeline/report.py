@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -19,14 +19,12 @@ from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.part_readings import LAST, KeysResult
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
+from data_pipeline.stages.table import Built
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
-from data_pipeline.text.document import NO_RULES, most_common, smallest
-from data_pipeline.write_manifest import Built
+from data_pipeline.text.document import Tally, most_common
 
 FILE, MARKDOWN, HTML = "report.json", "report.md", "report.html"
-LINE, SPAN = "line_", "span_"  # what the rules for lines and spans begin with, in `examples`
-_MASKED = "masked_"
 
 
 @dataclass(frozen=True)
@@ -156,16 +154,12 @@ class Report:
     """The sha256 of each page that shows this report."""
 
 
-Render = Callable[[Report], dict[str, str]]
-
-
-def write(corpus: Store, name: str, built: Built, render: Render) -> Report:
-    """Writes report.json, and the pages that `render` makes of it, for the stages that have run."""
-    report = _report(corpus, name, built)
-    pages = {file: page.encode() for file, page in render(report).items()}
-    for file, content in pages.items():
+def write(corpus: Store, report: Report, pages: dict[str, str]) -> Report:
+    """Writes report.json and its `pages`, by name. Returns the report with their checksums."""
+    contents = {file: page.encode() for file, page in pages.items()}
+    for file, content in contents.items():
         corpus.write(file, content)
-    report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in pages.items()})
+    report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in contents.items()})
     corpus.write_json(FILE, report, sealed=True)
     return report
 
@@ -239,13 +233,14 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
-def _report(corpus: Store, name: str, built: Built) -> Report:
+def of(corpus: Store, name: str, built: Built) -> Report:
+    """The report of the stages that have run."""
     read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
     tokenized = [unit.result for unit in built.of(tokens.STAGE)]
     deduplicated = [unit.result for unit in built.of(LAST)]
     cleaned = [*read, *deduplicated]
-    counts = _sum(result.counts for result in cleaned)
+    counts = [result.counts for result in cleaned]
     sets = _evaluation_sets(built)
     sizes = {
         "inputs": sum(result.bytes for result in read),
@@ -257,16 +252,16 @@ def _report(corpus: Store, name: str, built: Built) -> Report:
     return Report(
         name=name,
         documents=DocumentCounts(
-            read=counts["read"],
+            read=sum(one.read for one in counts),
             kept=sum(sum(result.documents.values()) for result in left),
-            dropped=_rules_for("", counts),
+            dropped=_sum(one.dropped_documents for one in counts),
         ),
-        lines=LineCounts(_lines_read(counts), _rules_for(LINE, counts)),
-        spans=SpanCounts(_rules_for(SPAN, counts), counts["substring_words"]),
-        masked=_rules_for(_MASKED, counts),
+        lines=LineCounts(_lines_read(read, deduplicated), _sum(one.dropped_lines for one in counts)),
+        spans=SpanCounts(_sum(one.dropped_spans for one in counts), sum(one.substring_words for one in counts)),
+        masked=_sum(one.masked_data for one in counts),
         template_holes=_most_common(result.template_holes for result in read),
         evaluation_sets=sets,
-        undecodable_documents=counts["undecodable"],
+        undecodable_documents=sum(one.undecodable for one in counts),
         examples=_examples(cleaned),
         lengths=_by_power(result.lengths for result in left),
         token_lengths=_by_power(part.lengths for part in tokenized),
@@ -289,20 +284,10 @@ def _report(corpus: Store, name: str, built: Built) -> Report:
     )
 
 
-def _rules_for(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """How many lines or spans each rule dropped, how often each kind of personal data was masked or, for "", how many
-    documents each rule dropped."""
-    found = {rule: n for rule, n in counts.items() if rule not in NO_RULES}
-    if not prefix:
-        return {rule: n for rule, n in found.items() if not rule.startswith((LINE, SPAN, _MASKED))}
-    return {rule.removeprefix(prefix): n for rule, n in found.items() if rule.startswith(prefix)}
-
-
-def _lines_read(counts: Counter[str]) -> int:
+def _lines_read(read: Sequence[PartsResult], deduplicated: Sequence[PartsResult]) -> int:
     """Lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
-    cleaned = sum(n for rule, n in counts.items() if rule.startswith(LINE))
-    again = counts["line_seen"] + counts["line_duplicate_line"]
-    return cleaned - again or counts["line_seen"]
+    checked = sum(one.counts.lines_passed + one.counts.dropped_lines.total() for one in read)
+    return checked or sum(one.counts.lines_seen for one in deduplicated)
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
@@ -326,25 +311,24 @@ def _most_common(counts: Iterable[dict[str, int]], number: int = 20) -> dict[str
 
 def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
     """For each rule, three texts that it dropped, with single spaces."""
-    examples: dict[str, list[str]] = {}
+    tally = Tally()
     for result in results:
-        for rule, found in result.examples.items():
-            examples[rule] = smallest([*examples.get(rule, []), *found])
-    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(examples.items())}
+        tally.add(result.counts)
+    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(tally.examples.items())}
 
 
 def _source(
     documents: list[DocumentsResult], deduplicated: Sequence[PartsResult], left: Sequence[PartsResult]
 ) -> SourceCounts:
-    counts = _sum(result.counts for result in (*documents, *deduplicated))
+    counts = [result.counts for result in (*documents, *deduplicated)]
     return SourceCounts(
         inputs=sum(read.range.start == 0 for result in documents for read in result.inputs),
         bytes=sum(result.bytes for result in documents),
         text_read_bytes=sum(result.text_bytes for result in documents),
         text_bytes=sum(result.text_bytes for result in left),
-        read=counts["read"],
+        read=sum(one.read for one in counts),
         kept=sum(sum(result.documents.values()) for result in left),
-        dropped=_rules_for("", counts),
+        dropped=_sum(one.dropped_documents for one in counts),
         lengths=_by_power(result.lengths for result in left),
         languages=_most_common(result.languages for result in left),
     )

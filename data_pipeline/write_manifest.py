@@ -1,10 +1,10 @@
-"""What a build has finished, and what it records of it: its blocks, lineage, manifest and settings."""
+"""What a build records of what it has finished: its blocks, lineage, manifest and settings."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +20,7 @@ from data_pipeline.corpus.corpus import (
     SplitEntry,
 )
 from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
-from data_pipeline.execution.work_units import Finished, Result, ResultType
+from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation import hub
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.atomic import fingerprint
@@ -29,33 +29,9 @@ from data_pipeline.foundation.packages import code_version, offering
 from data_pipeline.foundation.store import Store
 from data_pipeline.sources.formats import OPTIONS
 from data_pipeline.stages import documents, shards
-from data_pipeline.stages.part_readings import LAST
-from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.stages.stage import Stage
+from data_pipeline.stages.table import Built
 from data_pipeline.tokenizer import in_corpus
-
-
-@dataclass
-class Built:
-    """The finished units of each stage that has run, by its name and in order."""
-
-    units: dict[str, Sequence[Finished[Result]]] = field(default_factory=dict)
-
-    def of(self, stage: Stage[Any, ResultType]) -> Sequence[Finished[ResultType]]:
-        """The units of a stage; none if it hasn't run."""
-        return cast(Sequence[Finished[ResultType]], self.units.get(stage.name, ()))
-
-    @property
-    def left(self) -> Sequence[Finished[PartsResult]]:
-        """The units that wrote the documents of the corpus."""
-        return self.of(LAST) or self.of(documents.STAGE)
-
-    @property
-    def with_urls(self) -> bool:
-        """Whether any document has a URL."""
-        return any(unit.result.domains for unit in self.of(documents.STAGE))
-
 
 SETTINGS = ".stages/config.json"
 BLOCKS = "blocks.parquet"

@@ -73,7 +73,7 @@ def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
     """Whether no rule drops the page; else counts the first one that does, as `gopher_…`."""
     rule = next(_broken(text, rules), None)
     if rule:
-        tally.drop(f"gopher_{rule}", text)
+        tally.document(f"gopher_{rule}", text)
     return rule is None
 
 

@@ -95,11 +95,11 @@ def keep_language(
     """
     detection = detect(text)
     if detection is None:
-        tally.drop("language_undetected", text)
+        tally.document("language_undetected", text)
     elif detection.probability < threshold:
-        tally.drop("language_low_confidence", text)
+        tally.document("language_low_confidence", text)
     elif detection.language not in keep and detection.language.partition("-")[0] not in keep:
-        tally.drop("language_other", text)
+        tally.document("language_other", text)
     else:
         return detection
     return None

@@ -45,7 +45,7 @@ class Cleaner:
         elif is_too_long(text, config, tally):
             return None
         if config.paragraphs and not has_paragraphs(text, config.paragraphs):
-            tally.drop("too_few_paragraphs", text)
+            tally.document("too_few_paragraphs", text)
             return None
         if config.gopher and not keep_page(text, config.gopher, tally):
             return None
@@ -54,7 +54,7 @@ class Cleaner:
             if left is None:
                 return None
             if not left.strip():
-                tally.drop("empty", url or text)
+                tally.document("empty", url or text)
                 return None
             text = left
         text = self.masked(text, tally)
@@ -88,10 +88,10 @@ class PageFilters:
             language = found.language
         lists = [listed for listed in config.bad_words if list_of(language) in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
-            tally.drop("bad_words", url)  # the URL, not the text: the report shows examples
+            tally.document("bad_words", url)  # the URL, not the text: the report shows examples
             return None
         if config.classifier and self._score and self._score(text) < config.classifier.threshold:
-            tally.drop("classifier", text)
+            tally.document("classifier", text)
             return None
         return language
 
@@ -114,9 +114,8 @@ def clean_page(
     A line or page exactly at a threshold is kept. Words are measured before citation marks are removed.
 
     `sentences(line, at_most)` returns the number of sentences in a line, or `at_most` if there are more. `tally` counts
-    for each line `line_passed` or the rule that dropped it (`line_too_long_word`, `line_no_endmark`, `line_too_short`,
-    `line_javascript`, `line_policy`), and for the page `passed` or the rule that dropped it (`too_long`, `lorem_ipsum`,
-    `curly_bracket`, `too_few_sentences`).
+    each line that passed, or the rule that dropped the line (`too_long_word`, `no_endmark`, `too_short`, `javascript`,
+    `policy`), and the rule that dropped the page (`too_long`, `lorem_ipsum`, `curly_bracket`, `too_few_sentences`).
 
         "Home | About\nUlm is a city on the Danube.[3]\nIt is old. Its minster is high."
         ->  "Ulm is a city on the Danube.\nIt is old. Its minster is high."
@@ -132,35 +131,34 @@ def clean_page(
     for line in text.splitlines():
         line = line.strip()
         if longest and len(line) > longest and max(map(len, line.split())) > longest:
-            tally.drop("line_too_long_word", line)
+            tally.line("too_long_word", line)
             continue
         if brackets and "[" in line:
             line = _CITATION.sub("", line)  # not stripped again: C4 drops "A line. [3]" for its last character
         if web_rules and (line[-1:] not in _END_MARKS or line.endswith(_ELLIPSIS)):
-            tally.drop("line_no_endmark", line)
+            tally.line("no_endmark", line)
             continue
         if least_words and len(line.split(None, least_words - 1)) < least_words:
-            tally.drop("line_too_short", line)
+            tally.line("too_short", line)
             continue
         lowered = line.lower() if names else ""
         if "lorem ipsum" in lowered:
-            tally.drop("lorem_ipsum", line)
+            tally.document("lorem_ipsum", line)
             return None
         if "javascript" in lowered:
-            tally.drop("line_javascript", line)
+            tally.line("javascript", line)
             continue
         if braces and "{" in line:
-            tally.drop("curly_bracket", line)
+            tally.document("curly_bracket", line)
             return None
         if lowered and any(policy in lowered for policy in _POLICIES):
-            tally.drop("line_policy", line)
+            tally.line("policy", line)
             continue
-        tally["line_passed"] += 1
+        tally.lines_passed += 1
         kept.append(line)
     if not any(kept) or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
-        tally.drop("too_few_sentences", text)
+        tally.document("too_few_sentences", text)
         return None
-    tally["passed"] += 1
     return "\n".join(kept).strip()
 
 
@@ -172,7 +170,7 @@ def is_too_long(text: str, rules: CleaningConfig, tally: Tally) -> bool:
     """
     if rules.max_page_characters is None or len(text) <= rules.max_page_characters:
         return False
-    tally.drop("too_long", text)
+    tally.document("too_long", text)
     return True
 
 

@@ -33,7 +33,7 @@ Span = tuple[int, int]
 def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
     """`text` with a placeholder for each mail address, IP address and phone number, whichever of them `kinds` names.
 
-    Each is counted as `masked_email`, `masked_ip` or `masked_phone`; no examples are kept.
+    Each is counted by its kind; no examples are kept.
 
         "Write to ann@example.org."  ->  "Write to |||EMAIL_ADDRESS|||."
     """
@@ -42,7 +42,7 @@ def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
             continue
         parts, end = [], 0
         for start, stop in find(text):
-            tally[f"masked_{kind}"] += 1
+            tally.masked(kind)
             parts += [text[end:start], PLACEHOLDERS[kind]]
             end = stop
         if parts:

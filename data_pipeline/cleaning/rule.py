@@ -12,7 +12,7 @@ class Rule(Section):
     """The rule's name."""
 
     def clean(self, text: str, url: str, tally: Tally) -> str | None:
-        """What is left of the text of a page, or None if the page is dropped. `tally.drop(rule, text)` counts it.
+        """What is left of the text of a page, or None if the page is dropped. `tally.document(rule, text)` counts it.
 
         A page that is left without text is dropped too, and counted as `empty`.
         """

@@ -32,10 +32,10 @@ class EqualLines(Step):
         if document.target:
             return document.text
         lines = document.text.split("\n")
-        tally["line_seen"] += sum(1 for line in lines if line and not line.isspace())
+        tally.lines_seen += sum(1 for line in lines if line and not line.isspace())
         gone = set(duplicates)
         for number in duplicates:
-            tally.drop("line_duplicate_line", lines[number])
+            tally.line("duplicate_line", lines[number])
         text = "\n".join(line for number, line in enumerate(lines) if number not in gone) if gone else document.text
         return enough_left(text.strip(), document, tally, min_sentences)
 
@@ -65,7 +65,7 @@ class EqualSpans(Step):
         sentences = sentences_of(document.text)
         gone = {number + offset for number in duplicates for offset in range(SENTENCES)}
         for number in duplicates:
-            tally.drop("span_duplicate_span", "".join(sentences[number : number + SENTENCES]))
+            tally.span("duplicate_span", "".join(sentences[number : number + SENTENCES]))
         kept: list[str] = []
         for number, sentence in enumerate(sentences):
             if number not in gone:

@@ -47,7 +47,7 @@ class NewestUrl(Step):
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
         if duplicates:
-            tally.drop("duplicate_url", document.url)
+            tally.document("duplicate_url", document.url)
             return None
         return document.text
 

@@ -76,7 +76,7 @@ class Step:
         """
         if not duplicates:
             return document.text
-        tally.drop(self.rule or f"duplicate_{self.name or type(self).__name__.lower()}", document.text)
+        tally.document(self.rule or f"duplicate_{self.name or type(self).__name__.lower()}", document.text)
         return None
 
 
@@ -93,9 +93,9 @@ def rank(document: Document) -> int:
 def enough_left(text: str, document: Document, tally: Tally, min_sentences: int) -> str | None:
     """`text` if it still has `min_sentences`, counted over the whole text; else None. Counts a dropped document."""
     if not text:
-        tally.drop("empty_after_dedup", document.url or document.id)
+        tally.document("empty_after_dedup", document.url or document.id)
     elif min_sentences and count_sentences(text, min_sentences) < min_sentences:
-        tally.drop("too_few_sentences_after_dedup", text)
+        tally.document("too_few_sentences_after_dedup", text)
     else:
         return text
     return None

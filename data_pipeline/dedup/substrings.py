@@ -115,8 +115,8 @@ class EqualSubstrings(Step):
         kept, at = "", 0
         for first, stop in self.regions(duplicates):
             start, end = int(starts[first]), int(ends[stop - 1])
-            tally.drop("span_duplicate_substring", text[start:end])
-            tally["substring_words"] += stop - first
+            tally.span("duplicate_substring", text[start:end])
+            tally.substring_words += stop - first
             kept, at = _concatenated(kept, text[at:start]), end
         return enough_left(_concatenated(kept, text[at:]).strip(), document, tally, min_sentences)
 

@@ -71,7 +71,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
             damage = row.damage
             if not damage and len(row.fields) != len(header):
                 damage = f"{len(row.fields)} fields, but the header has {len(header)}"
-            stats.counters["read"] += 1
+            stats.counters.read += 1
             if damage:
                 stats.damaged(row.lines, damage)
             elif record := record_of(ordinal, {field: row.fields[index] for field, index in columns.items()}, stats):

@@ -141,7 +141,7 @@ def parsed(
     for number, line in lines:
         if line is not None and not line.strip():
             continue
-        stats.counters["read"] += 1
+        stats.counters.read += 1
         try:
             text = decode(line, options).removeprefix("\ufeff")  # of files that were joined
         except ValueError as error:
@@ -250,4 +250,4 @@ def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
                     timestamp = f"{time[1]}T{time[2]}{time[3] or 'Z'}"
                 yield Record(number - 1, text, url, timestamp=timestamp)
             else:
-                stats.counters["empty"] += 1
+                stats.counters.document("empty")

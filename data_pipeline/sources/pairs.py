@@ -51,9 +51,9 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
         pairs = _jsonl if is_json else _tsv
         for pair in pairs(stream, stats, options):
             if not pair.text.strip():
-                stats.counters.drop("empty_input", pair.target)
+                stats.counters.document("empty_input", pair.target)
             elif not pair.target.strip():
-                stats.counters.drop("empty_target", pair.text)
+                stats.counters.document("empty_target", pair.text)
             else:
                 pair.text = options.prefix + pair.text
                 yield pair
@@ -63,7 +63,7 @@ def _tsv(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Recor
     for number, line in numbered_lines(stream, options.max_record_bytes):
         if line is not None and not line.strip(b" "):
             continue
-        stats.counters["read"] += 1
+        stats.counters.read += 1
         try:
             source, *targets = decode(line, options).split("\t")
         except ValueError as error:

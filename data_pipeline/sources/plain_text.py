@@ -49,7 +49,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     samples = {"document": _documents, "paragraph": _paragraphs, "line": _lines}[options.sample_by]
     with open_text(file, options) as stream:
         for ordinal, (position, sample) in enumerate(samples(stream, options)):
-            stats.counters["read"] += 1
+            stats.counters.read += 1
             try:
                 text = decode(sample, options)
             except ValueError as error:

@@ -80,10 +80,10 @@ class Record:
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a reader counts in one input: `counters` by rule ("read" counts every record), and `damage`.
+    """What a reader counts in one input: `counters`, whose `read` counts every record, and `damage`.
 
     `damage` lists the parts that can't be used while the rest of the file can. The first hundred
-    are kept, but "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
+    are kept, but the rule "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
     `unchecked`: the file's format may have checksums, and the file has none.
     """
 
@@ -91,9 +91,9 @@ class ReadStats:
     damage: list[Damage] = field(default_factory=list)
     unchecked: bool = False
 
-    def damaged(self, position: str, reason: str) -> None:
-        """Notes the loss of one record, which the reader has counted as read."""
-        self.counters.drop("damaged", f"{position}: {reason}")
+    def damaged(self, position: str, reason: str, records: int = 1) -> None:
+        """Notes the loss of `records`, which the reader counts as read."""
+        self.counters.document("damaged", f"{position}: {reason}", records)
         self.damaged_between(position, reason)
 
     def damaged_between(self, position: str, reason: str) -> None:
@@ -136,7 +136,7 @@ def record_of(ordinal: int, row: Mapping[str, str], stats: ReadStats) -> Record 
     """The record of a row, whose values are named as in `FieldNames`; None for one without text, which is counted."""
     text = row.get("text", "")
     if not text.strip():
-        stats.counters["empty"] += 1
+        stats.counters.document("empty")
         return None
     url, title, timestamp, language = (row.get(name, "") for name in ("url", "title", "timestamp", "language"))
     return Record(ordinal, text, url, title, timestamp, language)

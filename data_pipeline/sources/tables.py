@@ -73,9 +73,9 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
         try:
             for rows in table.rows(list(columns.values())):
                 if isinstance(rows, _Lost):
-                    stats.damaged(f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}", rows.reason)
-                    stats.counters["damaged"] += rows.rows - 1
-                    stats.counters["read"] += rows.rows
+                    where = f"rows {ordinal} to {ordinal + rows.rows - 1}, {rows.where}"
+                    stats.damaged(where, rows.reason, rows.rows)
+                    stats.counters.read += rows.rows
                     ordinal += rows.rows
                     continue
                 for row in rows:
@@ -195,7 +195,7 @@ def _checked(array: pa.Array) -> pa.Array:
 
 def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | None:
     """The record of a row, without the values beside its text that can't be read, which are noted as damage."""
-    stats.counters["read"] += 1
+    stats.counters.read += 1
     values = {}
     for field, value in row.items():
         try:

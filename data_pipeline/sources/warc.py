@@ -51,17 +51,17 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     for record in warc_records(file, stats, "response", options):
         status, http, body = _parse_http(record.block)
         if status != 200:
-            stats.counters.drop("not_200", f"{status} {record.url}")
+            stats.counters.document("not_200", f"{status} {record.url}")
             continue
         kind, label = _content_type(http)
         is_html = kind in ("text/html", "application/xhtml+xml")
         if not (is_html or (not kind and _begins_as_html(body, http, options.max_record_bytes))):
-            stats.counters.drop("not_html", f"{kind or 'no Content-Type'} {record.url}")
+            stats.counters.document("not_html", f"{kind or 'no Content-Type'} {record.url}")
             continue
         try:
             html, whole = page_text(_decoded(body, http, options.max_record_bytes), label)
             if not whole:
-                stats.counters["undecodable"] += 1
+                stats.counters.undecodable += 1
             tree = HTMLTree.parse(html)
             text = extract_plain_text(tree, main_content=options.main_content, alt_texts=False)
         except (ValueError, RuntimeError) as error:

@@ -49,7 +49,7 @@ class WarcRecord:
         if self.url and text.strip() and timestamp:
             return Record(self.ordinal, text, self.url, title, timestamp, language)
         missing = "no_url" if not self.url else "no_timestamp" if text.strip() else "no_content"
-        stats.counters.drop(missing, f"{self.url} {text[:200]}")
+        stats.counters.document(missing, f"{self.url} {text[:200]}")
         return None
 
 
@@ -97,7 +97,7 @@ def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcO
                 raise DamagedInput(file.path, position, str(end)) from None
             else:
                 if matches:
-                    stats.counters["read"] += 1
+                    stats.counters.read += 1
                     if options.verify_digests and not _digest_holds(headers.get("warc-block-digest", ""), block):
                         stats.damaged(position, "its content differs from its WARC-Block-Digest")
                     else:
@@ -118,7 +118,7 @@ def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcO
 
 
 def _note(stats: ReadStats, position: str, reason: str) -> None:
-    stats.counters["read"] += 1
+    stats.counters.read += 1
     stats.damaged(position, reason)
 
 
@@ -246,5 +246,5 @@ def _decoded(block: bytes, stats: ReadStats) -> str:
     try:
         return block.decode()
     except UnicodeDecodeError:
-        stats.counters["undecodable"] += 1
+        stats.counters.undecodable += 1
         return block.decode(errors="replace")

@@ -53,7 +53,7 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
                 stats.damaged(position, "the next article begins before its </doc>")
             start, position, body, size = opening, f"line {number}", [], 0
             ordinal += 1
-            stats.counters["read"] += 1
+            stats.counters.read += 1
             stray = False
         elif start and line == _END:
             if size > options.max_record_bytes:
@@ -75,7 +75,7 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
                 body.append(line)
         elif (line is None or line.strip()) and not stray:
             stray = True  # one note for consecutive stray lines
-            stats.counters["read"] += 1
+            stats.counters.read += 1
             stats.damaged(f"line {number}", 'expected <doc id="…" url="…" title="…">')
     if start:
         stats.damaged(position, "the file ends before its </doc>")
@@ -89,7 +89,7 @@ def _record(
         body = body[1:]
     text = decode(b"\n".join(body), options).strip()
     if not text:
-        stats.counters["empty"] += 1
+        stats.counters.document("empty")
         return None
     # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
     url, title = (unescape(decode(value, options), _QUOTES) for value in start.groups())

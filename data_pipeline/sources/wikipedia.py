@@ -133,7 +133,7 @@ class _Reader:
             if not self._open or self._file.stop is not None:
                 return
             self._stats.damaged_between(f"page {self._ordinal}", "the XML ends before </mediawiki>")
-        self._stats.counters["truncated_xml"] += 1
+        self._stats.counters.truncated_xml += 1
 
     def _add_between(self, data: bytes) -> None:
         self._between += data
@@ -181,13 +181,13 @@ class _Reader:
             return None
         counters, site = self._stats.counters, self._site
         ordinal, self._ordinal, self._page = self._ordinal, self._ordinal + 1, None
-        counters["read"] += 1
+        counters.read += 1
         if not self._is_article(page):
-            counters.drop("not_article", page.title)
+            counters.document("not_article", page.title)
         elif page.is_redirect or is_redirect(page.text):
-            counters.drop("redirect", f"{page.title}: {page.text}")
+            counters.document("redirect", f"{page.title}: {page.text}")
         elif not page.text.strip():
-            counters.drop("empty", page.title)
+            counters.document("empty", page.title)
         else:
             url = site.url_prefix and site.url_prefix + url_title(page.title)
             hidden = frozenset(site.hidden_namespaces)
@@ -196,7 +196,7 @@ class _Reader:
         return None
 
     def _abandon_page(self, reason: str) -> None:
-        self._stats.counters["read"] += 1
+        self._stats.counters.read += 1
         self._stats.damaged(self._where(), reason)
         self._ordinal += 1
         self._page = None

@@ -276,7 +276,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
 
 STAGE = Stage(
     "documents",
-    13,
+    14,
     write_documents,
     "lower characters_per_part",
     without,
@@ -304,8 +304,7 @@ def _write_input(
 ) -> InputResult:
     if file.killed:
         return InputResult(file.file, file.range, "unreadable", 0, 0, [Damage("a place unknown", file.killed)])
-    stats = ReadStats(counters=counts)
-    before, documents = Counter(counts), 0
+    stats, documents = ReadStats(), 0
     damage: list[Damage] = []
     corrupt = False
     try:
@@ -323,14 +322,15 @@ def _write_input(
         if better_tried_elsewhere(error):
             raise
         damage.append(Damage("the start", str(error)))
-    read, damaged, truncated = (counts[rule] - before[rule] for rule in ("read", "damaged", "truncated_xml"))
+    own, damaged = stats.counters, stats.counters.dropped_documents["damaged"]
+    counts.add(own)
     found = [*damage, *stats.damage]
-    unreadable = bool(found) and read <= damaged
+    unreadable = bool(found) and own.read <= damaged
     if unreadable and not corrupt:  # else its format isn't what is wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
-    status = "unreadable" if unreadable else "truncated" if truncated else status
+    status = "unreadable" if unreadable else "truncated" if own.truncated_xml else status
     return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked)
 
 
@@ -346,11 +346,12 @@ def _pages(
     for record in read_records(spec, file, stats):
         split, text = splits.of_next(record), text_of(record, spec.format, holes)
         if not text.strip():
-            stats.counters.drop("empty", record.title or record.url or record.text)
+            stats.counters.document("empty", record.title or record.url or record.text)
             continue
-        too_long = stats.counters["too_long"]
+        dropped = stats.counters.dropped_documents
+        too_long = dropped["too_long"]
         document = clean_record(record, text, split, clean, spec, file, stats.counters)
-        may_be_newest = bool(record.url and not record.target and stats.counters["too_long"] == too_long)
+        may_be_newest = bool(record.url and not record.target and dropped["too_long"] == too_long)
         yield record, document, may_be_newest
 
 

@@ -4,7 +4,6 @@ What a step decides by comparing documents is applied in the reading after it. T
 and "decontamination", are made in the same reading.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic_core import to_json
 
 from data_pipeline.cleaning.config import CleaningConfig
 from data_pipeline.cleaning.page import PageFilters
@@ -20,6 +20,7 @@ from data_pipeline.dedup.keys import NO_DOCUMENT, Keys, read_duplicates, read_re
 from data_pipeline.dedup.step import Step
 from data_pipeline.execution.merging import read_names
 from data_pipeline.execution.work_units import Result
+from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.store import Store
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.duplicates import buckets_for, merge_keys, merge_signatures
@@ -33,7 +34,7 @@ from data_pipeline.stages.parts import (
     rows_file,
 )
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Stage, largest
-from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.document import Counts, Document, Tally
 
 Row = tuple[int, Document, Document | None]
 """(number, document of a unit, what is left of it)"""
@@ -47,6 +48,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _CHARACTERS_OF_A_ROW = 100
+_CHANGES_VERSION = 1  # of the table of changes; grows when its bytes change, as does the version of a step's keys
 
 
 def with_changes_noted(corpus: Store, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
@@ -63,7 +65,7 @@ def with_changes_noted(corpus: Store, name: str, rows: Iterable[Row], tally: Tal
             if left is None or text is not None or language:
                 table.add((number, left is None, text, language), _CHARACTERS_OF_A_ROW + len(text or ""))
             yield number, document, left
-        table.writer.add_key_value_metadata({"tally": json.dumps([tally, tally.examples], sort_keys=True)})
+        table.writer.add_key_value_metadata({"counts": to_json(tally.recorded())})
 
 
 def changed(corpus: Store, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
@@ -72,7 +74,7 @@ def changed(corpus: Store, name: str, rows: Iterable[Row], tally: Tally) -> Iter
     Adds what earlier steps have counted to `tally`.
     """
     with pq.ParquetFile(corpus.readable(name)) as file:
-        tally.add(*json.loads(file.metadata.metadata[b"tally"]))
+        tally.add(parse_json(file.metadata.metadata[b"counts"], Counts, corpus.at(name)))
         changes = (row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist())
         change = next(changes, None)
         for number, document, left in rows:
@@ -175,7 +177,7 @@ def keys_stage(step: str) -> Stage[PartSpec, KeysResult]:
     clusters = STEPS[step].clusters
     return Stage(
         f"{step}-keys",
-        STEPS[step].version,
+        STEPS[step].version + _CHANGES_VERSION,
         gather_keys,
         "lower characters_per_part",
         memory=2.5,  # the key of a line, which counts as 40 characters, has 24 bytes and is held four times
@@ -194,7 +196,7 @@ def keys_stage(step: str) -> Stage[PartSpec, KeysResult]:
 
 LAST = Stage(
     "deduplicated",
-    3,
+    4,
     write_left,
     "lower characters_per_part, or look for fewer evaluation sets",
     unit="a part, or a group of small ones",
@@ -240,7 +242,7 @@ def application(corpus: Store, step: Step, file: str, duplicates: list[str], uni
             return None if text is None else document
         if text.strip():
             return replace(document, text=text)
-        tally.drop("empty_after_dedup", document.url or document.id)
+        tally.document("empty_after_dedup", document.url or document.id)
         return None
 
     return _each(apply)
@@ -280,7 +282,7 @@ class Decontamination:
             evidence = self._evidence((number, left) for number, _, left in batch if left is not None)
             for number, document, left in batch:
                 if number in evidence:
-                    tally.drop("contaminated", evidence[number])
+                    tally.document("contaminated", evidence[number])
                 yield number, document, None if number in evidence else left
 
     def _evidence(self, documents: Iterable[tuple[int, Document]]) -> dict[int, str]:

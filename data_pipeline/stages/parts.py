@@ -23,7 +23,7 @@ from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation.arrow_tables import table_of
 from data_pipeline.foundation.errors import FailedError, one_line
 from data_pipeline.foundation.store import Store
-from data_pipeline.text.document import Document, Tally, most_common
+from data_pipeline.text.document import Counts, Document, Tally, most_common
 
 SCHEMA = pa.schema(
     [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
@@ -136,20 +136,18 @@ class Histograms:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsResult(Result):
-    """The result of a unit that writes parts: counts by rule with examples of what was dropped, parts, histograms."""
+    """The result of a unit that writes parts: counts with examples of what was dropped, parts, histograms."""
 
-    counts: dict[str, int]
-    examples: dict[str, list[str]]
+    counts: Counts
     parts: list[WrittenPart]
     lengths: dict[str, int]
     languages: dict[str, int]
     domains: dict[str, int]
 
     @classmethod
-    def of(cls, counts: Tally, parts: list[WrittenPart], histograms: Histograms) -> "PartsResult":
+    def of(cls, tally: Tally, parts: list[WrittenPart], histograms: Histograms) -> "PartsResult":
         return cls(
-            counts=dict(sorted(counts.items())),
-            examples=dict(sorted(counts.examples.items())),
+            counts=tally.recorded(),
             parts=parts,
             lengths=dict(histograms.lengths),
             languages=dict(histograms.languages),

@@ -6,16 +6,21 @@ prints the table of docs/reference/stages.md.
 """
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units, without_level
+from data_pipeline.execution.work_units import Finished, Result, ResultType
 from data_pipeline.foundation.formatting import human_size, markdown
 from data_pipeline.foundation.store import Store
 from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.duplicates import buckets_of, clusters_of
 from data_pipeline.stages.part_readings import LAST, keys_stage
-from data_pipeline.stages.stage import PARTS, Amounts, AnyStage
+from data_pipeline.stages.parts import PartsResult
+from data_pipeline.stages.stage import PARTS, Amounts, AnyStage, Stage
 
 _SETTING = re.compile(r"[a-z_]+[._][a-z_.]+")
 
@@ -77,6 +82,27 @@ def forget(corpus: Store, config: CorpusConfig) -> None:
     if not steps or "urls" not in steps:
         end = ".urls.parquet" if steps else ".parquet"
         corpus.delete(name for name in corpus.names(PARTS.folder) if name.endswith(end))
+
+
+@dataclass
+class Built:
+    """The finished units of each stage that has run, by its name and in order."""
+
+    units: dict[str, Sequence[Finished[Result]]] = field(default_factory=dict)
+
+    def of(self, stage: Stage[Any, ResultType]) -> Sequence[Finished[ResultType]]:
+        """The units of a stage; none if it hasn't run."""
+        return cast(Sequence[Finished[ResultType]], self.units.get(stage.name, ()))
+
+    @property
+    def left(self) -> Sequence[Finished[PartsResult]]:
+        """The units that wrote the documents of the corpus."""
+        return self.of(LAST) or self.of(documents.STAGE)
+
+    @property
+    def with_urls(self) -> bool:
+        """Whether any document has a URL."""
+        return any(unit.result.domains for unit in self.of(documents.STAGE))
 
 
 def as_markdown() -> str:

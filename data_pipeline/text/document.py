@@ -4,9 +4,8 @@ import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 
 _SCHEME = re.compile(r"https?://(www\.)?")
 _TRACKING = re.compile(r"\?(utm_|ref|feed).*")
@@ -54,67 +53,105 @@ def is_chosen(text: str, numerator: int, denominator: int) -> bool:
 EXAMPLES = 3
 _NO_HASH = 1 << 32  # above all
 _EXAMPLE_CHARACTERS = 200
-# counted, but no reason to drop anything
-NO_RULES = frozenset({"read", "passed", "undecodable", "truncated_xml", "line_passed", "line_seen", "substring_words"})
+LINE, SPAN, MASKED = "line_", "span_", "masked_"
+"""What the name of a rule begins with in examples, `trace` and `diff`, if the rule isn't one for whole documents."""
 
 
-class Tally(Counter[str]):
-    """A Counter that also keeps three different examples of each rule, cut to 200 characters.
+@dataclass
+class Counts:
+    """What was read, dropped and masked, as the record of a unit has it.
 
-    They are the ones with the smallest hashes, so they don't depend on the order in which texts are dropped, and the
-    examples of several tallies together are three of theirs (`smallest`).
-
-    tally.drop("line_policy", "See our privacy policy for more.")  ->  tally["line_policy"] == 1
+    `read` counts records, `undecodable` documents with bytes that couldn't be decoded, and `truncated_xml` files.
+    `lines_passed` counts the lines that cleaning kept, `lines_seen` those that deduplication checked, and
+    `substring_words` the words of dropped substrings. `masked_data` is by kind; the others are by rule. `examples` has,
+    by the rule's name ("line_policy"), three texts that the rule dropped.
     """
 
-    @cached_property
-    def _kept(self) -> dict[str, dict[int, str]]:
-        """For each rule, its examples by hash."""
-        return {}
+    read: int = 0
+    undecodable: int = 0
+    truncated_xml: int = 0
+    lines_passed: int = 0
+    lines_seen: int = 0
+    substring_words: int = 0
+    dropped_documents: Counter[str] = field(default_factory=Counter)
+    dropped_lines: Counter[str] = field(default_factory=Counter)
+    dropped_spans: Counter[str] = field(default_factory=Counter)
+    masked_data: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
-    @cached_property
-    def _largest(self) -> dict[str, int]:
-        """For each rule that has enough examples, their largest hash."""
-        return {}
 
-    @property
-    def examples(self) -> dict[str, list[str]]:
-        """The examples of each rule, those of smallest hash first."""
-        return {rule: [text for _, text in sorted(kept.items())] for rule, kept in self._kept.items()}
+Listener = Callable[[str, str, int], None]
+"""Gets (the rule's name, the whole text or "", how many) of all that a tally counts as dropped or masked, in order."""
 
-    def drop(self, rule: str, example: str = "") -> None:
-        self[rule] += 1
-        if example:
-            self._keep(rule, example[:_EXAMPLE_CHARACTERS])
 
-    def add(self, counts: Mapping[str, int], examples: Mapping[str, list[str]]) -> None:
-        """Adds the counts and the examples of another tally."""
-        self.update(counts)
-        for rule, texts in examples.items():
+class Tally(Counts):
+    """Counts while documents are read, cleaned and deduplicated.
+
+    The examples of a rule are three different texts, cut to 200 characters: those with the smallest hashes. So they
+    don't depend on the order in which texts are dropped, and `add` finds the same as one tally of everything.
+
+    tally.line("policy", "See our privacy policy for more.")  ->  tally.dropped_lines["policy"] == 1
+    """
+
+    def __init__(self, listener: Listener | None = None):
+        super().__init__()
+        self._listener = listener
+        self._largest: dict[str, int] = {}  # for each rule that has enough examples, their largest hash
+
+    def document(self, rule: str, example: str = "", number: int = 1) -> None:
+        """Counts `number` documents that `rule` drops, for the same reason."""
+        self.dropped_documents[rule] += number
+        self._note(rule, example, number)
+
+    def line(self, rule: str, example: str) -> None:
+        self.dropped_lines[rule] += 1
+        self._note(LINE + rule, example)
+
+    def span(self, rule: str, example: str) -> None:
+        self.dropped_spans[rule] += 1
+        self._note(SPAN + rule, example)
+
+    def masked(self, kind: str) -> None:
+        """Counts a piece of personal data. It is no example: reports show examples."""
+        self.masked_data[kind] += 1
+        self._note(MASKED + kind, "")
+
+    def add(self, other: Counts) -> None:
+        """Adds other counts and their examples. The listener doesn't get them."""
+        for one in fields(Counts):
+            value = getattr(other, one.name)
+            if isinstance(value, Counter):
+                getattr(self, one.name).update(value)
+            elif isinstance(value, int):
+                setattr(self, one.name, getattr(self, one.name) + value)
+        for name, texts in other.examples.items():
             for text in texts:
-                self._keep(rule, text)
+                self._keep(name, text)
 
-    def _keep(self, rule: str, example: str) -> None:
+    def recorded(self) -> Counts:
+        """The counts so far, as they are written to a file."""
+        return Counts(**{one.name: getattr(self, one.name) for one in fields(Counts)})
+
+    def _note(self, name: str, text: str, number: int = 1) -> None:
+        if text:
+            self._keep(name, text[:_EXAMPLE_CHARACTERS])
+        if self._listener:
+            self._listener(name, text, number)
+
+    def _keep(self, name: str, example: str) -> None:
         key = _hash(example)
-        if key >= self._largest.get(rule, _NO_HASH):  # as most are
+        if key >= self._largest.get(name, _NO_HASH):  # as most are
             return
-        kept = self._kept.setdefault(rule, {})
-        if len(kept) < EXAMPLES or key not in kept:
-            kept[key] = example
-        if len(kept) > EXAMPLES:
-            del kept[max(kept)]
+        kept = self.examples.setdefault(name, [])
+        if example not in kept:
+            kept[:] = sorted([*kept, example], key=_hash)[:EXAMPLES]
         if len(kept) == EXAMPLES:
-            self._largest[rule] = max(kept)
+            self._largest[name] = _hash(kept[-1])
 
 
 def most_common(counts: Mapping[str, int], number: int) -> dict[str, int]:
     """The most frequent keys, sorted by count and then by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number])
-
-
-def smallest(examples: list[str]) -> list[str]:
-    """Those of `examples` that a single tally would have kept."""
-    return sorted(dict.fromkeys(examples), key=_hash)[:EXAMPLES]
 
 
 def _hash(text: str) -> int:

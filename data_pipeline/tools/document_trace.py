@@ -14,7 +14,7 @@ from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
 from data_pipeline.stages.part_readings import CHECKS, application, check_of
 from data_pipeline.stages.parts import SCHEMA, read_documents
-from data_pipeline.text.document import NO_RULES, Document, Tally
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 
@@ -30,21 +30,9 @@ class Drop:
     stays_on: str = ""
 
 
-class DropRecorder(Tally):
-    """A tally that also keeps every drop in order, with its whole text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drops: list[Drop] = []
-
-    def __setitem__(self, rule: str, count: int) -> None:
-        super().__setitem__(rule, count)
-        if rule not in NO_RULES:
-            self.drops.append(Drop(rule))
-
-    def drop(self, rule: str, example: str = "") -> None:
-        self[rule] += 1
-        self.drops[-1] = Drop(rule, example)
+def _recorder(drops: list[Drop]) -> Tally:
+    """A tally that adds every drop to `drops`, in order, with its whole text."""
+    return Tally(lambda rule, text, number: drops.extend([Drop(rule, text)] * number))
 
 
 @dataclass
@@ -127,23 +115,23 @@ def trace_records(
 
 def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterator[DocumentTrace]:
     """The trace up to cleaning of each of the records that exists."""
-    recorder = DropRecorder()
+    drops = list[Drop]()
     next_ordinal = file.range.first_ordinal
     clean, splits = Cleaner(spec.cleaning), Splits(spec, file)
     try:
-        for record in read_records(spec, file, ReadStats(counters=recorder)):
+        for record in read_records(spec, file, ReadStats(_recorder(drops))):
             split = splits.of_next(record)
-            yield from _left_out(spec, file, ordinals, range(next_ordinal, record.ordinal), recorder.drops)
+            yield from _left_out(spec, file, ordinals, range(next_ordinal, record.ordinal), drops)
             if record.ordinal in ordinals:
                 yield _cleaned(spec, file, record, split, clean)
-            recorder.drops.clear()
+            drops.clear()
             next_ordinal = record.ordinal + 1
             if next_ordinal > max(ordinals):
                 return
     except DamagedInput as error:
-        recorder.drop("damaged", f"{error.position}: {error.reason}")
-    at_end = range(next_ordinal, next_ordinal + len(recorder.drops))
-    yield from _left_out(spec, file, ordinals, at_end, recorder.drops)
+        drops.append(Drop("damaged", f"{error.position}: {error.reason}"))
+    at_end = range(next_ordinal, next_ordinal + len(drops))
+    yield from _left_out(spec, file, ordinals, at_end, drops)
 
 
 def _left_out(
@@ -164,9 +152,9 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
     if not text.strip():
         trace.steps.append(StepTrace("reading", [Drop("empty")], None))
         return trace
-    recorder = DropRecorder()
-    document = clean_record(record, text, split, clean, spec, file, recorder)
-    trace.steps.append(StepTrace("cleaning", recorder.drops, document.text if document else None))
+    drops = list[Drop]()
+    document = clean_record(record, text, split, clean, spec, file, _recorder(drops))
+    trace.steps.append(StepTrace("cleaning", drops, document.text if document else None))
     if document:
         trace.language, trace.split = document.language, document.split
     return trace
@@ -186,9 +174,8 @@ def _deduplicate(
             step, least = step_of(decided.step, build.config.dedup), cleaning.min_sentences_per_page
             apply = application(build.corpus, step, decided.files[unit], decided.duplicates, unit, least)
         for number, document in list(documents.items()):
-            recorder = DropRecorder()
-            ((_, _, left),) = apply([(number, document, document)], recorder)
-            drops = recorder.drops
+            drops = list[Drop]()
+            ((_, _, left),) = apply([(number, document, document)], _recorder(drops))
             if drops and find_copies and not is_check:
                 drops = _with_copies(build, decided, unit, number, document, drops)
             trace = traces[document.id]

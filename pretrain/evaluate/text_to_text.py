@@ -224,7 +224,7 @@ def _file_questions(settings: TextToTextSettings) -> list[Question]:
         position, reason = stats.damage[0]
         raise UserError(f"{settings.file}: {position}: {reason}")
     if not records:
-        raise UserError(f"{settings.file}: has no pair; {stats.counters['read']} lines without input or target")
+        raise UserError(f"{settings.file}: has no pair; {stats.counters.read} lines without input or target")
     questions = [Question(one.text, one.targets or [one.target], one.choices) for one in records]
     return _with_choices(questions, settings)
 

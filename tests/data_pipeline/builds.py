@@ -20,7 +20,6 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.pipeline import build
 from data_pipeline.tools.document_trace import DocumentTrace
 from data_pipeline.tools.finished_build import open_build
-from data_pipeline.tools.report import render
 from data_pipeline.tools.trace import trace
 from tests.conftest import C4_SAMPLE, TOP, write_corpus_file
 
@@ -53,7 +52,7 @@ def cleaned(folder: Path, files: list[list[Page]], **changes: object) -> Path:
 
 def built(file: Path, *changes: str, until: str = "shards") -> Path:
     """The corpus of a corpus file with these overrides, up to a stage, and its report."""
-    return Path(build(load(file, changes, CorpusConfig), until, render=render))
+    return Path(build(load(file, changes, CorpusConfig), until))
 
 
 def plain(folder: Path, path: Path | str, kind: str, **changes: object) -> CorpusConfig:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
+from data_pipeline.text.document import LINE, MASKED, SPAN, Counts
 from tests.conftest import C4_SAMPLE
 
 # of the Encoding Standard; each with its labels, and bytes with their text
@@ -39,6 +41,15 @@ def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Rec
     with pytest.raises(DamagedInput) as damage:
         kept.extend(records)  # the records before the error
     return kept, stats, damage.value
+
+
+def flat(counts: Counts) -> Counter[str]:
+    """What was counted, by the names of `trace` and of the report's examples: {"read": 3, "line_policy": 1}."""
+    numbers = {name: n for name, n in vars(counts).items() if isinstance(n, int) and n}
+    found = Counter({**numbers, **counts.dropped_documents})
+    for prefix, dropped in ((LINE, counts.dropped_lines), (SPAN, counts.dropped_spans), (MASKED, counts.masked_data)):
+        found.update({prefix + rule: n for rule, n in dropped.items()})
+    return found
 
 
 def c4_pages() -> list[str]:

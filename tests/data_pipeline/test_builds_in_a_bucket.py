@@ -22,7 +22,6 @@ from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, 
 from data_pipeline.foundation.object_store import ObjectStore as Bucket
 from data_pipeline.foundation.open_store import open_store
 from data_pipeline.pipeline import build
-from data_pipeline.tools.report import render
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import OFF, family, trained, with_fault
 from tests.data_pipeline.object_store import ObjectStore, serving
@@ -63,7 +62,7 @@ def file(small_corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def in_folder(file) -> dict[str, str]:
-    return contents(build(load(file, [], CorpusConfig), render=render))
+    return contents(build(load(file, [], CorpusConfig)))
 
 
 def contents(location: str) -> dict[str, str]:

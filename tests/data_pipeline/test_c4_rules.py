@@ -18,7 +18,7 @@ from data_pipeline.cleaning.language import Detection, LanguageConfig, detector,
 from data_pipeline.cleaning.page import clean_page, has_paragraphs, is_too_long
 from data_pipeline.text.document import Tally
 from data_pipeline.text.languages import shortest_tag
-from tests.data_pipeline.reading import c4_pages
+from tests.data_pipeline.reading import c4_pages, flat
 from tests.tables import each
 
 GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "Nobody knows where he lost it."]
@@ -26,15 +26,15 @@ GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "
 
 def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
     counters = Tally()
-    return clean_page("\n".join(lines), CleaningConfig(**rules), counters), dict(counters)
+    return clean_page("\n".join(lines), CleaningConfig(**rules), counters), flat(counters)
 
 
 @each(
     "lines, counted",
     [
-        (["It was empty that day.", "Only the old ferry ... lay there."], {"line_passed": 2, "too_few_sentences": 1}),
+        (["It was empty that day.", "Only the old ferry ... lay there."], {"lines_passed": 2, "too_few_sentences": 1}),
         # what follows a bracket is not looked at
-        ([*GOOD, "int main() { return 0 ; }.", "This line comes too late."], {"line_passed": 3, "curly_bracket": 1}),
+        ([*GOOD, "int main() { return 0 ; }.", "This line comes too late."], {"lines_passed": 3, "curly_bracket": 1}),
         (["Lorem Ipsum dolor sit amet consectetur.", *GOOD], {"lorem_ipsum": 1}),
         (["Lorem ipsum in javascript { and more }.", *GOOD], {"lorem_ipsum": 1}),
         (["The cookie policy { of this harbour }.", *GOOD], {"curly_bracket": 1}),
@@ -64,7 +64,7 @@ CHANGED = {
 def test_a_line_is_kept_without_its_citation_marks(line, kept):
     text, counters = clean(GOOD[0], line, GOOD[1], GOOD[2])
     assert text == "\n".join([GOOD[0], kept, GOOD[1], GOOD[2]])
-    assert counters == {"line_passed": 4, "passed": 1}
+    assert counters == {"lines_passed": 4}
 
 
 DROPPED = {
@@ -98,14 +98,14 @@ DROPPED = {
 @each("rule, line", [(rule, line) for rule, lines in DROPPED.items() for line in lines])
 def test_a_line_is_dropped_by_the_first_rule_that_applies_and_the_page_lives_on(rule, line):
     text, counters = clean(GOOD[0], line, *GOOD[1:])
-    assert (text, counters) == ("\n".join(GOOD), {"line_passed": 3, "passed": 1, rule: 1})
+    assert (text, counters) == ("\n".join(GOOD), {"lines_passed": 3, rule: 1})
 
 
 @each("end", ["\n", "\r\n", "\r", *"\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"])
 def test_lines_end_where_unicode_says(end):
     counters = Tally()
     assert clean_page(end.join(GOOD), CleaningConfig(), counters) == "\n".join(GOOD)
-    assert counters == {"line_passed": 3, "passed": 1}
+    assert flat(counters) == {"lines_passed": 3}
 
 
 def test_a_page_of_190000_characters_passes_and_one_more_is_too_long():
@@ -116,8 +116,8 @@ def test_a_page_of_190000_characters_passes_and_one_more_is_too_long():
 
 
 def test_sentences_are_counted_in_each_line_by_itself_and_other_counters_can_be_put_in():
-    assert clean("It rained. We rowed home. We slept.")[1] == {"line_passed": 1, "passed": 1}
-    assert clean("It rained on us. We rowed home.")[1] == {"line_passed": 1, "too_few_sentences": 1}
+    assert clean("It rained. We rowed home. We slept.")[1] == {"lines_passed": 1}
+    assert clean("It rained on us. We rowed home.")[1] == {"lines_passed": 1, "too_few_sentences": 1}
     assert clean_page(GOOD[0], CleaningConfig(), Tally(), sentences=lambda line, at_most: 3) == GOOD[0]
 
 
@@ -126,8 +126,8 @@ def test_thresholds_are_parameters():
     assert clean("Go now.", min_words_per_line=2, min_sentences_per_page=1)[0] == "Go now."
     assert clean("Go.", min_words_per_line=0, min_sentences_per_page=0)[0] == "Go."
     assert clean(*GOOD, min_words_per_line=7)[1] == {"line_too_short": 3, "too_few_sentences": 1}
-    assert clean(*GOOD, min_sentences_per_page=4)[1] == {"line_passed": 3, "too_few_sentences": 1}
-    assert clean(*GOOD, max_word_length=8)[1] == {"line_passed": 2, "line_too_long_word": 1, "too_few_sentences": 1}
+    assert clean(*GOOD, min_sentences_per_page=4)[1] == {"lines_passed": 3, "too_few_sentences": 1}
+    assert clean(*GOOD, max_word_length=8)[1] == {"lines_passed": 2, "line_too_long_word": 1, "too_few_sentences": 1}
     assert clean(*GOOD, max_page_characters=10)[1] == {"too_long": 1}
 
 
@@ -137,7 +137,7 @@ def test_pages_of_the_published_corpus_pass_again():
     pages, counters = c4_pages(), Tally()
     assert not any(contains_bad_word(page, "en") for page in pages)
     cleaned = [clean_page(page, CleaningConfig(), counters) for page in pages]
-    assert counters == {"line_passed": sum(page.count("\n") + 1 for page in pages), "passed": 1000}
+    assert flat(counters) == {"lines_passed": sum(page.count("\n") + 1 for page in pages)}
     [changed] = [index for index in range(1000) if cleaned[index] != pages[index]]
     before = pages[changed].split("\n")
     assert cleaned[changed] == "\n".join(line.strip() for line in before)
@@ -317,7 +317,7 @@ def test_a_page_is_kept_or_counted(detection, kept, counted):
     counters = Tally()
     result = keep_language("text", lambda _: detection, ["en", "zh", "pt-br"], 0.99, counters)
     assert result == (detection if kept else None)
-    assert counters == counted
+    assert flat(counters) == counted
 
 
 def test_pages_of_the_published_corpus_are_english():
@@ -327,7 +327,7 @@ def test_pages_of_the_published_corpus_are_english():
     counters = Tally()
     kept = sum(keep_language(page, detector("fast"), ["en"], 0.99, counters) is not None for page in pages)
     assert kept == 985
-    assert counters == {"language_low_confidence": 13, "language_undetected": 2}
+    assert flat(counters) == {"language_low_confidence": 13, "language_undetected": 2}
     slow = detector("langdetect")
     assert all(keep_language(page, slow, ["en"], 0.99, counters) for page in pages[:100])
 

@@ -193,14 +193,14 @@ class UpToBar(Rule):
 
 
 class Sites(Step):
-    columns, order = ("id", "url"), 0
+    columns, order, rule = ("id", "url"), 0, "line_of_site"
 
     def keys(self, document):
         yield 0, (hash64(document.url.split("/")[2]),)
 
 
 class Hollow(Sites):
-    columns = ("id", "source")
+    columns, rule = ("id", "source"), ""
 
     def keys(self, document):
         if document.id[-1] in "45":
@@ -259,7 +259,7 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
     tmp_path, monkeypatch
 ):
     """The first page has nothing before the bar. Of the others a line is dropped, then the second of a.org, and then
-    "hollow" empties the second of two documents."""
+    "hollow" empties the second of two documents. A rule may have any name: this one's drops documents."""
     (tmp_path / "own.py").write_text(PACKAGE)
     installed = tmp_path / "own-1.0.dist-info"
     installed.mkdir()
@@ -277,7 +277,9 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
     done = run_command("data-pipeline", "documents", config)
     assert done.returncode == 0, done.stderr
     found = Result(tmp_path / "corpus")
-    assert found.dropped == {"empty": 1, "duplicate_line": 4, "duplicate_sites": 1, "empty_after_dedup": 1}
+    counts = report.read(tmp_path / "corpus")
+    assert counts.documents.dropped == {"empty": 1, "line_of_site": 1, "empty_after_dedup": 1}
+    assert counts.lines == report.LineCounts(10, {"duplicate_line": 4})
     keeper = min(sites[1:], key=lambda site: md5(f"http://{site}"))  # of the line
     kept = [f"The text of {site}." + ("\nOn each page." if site == keeper else "") for site in sites[1:5]]
     assert found.texts == [kept[0], *kept[2:]]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pydantic_core import to_json
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
@@ -20,13 +21,14 @@ from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.packing import PACKINGS, Documents, Rules
-from data_pipeline.text.document import Tally, smallest
+from data_pipeline.report_pages import render
+from data_pipeline.text.document import Counts, Tally
 from data_pipeline.tools import differences, trace
 from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
-from data_pipeline.tools.report import render
 from data_pipeline.tools.trace import rows_of_document
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import OFF, built, documents_of, published, texts_of, traced, trained, write_pages
@@ -227,15 +229,47 @@ def test_places_of_documents_agree_with_the_rows(packing):
 
 def test_examples_are_chosen_by_hash_whatever_the_order():
     texts = [f"line {n}" for n in range(50)]
-    one, other, halves = Tally(), Tally(), (Tally(), Tally())
+    one, other, halves, added = Tally(), Tally(), (Tally(), Tally()), Tally()
     for number, text in enumerate([*texts, *texts]):
-        one.drop("rule", text)
-        other.drop("rule", texts[-1 - number % 50])
-        halves[number % 2].drop("rule", text)
+        one.document("rule", text)
+        other.document("rule", texts[-1 - number % 50])
+        halves[number % 2].document("rule", text)
+    for half in halves:
+        added.add(half)
     assert len(one.examples["rule"]) == 3
     assert one.examples == other.examples
-    assert smallest([text for half in halves for text in half.examples["rule"]]) == one.examples["rule"]
+    assert added == one
     assert one.examples["rule"] != texts[:3]
+
+
+def test_what_is_counted_keeps_its_kind_whatever_the_rule_is_called_also_in_a_file():
+    """Documents, lines, spans and personal data have counts of their own, and a listener hears of each drop in order,
+    with the whole text."""
+    heard = []
+    tally = Tally(lambda *drop: heard.append(drop))
+    tally.read += 5
+    tally.lines_passed += 2
+    tally.document("line_policy", "x" * 300)
+    tally.line("policy", "a line")
+    tally.span("read", "a span")
+    tally.masked("email")
+    tally.document("masked_email", number=3)
+    assert heard == [
+        ("line_policy", "x" * 300, 1),
+        ("line_policy", "a line", 1),
+        ("span_read", "a span", 1),
+        ("masked_email", "", 1),
+        ("masked_email", "", 3),
+    ]
+    read = parse_json(to_json(tally.recorded()), Counts, "a file")
+    assert (read.read, read.lines_passed, read.undecodable) == (5, 2, 0)
+    assert read.dropped_documents == {"line_policy": 1, "masked_email": 3}
+    assert (read.dropped_lines, read.dropped_spans, read.masked_data) == ({"policy": 1}, {"read": 1}, {"email": 1})
+    total = Tally()
+    total.add(read)
+    total.add(read)
+    assert (total.read, total.dropped_documents["masked_email"], total.dropped_lines["policy"]) == (10, 6, 2)
+    assert total.examples == read.examples
 
 
 def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):

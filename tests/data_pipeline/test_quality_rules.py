@@ -37,9 +37,9 @@ NO_RULES = {
 def broken(text: str, rules: GopherConfig) -> str:
     """The rule that drops the page, or ""."""
     tally = Tally()
-    assert keep_page(text, rules, tally) is not bool(tally)
-    assert list(tally.values()) in ([], [1])
-    return next(iter(tally), "").removeprefix("gopher_")
+    assert keep_page(text, rules, tally) is not bool(tally.dropped_documents)
+    assert list(tally.dropped_documents.values()) in ([], [1])
+    return next(iter(tally.dropped_documents), "").removeprefix("gopher_")
 
 
 def by(text: str, **rules: object) -> str:
@@ -275,7 +275,7 @@ def masked(text: str, *kinds: str) -> str:
     tally = Tally()
     found = mask(text, kinds or ALL, tally)
     for kind, placeholder in PLACEHOLDERS.items():
-        assert found.count(placeholder) == tally[f"masked_{kind}"]
+        assert found.count(placeholder) == tally.masked_data[kind]
         found = found.replace(placeholder, f"<{kind[0].upper()}>")
     assert tally.examples == {}
     return found

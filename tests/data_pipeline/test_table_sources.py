@@ -22,13 +22,13 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.execution.work_units import Finished
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.pipeline import report_damage
+from data_pipeline.pipeline import build, report_damage
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Record
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from tests.conftest import DATA
-from tests.data_pipeline.builds import plain
-from tests.data_pipeline.reading import read, read_bytes, read_until_damage
+from tests.data_pipeline.builds import OFF, plain, traced
+from tests.data_pipeline.reading import flat, read, read_bytes, read_until_damage
 from tests.tables import each
 
 AWKWARD = ['"Quoted", with a comma', "two\nlines, one\r\nwith CR", 'ø \\" [] {} \\', "] }, {[", "x" * 300_000, "last"]
@@ -65,7 +65,7 @@ def test_what_pythons_writer_wrote_is_read_back(tmp_path, how, options):
     data = b"\xef\xbb\xbf" + as_csv(rows, **how)
     kept, stats = read_bytes("csv", tmp_path / "a.csv.gz", gzip.compress(data), **options)
     assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(texts)]
-    assert stats.counters == {"read": len(texts)}
+    assert flat(stats.counters) == {"read": len(texts)}
 
 
 def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
@@ -73,7 +73,7 @@ def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
     rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
     kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
     assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (8, "j")]
-    assert stats.counters == {"read": 9, "damaged": 6, "empty": 1}
+    assert flat(stats.counters) == {"read": 9, "damaged": 6, "empty": 1}
     assert [position for position, _ in stats.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
     assert stats.damage[0].reason == "1 fields, but the header has 2"
 
@@ -83,7 +83,7 @@ def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
     kept, stats = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
     assert (kept[0].text, stats.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
     kept, stats = read_bytes("csv", tmp_path / "a", data)
-    assert ([record.text for record in kept], stats.counters["damaged"]) == (["a"], 1)
+    assert ([record.text for record in kept], stats.counters.dropped_documents["damaged"]) == (["a"], 1)
     (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
     _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
     assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
@@ -124,7 +124,7 @@ def test_of_a_damaged_row_no_line_becomes_a_document(tmp_path, columns, old, new
     first, last = (BEHIND + line for line in lines)
     assert position == (f"line {first}" if first == last else f"lines {first} to {last}")
     assert reason in found
-    assert stats.counters == {"read": len(ROWS) - len(lost) + 1, "damaged": 1}
+    assert flat(stats.counters) == {"read": len(ROWS) - len(lost) + 1, "damaged": 1}
 
 
 def test_where_no_row_begins_for_certain_the_rest_of_the_file_is_left_out(tmp_path):
@@ -167,7 +167,7 @@ def test_an_array_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path, how
             data = json.dumps(objects[:4], **how).encode() + b" \n"
         kept, stats = read_bytes("json", tmp_path / "a", data)
         assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD[: len(json.loads(data))])]
-        assert stats.counters == {"read": len(kept)}
+        assert flat(stats.counters) == {"read": len(kept)}
 
 
 def test_bad_elements_are_counted_with_their_number_and_the_next_is_read(tmp_path):
@@ -176,7 +176,7 @@ def test_bad_elements_are_counted_with_their_number_and_the_next_is_read(tmp_pat
     data = b"[" + b",".join([*elements, b'{"text": " "}', b'{"text": "d"}']) + b"]"
     kept, stats = read_bytes("json", tmp_path / "a", data, max_record_bytes=50)
     assert kept == [Record(0, "a"), Record(7, "d")]
-    assert stats.counters == {"read": 8, "damaged": 5, "empty": 1}
+    assert flat(stats.counters) == {"read": 8, "damaged": 5, "empty": 1}
     assert [position for position, _ in stats.damage] == [f"element {number}" for number in range(2, 7)]
     assert read_bytes("json", tmp_path / "a", b" [ ] ")[0] == []
     lines = b'{"text": "a"}\n\n{"text": "b"}\n'
@@ -219,7 +219,7 @@ def test_rows_become_records(tmp_path, kind):
     kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table(columns)))
     first, last = "1970-01-01T00:00:00", "1970-01-02T00:00:00"
     assert kept == [Record(0, "a", "u", timestamp=first), Record(3, "b", timestamp=last)]
-    assert stats.counters == {"read": 4, "empty": 2}
+    assert flat(stats.counters) == {"read": 4, "empty": 2}
 
 
 STRINGS = pa.array(["a", "b", "a"])
@@ -238,7 +238,7 @@ def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
     column = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
     kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table({"text": column})))
     assert [record.ordinal for record in kept] == [0, 2]
-    assert stats.counters == {"read": 3, "damaged": 1}
+    assert flat(stats.counters) == {"read": 3, "damaged": 1}
     assert stats.damage[0][0] == "row 1"
 
 
@@ -276,8 +276,15 @@ def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
     kept, stats = read_bytes("parquet", path, bytes(data))
     whole = [*range(10), *range(20, 30)]
     assert [(record.ordinal, record.text) for record in kept] == [(number, texts[number]) for number in whole]
-    assert stats.counters == {"read": 30, "damaged": 10}
-    assert stats.damage[0][0] == "rows 10 to 19, row group 1"
+    assert flat(stats.counters) == {"read": 30, "damaged": 10}
+    position, reason = stats.damage[0]
+    assert position == "rows 10 to 19, row group 1"
+    corpus = Path(build(plain(tmp_path, path, "parquet", dedup=OFF), until="documents"))
+    for row in (10, 15, 19):  # each is told why it was lost
+        lost = traced(corpus, f"parquet/a/{row:09d}")
+        assert [(drop.rule, drop.what) for step in lost.steps for drop in step.drops] == [
+            ("damaged", f"{position}: {reason}")
+        ]
 
 
 def column(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Array:
@@ -318,7 +325,7 @@ def test_a_value_beside_the_text_that_cannot_be_read_costs_only_itself(tmp_path,
         kept, stats = read(kind, write_table(tmp_path / name, kind, pa.table(table)))
         assert [record.text for record in kept] == table["text"]
         assert [(record.url, record.timestamp) for record in kept] == left
-        assert stats.counters == {"read": len(left)}
+        assert flat(stats.counters) == {"read": len(left)}
         (damage,) = stats.damage
         assert (damage.position, damage.reason[:17]) == (f"row {len(left) // 2}", "read without its ")
 

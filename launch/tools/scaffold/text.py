@@ -241,7 +241,7 @@ def _texts(file: InputFile, damage: _Damage) -> Iterator[bytes]:
         damage.add(file, 1, "", str(error).removeprefix("file://"))
     finally:
         if stats.damage:
-            damage.add(file, stats.counters["damaged"], *stats.damage[0])
+            damage.add(file, stats.counters.dropped_documents["damaged"], *stats.damage[0])
 
 
 def _ending(name: str) -> str:

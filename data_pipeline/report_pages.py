@@ -7,8 +7,8 @@ from html import escape
 from markdown_it import MarkdownIt
 
 from data_pipeline.foundation.formatting import human_size, markdown
-from data_pipeline.report import HTML, LINE, MARKDOWN, SPAN, InputReport, Report, coverage, cut_pairs, visible
-from data_pipeline.text.document import most_common
+from data_pipeline.report import HTML, MARKDOWN, InputReport, Report, coverage, cut_pairs, visible
+from data_pipeline.text.document import LINE, SPAN, most_common
 
 _ROWS = 20  # the most rows of a chart
 _BAR = 40  # characters of its longest bar
