@@ -20,6 +20,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import NodeUnfit, one_line
 from data_pipeline.foundation.json_file import seal_holds
+from data_pipeline.foundation.open_store import open_store
 
 SHARDS, REPORT = "shards/", "report.json"
 FOREIGN = "not in the manifest; remove it"
@@ -79,7 +80,7 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
 
 def documents_of(corpus: Corpus) -> dict[str, DocumentsEntry]:
     """Each file of documents; {} if this copy of the corpus is without them."""
-    if not stores.exists(f"{corpus.location}/{DOCUMENTS.rstrip('/')}"):
+    if DOCUMENTS.rstrip("/") not in open_store(corpus.location).folders(""):
         return {}
     return {file.name: file for file in corpus.lineage().documents}
 
@@ -99,10 +100,8 @@ def _verify_report(corpus: Corpus) -> list[str]:
 
 def _files_below(corpus: Corpus, folder: str) -> list[str]:
     """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
-    filesystem, root = stores.filesystem(corpus.location)
-    found = stores.with_retries(lambda: filesystem.find(f"{root.rstrip('/')}/{folder}"), corpus.location)
-    names = [PurePosixPath(path).relative_to(root.rstrip("/")) for path in found]
-    return [str(name) for name in names if not name.name.startswith(".")]
+    names = open_store(corpus.location).names(folder)
+    return [name for name in names if not PurePosixPath(name).name.startswith(".")]
 
 
 def _wrong(corpus: Corpus, files: dict[str, _Expected]) -> list[str]:

@@ -37,26 +37,26 @@ class Records:
         self._corpus, self._folder = corpus, f".stages/{name}"
         self._file = f"{self._folder}/{FILE}"
         self._intact: set[str] | None = None  # the names that were read, if the file needs no repair
-        self._waiting: list[Any] = []
+        self.waiting: list[Any] = []  # units whose lines aren't there yet
         self._flushed = 0.0
 
     def read(self, kind: Any) -> dict[str, Any]:
         """The units, each a `kind`, by name, sorted as numbers are. Those of damaged lines are left out."""
-        has_file = self._corpus.has_lines(self._file)
-        units = [_parsed(line, kind) for line in self._lines(has_file)]
+        lines, former = self._lines()
+        units = [_parsed(line, kind) for line in lines]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
-        self._intact = {unit.name for unit in found} if None not in units and has_file else None
+        self._intact = {unit.name for unit in found} if None not in units and not former else None
         return {unit.name: unit for unit in found}
 
     def remove(self, names: Collection[str]) -> None:
         """Removes the lines of the units `names`, and those that are damaged. It lasts when this returns."""
         if self._intact is not None and self._intact.isdisjoint(names):
             return
-        lines, kept = list(self._lines(self._corpus.has_lines(self._file))), list[bytes]()
+        found, former = self._lines()
+        lines, kept = list(found), list[bytes]()
         for line in lines:
             if (unit := _parsed(line, _Named)) is not None and unit.name not in names:
                 kept.append(line)
-        former = self._former()
         if former or len(kept) < len(lines):
             self._corpus.replace_lines(self._file, b"".join(line + b"\n" for line in kept))
             self._corpus.delete(former)
@@ -70,28 +70,24 @@ class Records:
 
     def _add(self, unit: Any) -> None:
         """Adds a unit whose files' content is on the disk."""
-        self._waiting.append(unit)
+        self.waiting.append(unit)
         if time.monotonic() - self._flushed > max(_SECONDS_BETWEEN_FLUSHES, self._corpus.seconds_between_appends):
             self._flush()
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self.waiting:
             return
-        lines = b"".join(to_json(unit) + b"\n" for unit in self._waiting)
-        self._corpus.append(self._file, lines, {name for unit in self._waiting for name in unit.outputs})
-        self._waiting, self._flushed = [], time.monotonic()
+        lines = b"".join(to_json(unit) + b"\n" for unit in self.waiting)
+        self._corpus.append(self._file, lines, {name for unit in self.waiting for name in unit.outputs})
+        self.waiting, self._flushed = [], time.monotonic()
 
-    def _lines(self, has_file: bool) -> Iterator[bytes]:
-        """Each unit's line; b"" for one that was cut, so that it counts as damaged."""
-        if has_file:
-            yield from self._corpus.lines(self._file)
-        else:
-            for content in in_threads(self._content, self._former()):
-                yield content.replace(b"\n", b" ")
-
-    def _former(self) -> list[str]:
-        """The records that an earlier version wrote, one for each unit."""
-        return [name for name in self._corpus.names(self._folder, deep=False) if name.endswith(".json")]
+    def _lines(self) -> tuple[Iterator[bytes], list[str]]:
+        """Each unit's line, b"" for one that was cut, so that it counts as damaged; and the files that an earlier
+        version wrote, if the lines are theirs."""
+        if (lines := self._corpus.lines(self._file)) is not None:
+            return lines, []
+        former = [name for name in self._corpus.names(self._folder, deep=False) if name.endswith(".json")]
+        return (content.replace(b"\n", b" ") for content in in_threads(self._content, former)), former
 
     def _content(self, name: str) -> bytes:
         try:

@@ -148,11 +148,15 @@ def run(
         print(f"{stage.name}:", to_do if todo else f"{kept} of {counted(kept, 'unit')}", "up to date", flush=True)
     if todo:
         records.remove({unit.name for unit in todo})
-        with records as record:
-            finished, errors = _work_off(stage, todo, corpus, ray_config, record, shown)
+        finished, errors = dict[str, Finished[ResultType]](), list[Failed]()
+        try:
+            with records as record:
+                finished, errors = _work_off(stage, todo, corpus, ray_config, record, shown)
+        except StoreError as error:  # at the last lines
+            errors.append(Failed(stage.name, error))
         done |= finished
         if errors:
-            count = kept + len(finished)
+            count = kept + len(finished) - len(records.waiting)
             _raise(errors, f"{stage.name}: {count} of {counted(len(units), 'unit')} done; the same command continues")
     if others := done.keys() - reasons.keys():  # no longer in the plan
         planned = outputs_of([done[unit.name] for unit in units])
@@ -184,17 +188,18 @@ def _work_off(
                 if isinstance(answer.error, StoreError):  # every other unit would wait for it too
                     break
             else:
-                record(answer)
                 done[answer.name] = answer
+                record(answer)
                 pool.count("units_finished", stage.name)
                 pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
-    except FailedError as error:  # no worker is left
+    except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(Failed(stage.name, error))
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
     driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
     idle = max(0.0, pool.number * (seconds - waited) - busy)
     times = [round(each, 1) for each in (idle, waited, driver)]
-    workers.Timing(round(seconds, 1), pool.number, *times).write(corpus, stage.name)
+    with contextlib.suppress(StoreError):  # `errors` say more
+        workers.Timing(round(seconds, 1), pool.number, *times).write(corpus, stage.name)
     return done, errors
 
 

@@ -38,13 +38,12 @@ def atomic_path(path: Path, begun_in: Path | None = None) -> Iterator[Path]:
         temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
+        flush(temporary)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.replace(path)
         if begun_in is None:
-            commit(temporary, path)
-        else:
-            flush(temporary)
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.replace(path)
+            flush(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -35,8 +35,13 @@ def read_json(path: Path, kind: type[T]) -> T:
     the file doesn't exist, and FailedError, which names the file, the key and the value found, for any other content;
     MissingPackage if a package is missing that offers what the file names.
     """
+    return read_content(path.read_bytes, kind, path)
+
+
+def read_content(read: Callable[[], bytes], kind: type[T], path: Path | str) -> T:
+    """Like `read_json`, for what `read` reads from `path`."""
     try:
-        content = path.read_bytes()
+        content = read()
     except FileNotFoundError:
         raise
     except OSError as error:

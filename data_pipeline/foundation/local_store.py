@@ -103,13 +103,8 @@ class LocalStore(Store):
     def delete_folder(self, folder: str) -> None:
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
-    def has_lines(self, name: str) -> bool:
-        return (self.root / name).exists()
-
-    def lines(self, name: str) -> Iterator[bytes]:
-        with (self.root / name).open("rb") as file:  # a line at a time: those of a crawl have a gigabyte
-            for line in file:
-                yield line[:-1] if line.endswith(b"\n") else b""
+    def lines(self, name: str) -> Iterator[bytes] | None:
+        return _lines(path) if (path := self.root / name).exists() else None
 
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
         path = self.root / name
@@ -202,6 +197,12 @@ class LocalStore(Store):
         remove_leftovers(self.root, {*folders} - {_STAGES})
         for folder in ("", *self.folders(_STAGES)):
             remove_leftovers(self.root / _STAGES / folder, ())
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:  # a line at a time: those of a crawl have a gigabyte
+        for line in file:
+            yield line[:-1] if line.endswith(b"\n") else b""
 
 
 def _read(descriptor: int, start: int, stop: int) -> bytes:

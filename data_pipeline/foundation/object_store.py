@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -27,7 +28,7 @@ import psutil
 
 from data_pipeline.foundation import stores
 from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError, one_line
+from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, StoreUnavailable, UserError, one_line
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.store import Answer, Item, Store
 from data_pipeline.foundation.threads import in_threads
@@ -49,10 +50,11 @@ class ObjectStore(Store):
         self._filesystem, root = stores.filesystem(self._url)
         self._root = root.rstrip("/")
         self._protocols = stores.protocols(self._filesystem)
+        self._is_away = False
         self._claimed = 0  # the number of this driver's claim
         self._driver, self._looked = 0, 0.0  # the claim under which this worker writes, and when it was last seen
         self._written: dict[str, tuple[int, str]] = {}
-        self._pieces: dict[str, int] = {}  # the last piece of each file of lines
+        self._pieces: dict[str, list[str]] = {}  # of each file of lines
 
     def __str__(self) -> str:
         return self._url
@@ -67,7 +69,14 @@ class ObjectStore(Store):
     def _ask(self, request: Callable[..., Answer], name: str, *given: Any, **options: Any) -> Answer:
         """What the file system answers to a `request` about a file or folder, with_retries."""
         path = f"{self._root}/{name}".rstrip("/")
-        return stores.with_retries(lambda: request(path, *given, **options), self.at(name))
+        wait = 0.0 if self._is_away else stores.WAIT_SECONDS
+        try:
+            answer = stores.with_retries(lambda: request(path, *given, **options), self.at(name), wait)
+        except StoreUnavailable:
+            self._is_away = True  # whoever still wants to write what is finished needn't wait as long again
+            raise
+        self._is_away = False
+        return answer
 
     def each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
         return in_threads(function, [*items], 1)
@@ -102,10 +111,29 @@ class ObjectStore(Store):
         with self._scratch() as directory:
             path = directory / PurePosixPath(name).name
             yield path
-            self._look_again()
-            of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
-            self._ask(lambda target: self._filesystem.put_file(str(path), target, **of_s3), name)
+            self.send(path, name)
             self._written[name] = path.stat().st_size, sha256(path)
+
+    def send(self, path: Path, name: str) -> None:
+        def sent(target: str) -> None:
+            if not stores.OBJECT_STORES & self._protocols:  # there, creating one may make a bucket
+                self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._filesystem.put_file(str(path), target, **of_s3)
+
+        self._look_again()
+        of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
+        self._ask(sent, name)
+
+    def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
+        """By the ETag of S3, which made it from what it received; elsewhere by reading the file."""
+        try:
+            info = self._ask(self._filesystem.info, name)
+        except FileNotFoundError:
+            return False
+        if info["type"] != "file" or info["size"] != checksum[0]:
+            return False
+        etag = str(info.get("ETag", "")).strip('"')
+        return etag == _etag(path, in_parts="-" in etag) or self.checksum(name) == checksum
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -139,8 +167,12 @@ class ObjectStore(Store):
     def _listed(self, folder: str, deep: bool) -> dict[str, dict[str, Any]]:
         def listed(path: str) -> list[dict[str, Any]]:
             self._filesystem.invalidate_cache(path)
+            within, _, last = path.rpartition("/")
+            find = self._filesystem.find
             try:
-                find = self._filesystem.find
+                if "s3" in self._protocols and within:  # s3fs asks three times for a folder that isn't there
+                    depth = {} if deep else {"maxdepth": 1, "withdirs": True}
+                    return [*find(within, prefix=f"{last}/", detail=True, **depth).values()]
                 return [*find(path, detail=True).values()] if deep else self._filesystem.ls(path, detail=True)
             except FileNotFoundError:
                 return []
@@ -150,53 +182,49 @@ class ObjectStore(Store):
 
     def sizes(self, names: Collection[str]) -> dict[str, int]:
         folders = sorted({name.rpartition("/")[0] for name in names})
-        found = {name: size for files in in_threads(self._in_folder, folders, 1) for name, size in files.items()}
+        listed = self.each(partial(self._files, deep=False), folders)
+        found = {name: size for files in listed for name, size in files.items()}
         return {name: found[name] for name in names if name in found}
-
-    def _in_folder(self, folder: str) -> dict[str, int]:
-        return self._files(folder, deep=False)
 
     def delete(self, names: Iterable[str]) -> None:
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._ask(self._filesystem.rm_file, name)
 
-        in_threads(remove, [*names], 1)
+        self.each(remove, names)
 
     def delete_folder(self, folder: str) -> None:
         self.delete(self.names(folder))
+        self._pieces.clear()
 
-    # A file of lines is a folder of pieces with numbers.
+    # A file of lines is a folder of pieces with numbers. One that ends in _WHOLE replaces all before it.
 
-    def has_lines(self, name: str) -> bool:
-        return bool(self._live(name))
-
-    def lines(self, name: str) -> Iterator[bytes]:
-        for content in in_threads(self.get, self._live(name), 1):
-            yield from content.splitlines()
-
-    def _live(self, name: str) -> list[str]:
-        """The pieces of a file of lines, from the last one that replaces all before it."""
-        pieces = sorted(self.names(name))
-        self._pieces[name] = _number(pieces[-1]) if pieces else 0
+    def lines(self, name: str) -> Iterator[bytes] | None:
+        pieces = self._pieces_of(name)
         first = max((at for at, piece in enumerate(pieces) if piece.endswith(_WHOLE)), default=0)
-        return pieces[first:]
+        contents = self.each(self.get, pieces[first:])
+        return (line for content in contents for line in content.splitlines()) if pieces else None
+
+    def _pieces_of(self, name: str) -> list[str]:
+        """All pieces of a file of lines. A driver, which alone adds some, lists them once: listings may be late."""
+        if name not in self._pieces or not self._claimed:
+            self._pieces[name] = sorted(self.names(name))
+        return self._pieces[name]
 
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
         self._add(name, lines, "")
 
     def replace_lines(self, name: str, lines: bytes) -> None:
-        last = self._add(name, lines, _WHOLE)
-        self.delete(piece for piece in self.names(name) if piece < last)
+        self._add(name, lines, _WHOLE)
+        self.delete(self._pieces[name][:-1])
+        del self._pieces[name][:-1]
 
-    def _add(self, name: str, lines: bytes, end: str) -> str:
+    def _add(self, name: str, lines: bytes, end: str) -> None:
         self._look(self._claimed)
-        if name not in self._pieces:
-            self._live(name)
-        self._pieces[name] += 1
-        piece = f"{name}/{self._pieces[name]:0{_DIGITS}d}{end}"
+        pieces = self._pieces_of(name)
+        piece = f"{name}/{_number(pieces[-1]) + 1 if pieces else 1:0{_DIGITS}d}{end}"
         self.write(piece, lines)
-        return piece
+        pieces.append(piece)
 
     def claim(self) -> None:
         """Waits for the lease of a driver that was killed to end. Raises StoreError if the bucket can't be used."""
@@ -208,6 +236,7 @@ class ObjectStore(Store):
                 f"output: {self}: expected a path, or a URL of an object store (s3, gs, az, abfs); {way_out}"
             )
         stores.check_bucket(self._url)
+        self._pieces.clear()  # another driver may have added some
         token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
         while True:
             newest, content = self._newest()
@@ -222,6 +251,7 @@ class ObjectStore(Store):
                 # another driver may have it now, or this one, if the answer to its first request was lost
                 if self._create(newest + 1, mine) or self.get(_claim(newest + 1)) == mine:
                     break
+                time.sleep(LEASE_SECONDS / _LOOKS)  # until the other's claim is listed
                 continue
             if not told:
                 told = True
@@ -235,7 +265,9 @@ class ObjectStore(Store):
             self.delete([_claim(self._claimed)])
             self._claimed = 0
             raise
-        self.delete(name for name in self.names(_CLAIMS) if _number(name) < self._claimed)
+        for name in sorted(self.names(_CLAIMS)):  # in order, since one without its next counts as the newest
+            if _number(name) < self._claimed:
+                self.delete([name])
         self._ended = threading.Event()
         self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
         self._renewal.start()
@@ -272,7 +304,7 @@ class ObjectStore(Store):
             if ended.wait(LEASE_SECONDS / _LOOKS):
                 return
             with contextlib.suppress(Exception):  # `_look` tells whether another driver has taken over meanwhile
-                if self._newest()[0] > number:
+                if not self._has(number):
                     return
                 self._filesystem.pipe_file(f"{self._root}/{_claim(number)}", _holding(token, times))
 
@@ -307,10 +339,19 @@ class ObjectStore(Store):
 
     def _look(self, claim: int) -> None:
         """Raises NodeUnfit if another driver than that of `claim` has the corpus."""
-        newest = max(map(_number, self.names(_CLAIMS)), default=0)
-        if newest != claim:
+        if not self._has(claim):
             raise NodeUnfit(f"{self}: another build has taken over, or this isn't the bucket that the build writes to")
         self._looked = time.monotonic()
+
+    def _has(self, claim: int) -> bool:
+        """Whether the driver of `claim` has the corpus. Asks for objects, since listings may be late."""
+
+        def there(number: int) -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return bool(self.get(_claim(number)))
+            return False
+
+        return there(claim) and not there(claim + 1)
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
         """Removes the parts of uploads that were given up, which are invisible and cost money."""
@@ -321,6 +362,19 @@ class ObjectStore(Store):
         for upload in uploads:
             if upload["Key"].startswith(f"{prefix}/"):
                 self._filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+
+
+def _etag(path: Path, in_parts: bool) -> str:
+    """What S3 calls the content of a file (ETag) that was sent in one piece, or in parts of `_PART` bytes."""
+    with path.open("rb") as file:
+        if not in_parts:
+            return hashlib.file_digest(file, _md5).hexdigest()
+        parts = [_md5(part).digest() for part in iter(lambda: file.read(_PART), b"")]
+    return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
+
+
+def _md5(content: bytes = b"") -> Any:
+    return hashlib.md5(content, usedforsecurity=False)
 
 
 def _claim(number: int) -> str:

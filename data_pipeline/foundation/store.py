@@ -6,13 +6,13 @@ time, the driver of a build, has claimed a corpus; workers write to it only whil
 
 import abc
 import contextlib
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_pipeline.foundation.atomic import json_bytes
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.json_file import parse_json, read_valid
+from data_pipeline.foundation.json_file import read_content, read_valid
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -62,6 +62,15 @@ class Store(abc.ABC):
         with self.put(name) as path:
             path.write_bytes(content)
 
+    def send(self, path: Path, name: str) -> None:
+        """Copies `path`, a file of this machine, to the file `name`."""
+        with self.put(name) as copy:
+            shutil.copyfile(path, copy)
+
+    def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
+        """Whether the file `name` is there with the content of `path`, whose bytes and sha256 are `checksum`."""
+        return self.sizes([name]).get(name) == checksum[0] and self.checksum(name) == checksum
+
     @abc.abstractmethod
     def checksum(self, name: str) -> tuple[int, str]:
         """Bytes and sha256 of a file."""
@@ -91,12 +100,9 @@ class Store(abc.ABC):
         """Removes a folder with all that is in it."""
 
     @abc.abstractmethod
-    def has_lines(self, name: str) -> bool:
-        """Whether there is a file that was made by `append` or `replace_lines`."""
-
-    @abc.abstractmethod
-    def lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file that was made by `append`; b"" for one that was cut."""
+    def lines(self, name: str) -> Iterator[bytes] | None:
+        """The lines of a file that was made by `append` or `replace_lines`, b"" for one that was cut; None if there is
+        no such file."""
 
     @abc.abstractmethod
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
@@ -144,13 +150,7 @@ class Store(abc.ABC):
 
     def read_json(self, name: str, kind: type[T]) -> T:
         """Like `json_file.read_json`."""
-        try:
-            content = self.get(name)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise FailedError(f"{self.at(name)}: can't be read: {error.strerror}") from None
-        return parse_json(content, kind, self.at(name))
+        return read_content(lambda: self.get(name), kind, self.at(name))
 
     def read_valid_json(self, name: str, kind: type[T]) -> T | None:
         """Like `json_file.read_valid_json`."""

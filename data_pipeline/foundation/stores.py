@@ -146,7 +146,7 @@ def check_bucket(url: str) -> None:
     """Raises StoreError if `url` is in a bucket of S3 that doesn't exist. Where nothing was found, this may be why."""
     if url.startswith(_S3_URLS):
         found, path = filesystem(url)
-        with_retries(lambda: found.find(f"{path.split('/')[0]}/no such folder"), url)
+        with_retries(lambda: found.find(path.split("/")[0], prefix="no such folder/"), url)
 
 
 class _File(io.RawIOBase):

@@ -1,6 +1,7 @@
 """A real S3 server (moto's), behind a proxy that breaks off and answers 503."""
 
 import http.client
+import re
 import threading
 import urllib.request
 from collections import Counter
@@ -17,6 +18,7 @@ from data_pipeline.foundation import stores
 
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_ENTRY = re.compile(rb"<Contents>\s*<Key>(.*?)</Key>.*?</Contents>", re.DOTALL)
 _OWN_HEADERS = ("connection", "server", "date")
 
 
@@ -24,11 +26,11 @@ class ObjectStore:
     """The server and the proxy at `url`. What the proxy does is set by its attributes, and counted.
 
     `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
-    connection is closed without an answer, also once `blocks_left` ranges of shards have been asked for. `denied`:
+    connection is closed without an answer, also after `away_after` puts, or `blocks_left` ranges of shards. `denied`:
     every answer is 403, or that to requests of the method, or the access key, that it names. `unconditional`:
-    conditions of requests are ignored. `asked` counts requests by method, and those for listings as "LIST". `puts`
-    counts the objects and parts received. After `puts_left` of them, those that follow have no answer before
-    `released` is set, and are then lost.
+    conditions of requests are ignored. `late`: listings lack what was put since it was set. `asked` counts requests by
+    method, and those for listings as "LIST". `puts` counts the objects and parts received. After `puts_left` of them,
+    those that follow have no answer before `released` is set, and are then lost.
     """
 
     def __init__(self) -> None:
@@ -51,10 +53,11 @@ class ObjectStore:
         self._server.stop()
 
     def calm(self) -> None:
-        self.faults = self.away = self.unconditional = False
+        self.faults = self.away = self.unconditional = self.late = False
+        self.unlisted = set[bytes]()
         self.denied: bool | str = False
         self.asked = Counter[str]()
-        self.blocks_left = self.puts_left = None
+        self.blocks_left = self.puts_left = self.away_after = None
         self.requests = self.busy = self.broken = self.puts = 0
         self.released.set()
 
@@ -76,6 +79,7 @@ class _Proxied(BaseHTTPRequestHandler):
             if store.blocks_left is not None and "/shards/" in self.path and "Range" in self.headers:
                 store.blocks_left -= 1
                 store.away |= store.blocks_left < 0
+            store.away |= store.away_after is not None and store.puts >= store.away_after
             held = False
             if store.puts_left is not None and self.command == "PUT":
                 store.puts_left -= 1
@@ -101,6 +105,11 @@ class _Proxied(BaseHTTPRequestHandler):
         content = answer.read()
         connection.close()
         kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN_HEADERS}
+        if store.late and self.command == "PUT":
+            store.unlisted.add(self.path.split("/", 2)[2].partition("?")[0].encode())
+        if store.late and "list-type" in self.path:
+            content = _ENTRY.sub(lambda entry: b"" if entry[1] in store.unlisted else entry[0], content)
+            kept = {name: value for name, value in kept.items() if name.lower() != "content-length"}
         breaks = store.faults and number % 3 == 0 and len(content) > 1
         with store.lock:
             store.puts += self.command == "PUT" and answer.status == 200

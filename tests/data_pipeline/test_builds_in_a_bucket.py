@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from data_pipeline.config import CorpusConfig
+from data_pipeline.execution.records import Records
+from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation import object_store, stores
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError
@@ -230,16 +233,55 @@ def test_the_lines_of_a_bucket_are_those_of_a_folder(store, tmp_path):
     """Also of a writer that was killed between its new lines and the removal of the old ones."""
     for corpus in (open_store(tmp_path), Bucket("s3://bucket/lines")):
         corpus.claim()
-        assert not corpus.has_lines("stage/finished.jsonl")
+        assert corpus.lines("stage/finished.jsonl") is None
         corpus.append("stage/finished.jsonl", b"1\n2\n", [])
         corpus.append("stage/finished.jsonl", b"3\n", [])
-        assert [*corpus.lines("stage/finished.jsonl")] == [b"1", b"2", b"3"]
+        assert list(corpus.lines("stage/finished.jsonl") or ()) == [b"1", b"2", b"3"]
         corpus.replace_lines("stage/finished.jsonl", b"2\n")
         corpus.append("stage/finished.jsonl", b"4\n", [])
-        assert [*corpus.lines("stage/finished.jsonl")] == [b"2", b"4"]
+        assert list(corpus.lines("stage/finished.jsonl") or ()) == [b"2", b"4"]
         corpus.release()
     corpus.write("stage/finished.jsonl/00000001", b"1\n")
-    assert [*Bucket("s3://bucket/lines").lines("stage/finished.jsonl")] == [b"2", b"4"]
+    assert list(Bucket("s3://bucket/lines").lines("stage/finished.jsonl") or ()) == [b"2", b"4"]
+
+
+def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a_stage(store, monkeypatch):
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal
+    corpus = Bucket("s3://bucket/asked")
+    assert corpus.names("nothing") == corpus.names("nothing", deep=False) == corpus.folders("nothing") == []
+    assert store.asked == {"LIST": 3}
+    corpus.claim()
+    store.asked.clear()
+    records = Records(corpus, "stage")
+    assert records.read(Finished[Result]) == {}
+    records.remove({"unit"})
+    assert store.asked == {"LIST": 2}  # for its file, and those of an earlier version
+    with records as add:
+        add(Finished("unit", "", Result(), {}, 0.0, 0.0))
+    assert store.asked == {"LIST": 2, "GET": 2, "PUT": 1}  # this driver's claim, and none that is newer
+    assert [*records.read(Finished[Result])] == ["unit"]
+    assert store.asked == {"LIST": 2, "GET": 3, "PUT": 1}
+    corpus.release()
+
+
+def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
+    """Its claim and its lines, from which nothing is listed until another driver has tried to claim the corpus."""
+    store.late = True
+    first, second = Bucket("s3://bucket/late"), Bucket("s3://bucket/late")
+    with first.at_work(first.begin()):
+        first.append("finished.jsonl", b"1\n", [])
+        first.replace_lines("finished.jsonl", b"2\n")
+        first.append("finished.jsonl", b"3\n", [])
+    assert first.names() == []
+    assert list(first.lines("finished.jsonl") or ()) == [b"2", b"3"]
+    threading.Timer(0.2, setattr, [store, "late", False]).start()
+    with pytest.raises(FailedError, match="another build is at work on it"):
+        second.claim()
+    first.release()
+    assert sorted(Bucket("s3://bucket/late").names("finished.jsonl")) == [
+        "finished.jsonl/00000002.whole",
+        "finished.jsonl/00000003",
+    ]
 
 
 def test_a_bucket_that_refuses_while_it_is_used_is_one_line(store, file):
@@ -252,6 +294,28 @@ def test_a_bucket_that_refuses_while_it_is_used_is_one_line(store, file):
         path.write_bytes(b"a")
     store.calm()
     corpus.release()
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continues(store, file, in_folder, monkeypatch):
+    """It is waited for once, however much is still to be written."""
+    waited = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(waited), sleep=waited.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "_FIRST_PAUSE", 100.0)
+        patch.setattr(stores, "_LONGEST_PAUSE", 100.0)
+        patch.setattr(stores, "time", clock)
+        patch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal, which would wait, too
+        store.away_after = 14
+        stopped = run_here("data-pipeline", "build", file, "output=s3://bucket/away")
+    assert stopped.returncode == 75
+    assert re.search(r"s3://bucket/away/\S+: unavailable for \d+ s: .*; run the same command again", stopped.stderr)
+    assert "the same command continues" in stopped.stderr
+    assert sum(waited) <= stores.WAIT_SECONDS
+    store.calm()
+    printed = done_here("data-pipeline", "build", file, "output=s3://bucket/away")
+    assert "documents: 4 of 4 units up to date" in printed
+    assert contents("s3://bucket/away") == in_folder
 
 
 def ray_build(file: Path, url: str, variables: dict[str, str]) -> subprocess.Popen[str]:

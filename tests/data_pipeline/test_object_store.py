@@ -23,9 +23,11 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.corpus.verify import verify
-from data_pipeline.foundation import stores
+from data_pipeline.foundation import object_store, stores
+from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
 from data_pipeline.foundation.local_store import LocalStore
+from data_pipeline.foundation.open_store import open_store
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import Lookahead
@@ -34,7 +36,6 @@ from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.inputs import list_files
-from data_pipeline.tools import publish as publishing
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import built, flip
@@ -141,12 +142,27 @@ def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store)
 
 
 def test_a_file_sent_in_parts_is_known_by_its_etag(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "_PART", 5 << 20)
-    (tmp_path / "file").write_bytes(random.Random(0).randbytes(11 << 20))
-    store.filesystem().put_file(str(tmp_path / "file"), "bucket/parts", chunksize=5 << 20)
-    etag = store.filesystem().info("bucket/parts")["ETag"].strip('"')
-    assert etag.endswith("-3")
-    assert etag in publishing._checksums(tmp_path / "file")[2]
+    monkeypatch.setattr(object_store, "_PART", 5 << 20)
+    path, target = tmp_path / "file", open_store("s3://bucket/in-parts")
+    path.write_bytes(random.Random(0).randbytes(11 << 20))
+    target.send(path, "a")
+    assert store.filesystem().info("bucket/in-parts/a")["ETag"].endswith('-3"')
+    store.asked.clear()
+    assert target.is_copy("a", path, (11 << 20, sha256(path)))
+    assert store.asked == {"HEAD": 1}
+    flip(path, 6 << 20)
+    assert not target.is_copy("a", path, (11 << 20, sha256(path)))
+    assert not target.is_copy("b", path, (11 << 20, sha256(path)))
+
+
+def test_publishing_asks_once_whether_a_file_arrived_and_lists_each_folder(small_corpus, store):
+    """A GET for a manifest that isn't there; a PUT and a HEAD for each file; a LIST for each folder."""
+    files = [path.relative_to(small_corpus) for path in small_corpus.rglob("*") if path.is_file()]
+    files = [path for path in files if path.parts[0] != ".stages"]
+    sent = publish(open_corpus(small_corpus), "s3://bucket/counted").sent
+    wanted = {"GET": 1, "PUT": len(files), "HEAD": len(files), "LIST": len({path.parent for path in files})}
+    assert sent == len(files)
+    assert store.asked == wanted
 
 
 def test_a_damaged_corpus_is_not_published_and_another_is_not_overwritten(
@@ -168,6 +184,9 @@ def test_other_file_systems_are_published_to_and_read_back(small_corpus, tmp_pat
     assert publish(open_corpus(small_corpus), url, documents=False).sent == 0
     assert verify(open_corpus(url, tmp_path / "cache")) == []
     assert not (tmp_path / "there/documents").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError, match=rf"^{tmp_path}/file/manifest.json: can't be written: .*Not a directory"):
+        publish(open_corpus(small_corpus), f"file://{tmp_path}/file")
 
 
 @pytest.mark.slow
