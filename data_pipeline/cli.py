@@ -1,5 +1,6 @@
 """The command `data-pipeline`: raw text to shards."""
 
+import itertools
 import json
 import shlex
 import sys
@@ -13,7 +14,7 @@ import typer
 
 from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
-from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
+from data_pipeline.foundation.errors import FailedError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
 from data_pipeline.tools.fetch import fetch_app
 
@@ -137,20 +138,14 @@ def show(
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
-    from data_pipeline import corpus as corpora
+    from data_pipeline import opened
     from data_pipeline.foundation import open_store
-    from data_pipeline.loading import reader
     from data_pipeline.tools import finished_build
 
-    corpus = corpora.open_corpus(location)
-    if split not in corpus.manifest.splits:
-        raise UserError(f"--split: {location} has the splits {', '.join(corpus.manifest.splits)}, not {split!r}")
-    rows = reader.Reader(corpus, split)
-    for row in range(min(number, corpus.rows(split))):
-        examples = rows.examples([row], 0)
-        print(f"row {row}")
-        for name, side in (("inputs", examples.inputs), ("targets", examples.targets)):
-            print(f"  {name:8} {corpus.tokenizer.decode(side.values[0, : side.lengths[0]].tolist())}")
+    for example in itertools.islice(opened.open(location).examples(split), number):
+        print(f"row {example.row}")
+        print(f"  inputs   {example.inputs_text}")
+        print(f"  targets  {example.targets_text}")
     if ids := finished_build.first_ids(open_store.open_store(location), split, number):
         print(f"documents: {', '.join(ids)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 

@@ -1,1 +1,26 @@
-"""Pretraining of encoder-decoder models with DeepSpeed."""
+"""Pretraining of encoder-decoder models with DeepSpeed.
+
+`__all__` is what Python code may rely on. Each name is imported when it is first used, so `import pretrain` is quick.
+docs/how-to/use-from-python.md has an example of each.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pretrain.loaded import PretrainedModel, load
+    from pretrain.run_directory import Run
+
+_MODULES = {"PretrainedModel": "loaded", "Run": "run_directory", "load": "loaded"}
+
+__all__ = ["PretrainedModel", "Run", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

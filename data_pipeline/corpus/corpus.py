@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -182,7 +182,7 @@ class Corpus:
     def objective(self) -> Objective:
         return self.other_objective or self.manifest.rows.objective
 
-    def with_objective(self, objective: Objective | None) -> "Corpus":
+    def with_objective(self, objective: Objective | None) -> Self:
         """This corpus with another objective; with its own for None."""
         return replace(self, other_objective=objective)
 

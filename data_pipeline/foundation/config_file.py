@@ -8,6 +8,7 @@ import difflib
 import functools
 import inspect
 import itertools
+import json
 import os
 import re
 import sys
@@ -108,6 +109,24 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     except OmegaConfBaseException as error:
         raise UserError(f"{path}: {one_line(error)}") from None
     return check(plain, schema, str(path))
+
+
+def load_with(config: str | Path, changes: Mapping[str, Any], schema: type[ConfigType]) -> ConfigType:
+    """`load` for Python code: `config` is a path or `configs:NAME`, and `changes` has values by their keys."""
+    return load(path_of(config), as_overrides(changes), schema)
+
+
+def path_of(config: str | Path) -> Path:
+    """The config file that a path or `configs:NAME` names. Raises UserError for a URL and an unknown NAME."""
+    try:
+        return Path(paths.config(str(config)))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def as_overrides(changes: Mapping[str, Any]) -> list[str]:
+    """{"tokenizer": {"vocab_size": 500}}  ->  ['tokenizer={"vocab_size": 500}'], since JSON is YAML."""
+    return [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in changes.items()]
 
 
 def _merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -> DictConfig:

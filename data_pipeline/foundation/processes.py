@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,19 @@ def caught(on_signal: Callable[[int], None] = lambda number: None) -> Iterator[l
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Restores the handlers of `STOP_SIGNALS` after the block. A thread other than the main one can't change any."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:  # None: not set by Python
+                    signal.signal(number, handler)
 
 
 @contextlib.contextmanager

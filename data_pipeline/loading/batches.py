@@ -150,18 +150,19 @@ def validation_batches(
     layout: BatchLayout,
     skip_damage: bool = False,
     shift: int = 0,
+    start: int = 0,
 ) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
 
-    The first batch begins with row `shift`, and row 0 follows the last one.
+    The first batch begins with row `shift`, and row 0 follows the last one. `start` rows of all are left out.
 
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
     reader = Reader(corpus, "validation", skip_damage=skip_damage)
     total = corpus.rows("validation")
     stride = layout.ranks * layout.micro_batch
-    for start in range(0, total, stride):
-        ids = np.arange(start, start + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
+    for first in range(start, total, stride):
+        ids = np.arange(first, first + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
         batch = as_batch(
             reader.examples((np.minimum(ids, total - 1) + shift) % total, 0), corpus.tokenizer.vocabulary.pad
         )

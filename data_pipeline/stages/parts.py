@@ -225,6 +225,12 @@ def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
         yield PartFile(rows)
 
 
+def all_documents(corpus: Store, *columns: str) -> Iterator[Document]:
+    """The documents of a finished corpus, with these fields or all; none if this copy has no documents."""
+    names = sorted(name for name in corpus.names("documents") if name.endswith(".parquet"))
+    return read_documents(corpus, names, list(columns) or list(Document.__slots__))
+
+
 def read_documents(corpus: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
     """The documents of `parts` with the fields `columns`, a row group at a time. Other columns aren't read."""
     for part in parts:

@@ -24,6 +24,12 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Keys that override the run file: optimizer.learning_rate=1e-3"),
 ]
 Checkpoint = Annotated[Path, path_argument("CHECKPOINT", "A checkpoint, or a run directory: its latest checkpoint.")]
+SavedModel = Annotated[
+    Path,
+    path_argument(
+        "CHECKPOINT", "A checkpoint, a run directory (its latest checkpoint), or a model that transformers saved."
+    ),
+]
 NewDirectory = Annotated[Path, path_argument("OUT", "The directory to write; it must not exist.")]
 
 
@@ -53,9 +59,7 @@ def takes(options: type[Options]) -> Callable[[Callable[[typer.Context, Options]
 
 
 def open_checkpoint(path: Path) -> "TrainedModel":
-    """The model of a checkpoint, or of the latest in a run directory."""
-    # PyTorch takes 2 s and 200 MB; --help does without
-    from pretrain.engine.checkpoint import directory as directories
-    from pretrain.engine.checkpoint import trained as trained_models
+    """The model of a checkpoint, of the latest in a run directory, or of a directory that transformers saved."""
+    from pretrain import loaded  # PyTorch takes 2 s and 200 MB; --help does without
 
-    return trained_models.TrainedModel.open(directories.checkpoint_in(path))
+    return loaded.open_model(path)

@@ -9,7 +9,7 @@ from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import masked
-from pretrain.cli.app import Checkpoint, NewDirectory, app, open_checkpoint
+from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app, open_checkpoint
 
 # A command imports what it runs, since --help and a mistyped option need none of it:
 # PyTorch takes 2 s and 200 MB, transformers 1.4 s more.
@@ -79,7 +79,7 @@ def evaluate_command(
 
 @app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
 def attention(
-    checkpoint: Checkpoint,
+    checkpoint: SavedModel,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
     target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
@@ -129,6 +129,7 @@ def export(
     """Export a checkpoint to a directory that Hugging Face transformers loads, with a model card."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import directory as directories
+    from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.export import card, push
     from pretrain.train.tracking import checkpoints as registry
 
@@ -138,7 +139,7 @@ def export(
         refuse_options(context, "for --push-to-hub", "public")
     directory = directories.checkpoint_in(checkpoint)
     destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
-    trained = open_checkpoint(directory)
+    trained = trained_models.TrainedModel.open(directory)
     registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
         trained.model.state_dict(),

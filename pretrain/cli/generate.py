@@ -15,7 +15,7 @@ from data_pipeline.foundation.command import path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import is_utf8
 from data_pipeline.foundation.progress import track
-from pretrain.cli.app import Checkpoint, app, open_checkpoint, takes
+from pretrain.cli.app import SavedModel, app, open_checkpoint, takes
 
 # The command imports what it runs, since --help and a mistyped option need none of it:
 # PyTorch takes 2 s and 200 MB.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class GenerateOptions:
     """The arguments and options of `generate`. Those from `max_new_tokens` on are the fields of GenerationSettings."""
 
-    checkpoint: Checkpoint
+    checkpoint: SavedModel
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text. <extra_id_0>, <extra_id_1>, … stand for masked spans."),

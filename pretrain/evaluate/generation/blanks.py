@@ -15,7 +15,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.open_store import open_store
 from data_pipeline.objectives.denoising import Denoising
 from data_pipeline.objectives.randomness import random_bits, row_keys
-from data_pipeline.stages.parts import read_documents
+from data_pipeline.stages.parts import all_documents
 from data_pipeline.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.texts import input_ids
@@ -68,9 +68,7 @@ def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
 
 def held_out_documents(corpus: Corpus, *columns: str) -> Iterator[Any]:
     """The held-out documents that `corpus` was made from, with these `columns`; none if the copy has no documents."""
-    there = open_store(corpus.location)
-    names = sorted(name for name in there.names("documents") if name.endswith(".parquet"))
-    for document in read_documents(there, names, [*columns, "split"]):
+    for document in all_documents(open_store(corpus.location), *columns, "split"):
         if document.split == "validation":
             yield document
 

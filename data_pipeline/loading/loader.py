@@ -1,0 +1,83 @@
+"""A loader for training loops that aren't this project's, with the state methods of torchdata's StatefulDataLoader."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import repeat
+from typing import Any
+
+from data_pipeline.corpus import Corpus
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.json_file import adapter
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import Batch, TrainingBatches, validation_batches
+from data_pipeline.loading.stream import Stream, StreamState
+
+_SPLIT = "split"
+
+
+class Loader:
+    """Batches of one rank, as dicts of int64 tensors: see `as_batch` for names and shapes.
+
+    The split `train` has no end: epoch follows epoch, each in its own order. Other splits are passed once per `iter()`;
+    in rows that only fill the last batches of the ranks, no label counts.
+
+    `state_dict()` is plain JSON. After `load_state_dict()`, also with another number of ranks or another batch size,
+    the next batch begins with the row after the last one that was returned. Batches that worker processes have made
+    ahead don't count.
+    """
+
+    def __init__(
+        self, corpus: Corpus, split: str, batch_size: int, rank: int, ranks: int, workers: int, seed: int, lanes: int
+    ):
+        """Raises UserError for a number out of range."""
+        for name, number, least in (
+            ("batch_size", batch_size, 1),
+            ("ranks", ranks, 1),
+            ("rank", rank, 0),
+            ("workers", workers, 0),
+            ("lanes", lanes, 1),
+        ):
+            if number < least:
+                raise UserError(f"{name}: expected {least} or more, got {number}")
+        if rank >= ranks:
+            raise UserError(f"rank: expected 0 to {ranks - 1}, as there are {ranks} ranks, got {rank}")
+        if not corpus.rows(split):
+            raise UserError(f"{corpus.location} has no {split} rows")
+        self._corpus, self._split, self._workers = corpus, split, workers
+        self._layout = BatchLayout(rank, ranks, batch_size, 1)
+        self._stream = Stream([corpus], [1.0], seed, lanes)
+        self._state = StreamState.at(self._stream, 0, [])
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Raises DamagedInput, a FailedError, at a damaged block, and FailedError if a worker process dies."""
+        if self._split == "train":
+            made = TrainingBatches(self._stream, self._layout, self._state).loader(repeat(1), self._workers)
+            for (batch,) in made:
+                self._advance(self._state.position + self._layout.rows(1))
+                yield batch
+            return
+        rows, position = self._corpus.rows(self._split), self._state.position
+        for batch in validation_batches(self._corpus, self._layout, start=position):
+            position = min(position + self._layout.rows(1), rows)
+            self._advance(position)
+            yield batch
+        self._advance(0)
+
+    def _advance(self, position: int) -> None:
+        self._state = StreamState.at(self._stream, position, self._state.skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The split, and the position in its rows after the last batch that was returned."""
+        return {_SPLIT: self._split, **asdict(self._state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises UserError for a state of another split, corpus, objective, seed or number of lanes."""
+        given = dict(state)
+        if (split := given.pop(_SPLIT, None)) != self._split:
+            raise UserError(f"the data state is of the split {split!r}, this loader of {self._split!r}")
+        try:
+            found = adapter(StreamState).validate_python(given)
+        except ValueError:
+            raise UserError("the data state is damaged: expected what a loader's state_dict() gave") from None
+        found.check(self._stream)
+        self._state = found

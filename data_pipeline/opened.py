@@ -1,0 +1,108 @@
+"""A finished corpus as Python code uses it: its documents, its examples, and a loader of its batches."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_pipeline import corpus as corpora
+from data_pipeline.foundation import paths
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.open_store import open_store
+from data_pipeline.loading.reader import Reader
+from data_pipeline.stages.parts import all_documents
+from data_pipeline.text.document import Document
+
+if TYPE_CHECKING:
+    from data_pipeline.loading.loader import Loader
+
+LANES = 64  # a run's, unless `data.lanes` says otherwise
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row after the objective was applied.
+
+    Attributes:
+        row: the number of the row in its split, from 0.
+        inputs, targets: token ids.
+        inputs_text, targets_text: the same, decoded. Sentinels and special tokens are shown by name; padding and EOS
+            are left out.
+    """
+
+    row: int
+    inputs: list[int]
+    targets: list[int]
+    inputs_text: str
+    targets_text: str
+
+
+class Corpus(corpora.Corpus):
+    """A finished corpus. `tokenizer`, `manifest`, `objective` and `rows(split)` are attributes of it."""
+
+    def documents(self, split: str | None = None) -> Iterator[Document]:
+        """The documents of `split`, or of all splits, in the order of their files.
+
+        A copy of a corpus that was published without documents has none. Raises FailedError for a damaged file.
+        """
+        if split is not None:
+            self._check(split)
+        found = all_documents(open_store(self.location))
+        return (document for document in found if split in (None, document.split))
+
+    def examples(self, split: str = "train", epoch: int = 0) -> Iterator[Example]:
+        """Each row of `split` in the order of row numbers, with the noise of `epoch`.
+
+        Noise that was applied at build is the same in all epochs. Raises UserError for a split that the corpus doesn't
+        have, and DamagedInput, a FailedError, at a damaged block.
+        """
+        self._check(split)
+        return self._examples(split, epoch)
+
+    def _examples(self, split: str, epoch: int) -> Iterator[Example]:
+        reader, decode = Reader(self, split), self.tokenizer.decode
+        for row in range(self.rows(split)):
+            made = reader.examples([row], epoch)
+            inputs, targets = (side.values[0, : side.lengths[0]].tolist() for side in (made.inputs, made.targets))
+            yield Example(row, inputs, targets, decode(inputs), decode(targets))
+
+    def loader(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        workers: int = 0,
+        seed: int = 0,
+        lanes: int = LANES,
+        state: Mapping[str, Any] | None = None,
+    ) -> "Loader":
+        """Batches of `batch_size` rows for each of `ranks`; see `Loader`. `state` continues where a `state_dict()` was.
+
+        A run with the same `run.seed` and `data.lanes` has the same rows in the same order.
+        """
+        from data_pipeline.loading.loader import Loader  # PyTorch takes 2 s, and other methods don't need it
+
+        self._check(split)
+        made = Loader(self, split, batch_size, rank, ranks, workers, seed, lanes)
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    def _check(self, split: str) -> None:
+        if split not in self.manifest.splits:
+            raise UserError(f"split: {self.location} has {', '.join(self.manifest.splits)}, got {split!r}")
+
+
+def open(location: str | Path) -> Corpus:
+    """The finished corpus in a directory or at an fsspec URL.
+
+    Blocks of a remote corpus are cached on this machine. Raises UserError if there is no corpus, FailedError if its
+    manifest is damaged.
+    """
+    try:
+        found = corpora.open_corpus(paths.location(str(location)))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return Corpus(found.directory, found.manifest, found.remote)

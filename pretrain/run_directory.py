@@ -1,0 +1,53 @@
+"""A run as Python code uses it: its metrics, its checkpoints and its model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_pipeline.foundation.errors import UserError
+from pretrain.engine.checkpoint.directory import candidates
+from pretrain.run.metrics_file import read_metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from data_pipeline.tokenizer import Tokenizer
+    from pretrain.loaded import PretrainedModel
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in `directory`, at work or ended.
+
+    Raises UserError if there is no such directory.
+    """
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", Path(self.directory))
+        if not self.directory.is_dir():
+            raise UserError(f"{self.directory}: no such directory; expected that of a run")
+
+    def metrics(self) -> "pd.DataFrame":
+        """A row for each logged step, with `step`, `attempt`, `time` in seconds since 1970, and the metrics by name.
+
+        NaN where a step lacks a metric. docs/reference/metrics.md has the names.
+        """
+        import pandas as pd  # 0.4 s, which `launch.local` needn't wait for
+
+        rows = read_metrics(self.directory)
+        return pd.DataFrame(
+            [{"step": row.step, "attempt": row.attempt, "time": row.time, **row.metrics} for row in rows]
+        )
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints from which the run could resume, oldest first."""
+        return candidates(self.directory)[0][::-1]
+
+    def model(self) -> "tuple[PretrainedModel, Tokenizer]":
+        """The model of the latest checkpoint, and its tokenizer, as `pretrain.load` returns them."""
+        from pretrain.loaded import load  # PyTorch takes 2 s, and metrics don't need it
+
+        return load(self.directory)

@@ -1,0 +1,266 @@
+"""What the packages offer to Python code: each name, each example of its page, and that the caller's process stays as
+it was."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import data_pipeline
+import launch
+import pretrain
+from data_pipeline.corpus import open_corpus
+from data_pipeline.foundation.processes import handlers_kept
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import TrainingBatches
+from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.stream import Stream
+from tests.conftest import TOP, write_c4, write_corpus_file
+from tests.in_process import done_here
+from tests.pretrain.runs import MODEL, run_file
+from tests.tables import each
+
+PAGE = (TOP / "docs/how-to/use-from-python.md").read_text(encoding="utf-8")
+SLOW = ("numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "torch", "ray", "mlflow", "deepspeed", "psutil", "typer")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def process_state() -> list[object]:
+    """What a library must leave to its caller."""
+    draws = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    return [[signal.getsignal(number) for number in SIGNALS], Path.cwd(), *draws]
+
+
+def examples_of(heading: str) -> str:
+    """The code under a heading of the page."""
+    section = PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return "\n".join(re.findall(r"(?ms)^```python\n(.*?)^```", section))
+
+
+def test_an_import_takes_no_library_that_only_work_needs():
+    code = f"import sys, data_pipeline, pretrain, launch; sys.exit(' '.join({{*{SLOW}}} & {{*sys.modules}}) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_public_name_is_there_and_documented():
+    for package in (data_pipeline, pretrain, launch):
+        for name in package.__all__:
+            assert getattr(package, name).__doc__, name
+        assert set(package.__all__) <= set(dir(package))
+        with pytest.raises(AttributeError, match="'nothing'"):
+            package.nothing  # noqa: B018
+
+
+def test_handlers_that_a_library_sets_are_restored():
+    before = process_state()
+    with handlers_kept():
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        assert process_state() != before
+    assert process_state() == before
+
+
+def test_the_pages_examples_of_runs_and_models(small_corpus, tmp_path, monkeypatch, capsys):
+    """The losses of the run are those of a loop of one's own over the same rows, from one of its checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    settings = {"seed": 5, "max_steps": 99, "directory": "run"}
+    run_file(tmp_path, small_corpus, run=settings, model={**MODEL, "dropout_rate": 0.0})
+    corpus = data_pipeline.open(small_corpus)
+    found = {"islice": islice, "resumed": corpus.loader("train", 8)}
+    before = process_state()
+    exec(examples_of("Runs and models"), found)
+    assert process_state() == before
+    run = found["run"]
+    assert [path.name for path in run.checkpoints] == ["step-00000004", "step-00000008"]
+    losses = run.metrics().set_index("step")["train/loss"]
+    assert losses.index.tolist() == list(range(1, 9))
+    model, tokenizer = pretrain.load(run.checkpoints[0])
+    batch = next(islice(corpus.loader("train", 16, seed=5, lanes=8), 4, None))
+    losses_of_labels = model.train()(**batch)["labels"]
+    assert losses_of_labels.shape == batch["labels"].shape
+    own = float(losses_of_labels.detach().sum() / (batch["labels"] != IGNORE_INDEX).sum())
+    assert own == pytest.approx(losses[5], rel=1e-5)
+    done_here("pretrain", "export", str(run.checkpoints[0]), "exported")
+    again, other = pretrain.load("exported")
+    weights = again.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    text = "The <extra_id_0> is red."
+    assert other.encode_with_sentinels(text) == tokenizer.encode_with_sentinels(text)
+    (answer,) = model.generate([text], max_new_tokens=8)
+    assert model.training
+    asked = ("pretrain", "generate", "exported", text, "--max-new-tokens", "8", "--jsonl")
+    assert json.loads(done_here(*asked))["whole"] == answer.whole
+    capsys.readouterr()
+    assert launch.local("run.yaml", run={"max_steps": 8}) == run
+    assert "8" in capsys.readouterr().out
+
+
+@each(
+    "call, said",
+    [
+        (lambda: pretrain.load("nowhere"), "nowhere"),
+        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; expected that of a run"),
+        (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
+        (
+            lambda: launch.local("configs:runs/quickstart.yaml", optimizer={"learning_rat": 1}),
+            "optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
+        ),
+    ],
+)
+def test_a_wrong_argument_about_runs_is_one_line(tmp_path, monkeypatch, call, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(data_pipeline.UserError, match=said) as raised:
+        call()
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_the_pages_examples_of_corpora_and_the_command_builds_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_c4(tmp_path / "c4-0.json.gz", records=120)
+    write_corpus_file(tmp_path / "corpus.yaml", output="elsewhere")
+    before, found = process_state(), {}
+    exec(examples_of("Corpora"), found)
+    assert process_state() == before
+    printed = capsys.readouterr().out
+    assert "torch.Size([8, " in printed
+    assert "<extra_id_0>" in printed
+    taken, resumed = list(islice(found["corpus"].loader("train", 8, ranks=2, seed=1), 4)), next(iter(found["resumed"]))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in taken[3].items())
+    done_here("data-pipeline", "build", "corpus.yaml", "tokenizer.vocab_size=400", "output=again")
+    assert Path("again/manifest.json").read_bytes() == Path("corpus/manifest.json").read_bytes()
+    again = data_pipeline.build("corpus.yaml", tokenizer={"vocab_size": 400}, output="again", repair=True)
+    assert again.manifest == found["corpus"].manifest
+
+
+def test_documents_are_those_of_the_files(small_corpus):
+    corpus = data_pipeline.open(small_corpus)
+    stored = pq.read_table(small_corpus / "documents").to_pylist()
+    assert sorted(one.id for one in corpus.documents()) == sorted(row["id"] for row in stored)
+    for split, entry in corpus.manifest.splits.items():
+        found = list(corpus.documents(split))
+        assert len(found) == entry.documents
+        assert {one.id: one.text for one in found} == {
+            row["id"]: row["text"] for row in stored if row["split"] == split
+        }
+
+
+def merged(inputs: list[int], targets: list[int], sentinels: range, eos: int) -> list[int]:
+    """The row that span corruption was applied to: each sentinel of the inputs stands for its span of the targets."""
+    spans: dict[int, list[int]] = {}
+    for token in targets:
+        if token in sentinels:
+            span = spans.setdefault(token, [])
+        elif token != eos:
+            span.append(token)
+    return [one for token in inputs if token != eos for one in spans.get(token, [token])]
+
+
+@each("epoch", [0, 1])
+def test_examples_restore_the_rows_and_the_function_makes_them(small_corpus, epoch):
+    corpus = data_pipeline.open(small_corpus)
+    vocabulary = corpus.tokenizer.vocabulary
+    found = list(islice(corpus.examples("train", epoch), 20))
+    rows = Reader(corpus, "train").tokens(np.arange(20)).values.tolist()
+    restored = [merged(one.inputs, one.targets, vocabulary.sentinel_ids, vocabulary.eos) for one in found]
+    assert restored == rows
+    assert found != list(islice(corpus.examples("train", 1 - epoch), 20))
+    settings = corpus.objective.model_dump(exclude={"name"})
+    apply = data_pipeline.objective("span_corruption", corpus.tokenizer, seed=corpus.manifest.seed, **settings)
+    for one, row in zip(found, rows, strict=True):
+        assert apply(row, one.row, epoch) == (one.inputs, one.targets)
+        assert (one.inputs_text, one.targets_text) == tuple(map(corpus.tokenizer.decode, (one.inputs, one.targets)))
+
+
+def test_every_objective_of_one_text_is_a_function(small_corpus):
+    tokenizer = data_pipeline.open(small_corpus).tokenizer
+    (tokens,) = tokenizer.encode(["Thank you for inviting me to your party last week"])
+    eos = tokenizer.vocabulary.eos
+    inputs, targets = data_pipeline.objective("prefix_lm", tokenizer, packed=False)(tokens)
+    assert [*inputs[:-1], *targets[:-1], inputs[-1], targets[-1]] == [*tokens, eos, eos]
+    inputs, targets = data_pipeline.objective("causal_lm", tokenizer)(tokens)
+    assert (inputs, targets) == (tokens[:-1], tokens[1:])
+    # T5's example: 15 % of 20 tokens in spans of 3 is one span
+    inputs, targets = data_pipeline.objective("span_corruption", tokenizer, inputs_length=64)((tokens * 2)[:20])
+    assert (len(inputs), len(targets)) == (20 - 3 + 1 + 1, 1 + 3 + 1)
+
+
+def test_ranks_and_a_new_process_have_the_rows_of_training(small_corpus):
+    stream = Stream([open_corpus(small_corpus)], [1.0], 3, 8)
+    whole = [TrainingBatches(stream, BatchLayout(0, 1, 12, 1)).loader(6, 0)]
+    expected = [batch["labels"] for steps in whole for (batch,) in steps]
+    corpus = data_pipeline.open(small_corpus)
+    loaders = [corpus.loader("train", 6, rank=rank, ranks=2, seed=3, lanes=8) for rank in range(2)]
+    for step, (first, second) in enumerate(islice(zip(*loaders, strict=False), 3)):
+        assert torch.equal(torch.cat([first["labels"], second["labels"]]), expected[step])
+    code = (
+        "import sys, json, itertools, data_pipeline\n"
+        "state = json.load(sys.stdin)\n"
+        "loader = data_pipeline.open(sys.argv[1]).loader('train', 12, seed=3, lanes=8, state=state)\n"
+        "print(json.dumps([batch['labels'].tolist() for batch in itertools.islice(loader, 3)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_corpus)],
+        input=json.dumps(loaders[1].state_dict()), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [labels.tolist() for labels in expected[3:]]
+
+
+def test_held_out_rows_are_passed_once_and_continue(small_corpus):
+    corpus = data_pipeline.open(small_corpus)
+    targets = sum(len(one.targets) for one in corpus.examples("validation"))
+    loader = corpus.loader("validation", 4)
+    for _ in range(2):
+        assert sum(int((batch["labels"] != IGNORE_INDEX).sum()) for batch in loader) == targets
+    first = next(iter(loader))
+    rest = corpus.loader("validation", 3, state=loader.state_dict())
+    left = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in (first, *rest)]
+    assert sum(left) == targets
+
+
+@each(
+    "call, said",
+    [
+        (lambda corpus: corpus.examples("test"), "split: .*has train, validation, got 'test'"),
+        (lambda corpus: corpus.documents("test"), "split: .*has train, validation, got 'test'"),
+        (lambda corpus: corpus.loader("train", 0), "batch_size: expected 1 or more, got 0"),
+        (lambda corpus: corpus.loader("train", 2, rank=2, ranks=2), "rank: expected 0 to 1, .* got 2"),
+        (
+            lambda corpus: corpus.loader("train", 2, state=corpus.loader("train", 2, seed=1).state_dict()),
+            "another stream: seed is 1 there, 0 here",
+        ),
+        (lambda corpus: corpus.loader("train", 2, state={"split": "validation"}), "of the split 'validation'"),
+        (lambda corpus: corpus.loader("train", 2, state={"split": "train", "position": "x"}), "damaged"),
+        (lambda corpus: data_pipeline.objective("spans", corpus.tokenizer), "objective.name: expected one of"),
+        (lambda corpus: data_pipeline.objective("text_to_text", corpus.tokenizer), "needs pairs of texts"),
+        (
+            lambda corpus: data_pipeline.objective("span_corruption", corpus.tokenizer, noise=0.3),
+            "objective.noise: unknown key; nearest valid key: objective.noise_density",
+        ),
+        (
+            lambda corpus: data_pipeline.objective("span_corruption", corpus.tokenizer, inputs_length=32)([9] * 99),
+            "span_corruption: expected at most 34 tokens, got 99",
+        ),
+        (lambda corpus: data_pipeline.open("nowhere"), "nowhere/manifest.json: no such file"),
+        (lambda corpus: data_pipeline.build("nowhere.yaml"), "nowhere.yaml: no such file"),
+        (lambda corpus: data_pipeline.build("configs:corpora/nothing.yaml"), "no such file ships"),
+        (
+            lambda corpus: data_pipeline.build("configs:corpora/quickstart.yaml", tokenizer={"vocab_size": -1}),
+            "tokenizer.vocab_size: expected integer",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_one_line(small_corpus, call, said):
+    corpus = data_pipeline.open(small_corpus)
+    with pytest.raises(data_pipeline.UserError, match=said) as raised:
+        call(corpus)
+    assert len(str(raised.value).splitlines()) == 1
