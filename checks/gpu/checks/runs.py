@@ -146,8 +146,9 @@ def run(report: Report) -> None:
     report.expect("all others once", sorted(first.keys() | second.keys()) == list(range(1, steps + 1)))
     differences = {step: abs(first[step] - second[step]) / first[step] for step in again}
     report.fact("largest_relative_difference_of_losses", max(differences.values()))
-    # kernels that add in any order differ in last bits, which a few steps multiply; a CPU repeats
-    report.expect("they have the same losses", max(differences.values()) < (1e-2 if report.cuda else 1e-9), differences)
+    # kernels that add in any order differ in last bits, which each further step multiplies; a CPU repeats
+    judged = {again[0]: differences[again[0]]} if report.cuda else differences
+    report.expect("they have the same losses", max(judged.values()) < (1e-6 if report.cuda else 1e-9), differences)
     losses = [second.get(step, first.get(step, 0.0)) for step in range(1, steps + 1)]
     report.expect("the loss falls", losses[-1] < losses[0] - 0.1, [losses[0], losses[-1]])
 
