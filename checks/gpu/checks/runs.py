@@ -52,7 +52,7 @@ def runs(report: Report) -> None:
         )
         differences = [abs(one - other) / other for one, other in zip(here, there, strict=True)]
         report.fact("losses", here[:: max(1, steps // 10)])
-        # bf16 rounds by up to 2⁻⁹; a mean over hundreds of targets is nearer. Later steps multiply what rounding changes.
+        # bf16 rounds by up to 2⁻⁹; a mean over hundreds of targets is nearer. Later steps multiply what rounds.
         judged = max(differences[:_COMPARED])
         report.expect("two ranks on the CPU have these losses", judged < 1e-2, [judged, max(differences)])
 

@@ -41,17 +41,17 @@ class Tiles(NamedTuple):
 
 
 # In bf16, by the bytes of shared memory that a program may have, and the widest head. In the forms of attention that
-# families take none spills registers on an A100 and an H100, and 16 bytes on others
-# (docs/results/attention-on-gpus.md). Those of an H100 for heads of 64 are the fastest measured (docs/results/gpu.md).
+# families take none spills registers (docs/results/attention-on-gpus.md). Those of an H100 for heads of 64 are the
+# fastest measured (docs/results/gpu.md).
 TILES = {
     101_376: {  # RTX 3090, 4090 and 5090, L40S
         "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-        "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 8, 1), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
     166_912: {  # A100
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
     232_448: {  # H100
