@@ -219,14 +219,14 @@ def test_kernels_are_of_a_kind_by_their_names():
 def test_the_kernels_that_are_looked_for_are_those_of_this_project(tmp_path):
     """In T5 v1.1 base, 128 rows of 12 heads with 2 products of 2 · 512 · 512 · 64 in 10 ms are 10.3 TFLOP/s."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    from checks.gpu.checks.attention import TIMES, tell
+    from checks.gpu.checks.attention import TIMES, Form, tell
     from checks.gpu.trace import OURS, Kernel, Trace
     from pretrain.models.kernels import flash
 
     assert {name for name, one in vars(flash).items() if getattr(one, "__module__", "") == flash.__name__} == {*OURS}
     kernels = [Kernel(name, 10 * number, 10 * number + 10) for number, name in enumerate(TIMES * OURS)]
     report = Report("attention", tmp_path / "lines", tmp_path, "cuda")
-    tell(report, "encoder", Trace(kernels, 0, 0, 0), 512, 512, causal=False)
+    tell(report, "encoder", Trace(kernels, 0, 0, 0), Form(512, 512, biased=True, causal=False))
     rows = [value for _, value in findings(tmp_path / "lines", "attention", "row")]
     assert {row["kernel"]: (row["ms"], row["tflops"]) for row in rows} == {
         "forward": (10, 10.31),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -24,49 +25,64 @@ def attention(report: Report) -> None:
         problem = find_problem(work.config("eager", 2).model, work.batches(2)[:1], dtype, report.device)
         report.fact("seconds_of_check", time.perf_counter() - started)
         report.expect("the kernels compute what PyTorch's do", problem is None, problem)
-    inputs, targets = work.inputs, work.targets
-    for name, queries, keys, biased, causal in (
-        ("encoder", inputs, inputs, True, False),
-        ("decoder", targets, targets, True, True),
-        ("cross", targets, inputs, False, False),
-    ):
+    for name, form in forms(work.inputs, work.targets).items():
         with report.part(name):
-            passes = _passes(report, queries, keys, biased, causal, dtype)
-            passes()
-            tell(report, name, Trace.of(passes, report.device), queries, keys, causal)
+            both = passes(form, report.device, report.small)
+            both()
+            tell(report, name, Trace.of(both, report.device), form)
 
 
-def _passes(
-    report: Report, queries: int, keys: int, biased: bool, causal: bool, dtype: torch.dtype
-) -> Callable[[], object]:
-    """Forward and backward of attention."""
+class Form(NamedTuple):
+    """Attention of `queries` to `keys`: `biased` by position, and `causal` or not."""
+
+    queries: int
+    keys: int
+    biased: bool
+    causal: bool
+
+
+def forms(inputs: int, targets: int) -> dict[str, Form]:
+    """Those of a T5."""
+    return {
+        "encoder": Form(inputs, inputs, True, False),
+        "decoder": Form(targets, targets, True, True),
+        "cross": Form(targets, inputs, False, False),
+    }
+
+
+def passes(form: Form, device: torch.device, small: bool, rows: int | None = None) -> Callable[[], None]:
+    """TIMES forward and backward passes of attention. `rows`: instead of those of `_sizes`."""
+    dtype = torch.float32 if small else torch.bfloat16  # Triton's interpreter has no products in bf16
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=report.device, dtype=dtype)
+        return torch.randn(shape, device=device, dtype=dtype)
 
-    rows, heads, d_kv = _sizes(report)
-    vectors = [draw(rows, n, heads, d_kv).transpose(1, 2).requires_grad_() for n in (queries, keys, keys)]
-    diagonals = draw(heads, queries + keys - 1).requires_grad_() if biased else None
-    along = draw(rows, queries, heads, d_kv).transpose(1, 2)
+    many, heads, d_kv = _sizes(small)
+    rows = rows or many
+    vectors = [
+        draw(rows, n, heads, d_kv).transpose(1, 2).requires_grad_() for n in (form.queries, form.keys, form.keys)
+    ]
+    diagonals = draw(heads, form.queries + form.keys - 1).requires_grad_() if form.biased else None
+    along = draw(rows, form.queries, heads, d_kv).transpose(1, 2)
     learned = [*vectors, *([] if diagonals is None else [diagonals])]
 
-    def passes() -> None:
+    def both() -> None:
         for _ in range(TIMES):
-            output = flash(*vectors, Pattern(diagonals, None, causal), d_kv**-0.5, 0.0)
+            output = flash(*vectors, Pattern(diagonals, None, form.causal), d_kv**-0.5, 0.0)
             torch.autograd.grad(output, learned, along)
 
-    return passes
+    return both
 
 
-def _sizes(report: Report) -> tuple[int, int, int]:
+def _sizes(small: bool) -> tuple[int, int, int]:
     """Rows, heads and d_kv of a layer of T5 v1.1 base; few in Triton's interpreter."""
-    return (1, 2, 16) if report.small else (128, 12, 64)
+    return (1, 2, 16) if small else (128, 12, 64)
 
 
-def tell(report: Report, name: str, kernels: Trace, queries: int, keys: int, causal: bool) -> None:
+def tell(report: Report, name: str, kernels: Trace, form: Form) -> None:
     """Adds a row for each of this project's kernels, and one for all others, in a trace of TIMES passes."""
-    rows, heads, d_kv = _sizes(report)
-    pairs = rows * heads * (queries * (queries + 1) // 2 if causal else queries * keys)
+    rows, heads, d_kv = _sizes(report.small)
+    pairs = rows * heads * (form.queries * (form.queries + 1) // 2 if form.causal else form.queries * form.keys)
     for kernel, (ms, calls) in kernels.sums(lambda one: one.ours or "others").items():
         flops = 2.0 * pairs * d_kv * PRODUCTS.get(kernel, 0) * TIMES
         report.row(

@@ -77,9 +77,14 @@ def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, offered: int | None =
     by default on the GPU at hand. Where it offers less than any tiles need, Triton refuses them in one line."""
     if dtype == torch.float32:
         return _TILES_IN_FP32
-    offered = offered or shared_memory()
-    tiles = TILES[max((needed for needed in TILES if needed <= offered), default=min(TILES))][kernel]
+    tiles = tiles_offered(offered)[kernel]
     return tiles[min(width for width in tiles if width >= d_kv)]
+
+
+def tiles_offered(offered: int | None = None) -> dict[str, dict[int, Tiles]]:
+    """The tiles of each kernel by the widest head, as for `tile_sizes`."""
+    offered = offered or shared_memory()
+    return TILES[max((needed for needed in TILES if needed <= offered), default=min(TILES))]
 
 
 @triton.jit
