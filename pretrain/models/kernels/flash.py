@@ -108,9 +108,7 @@ def backward_queries(
     parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
     for masked in tl.static_range(2):
         if masked == 1 or (RANGES is None and before is None):
-            bounds = (whole, end) if masked else (start, whole)
-            # the places of diagonals in a tile, kept from one tile to the next, would spill registers
-            for first_k in tl.range(bounds[0], bounds[1], BLOCK_N, disable_licm=True):
+            for first_k in tl.range(whole if masked else start, end if masked else whole, BLOCK_N):
                 at_k = first_k + tl.arange(0, BLOCK_N)
                 k = load_tile(K + batch * kb + head * kh, at_k, kl, keys, D, BLOCK_D)
                 v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)

@@ -46,7 +46,7 @@ class Tiles(NamedTuple):
 TILES = {
     101_376: {  # RTX 3090, 4090 and 5090, L40S
         "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 1), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(32, 64, 8, 1), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
     166_912: {  # A100
