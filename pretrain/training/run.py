@@ -14,9 +14,9 @@ from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
-from pretrain.train.preflight import NOT_FRESH, device_problems, note_death, without_bf16
-from pretrain.train.run_report import RunReport
-from pretrain.train.validate import ValidatedRun, validate
+from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
+from pretrain.training.run_report import RunReport
+from pretrain.training.validate import ValidatedRun, validate
 
 if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
@@ -58,8 +58,8 @@ def train_in_group(
     """`train` within a process group that exists already."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.checkpoint import resume as resumable
-    from pretrain.train.callbacks import build_callbacks, stops
-    from pretrain.train.trainer import Trainer
+    from pretrain.training.callbacks import build_callbacks, stops
+    from pretrain.training.trainer import Trainer
 
     asked = config
     if device_type() == "cpu" and not cpu_multiplies_bf16():
@@ -96,7 +96,7 @@ def build_engine(run: ValidatedRun) -> "Engine":
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.train import distillation
+    from pretrain.training import distillation
 
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper

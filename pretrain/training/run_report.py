@@ -30,10 +30,10 @@ from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs,
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.train.picture import draw
-from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
-from pretrain.train.tracking.tracker import Tracker
-from pretrain.train.validate import ValidatedRun
+from pretrain.training.picture import draw
+from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
+from pretrain.training.tracking.tracker import Tracker
+from pretrain.training.validate import ValidatedRun
 
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 

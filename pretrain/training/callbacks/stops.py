@@ -10,8 +10,8 @@ from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_sign
 from pretrain.engine.ranks import first_value
 from pretrain.run import status
 from pretrain.run.restarts import earlier_seconds
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _STORE_LOST = "store_lost"
 _received: list[int] = []
