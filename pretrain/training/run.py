@@ -1,5 +1,6 @@
 """Starts a run: joins the ranks, checks the run file, builds the model and trains it. The file to read first."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -28,22 +29,23 @@ _COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
-def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
+def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False, alone: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
     It stops on request, or because the store of a remote corpus doesn't answer.
 
-    `fresh` starts a new run and moves an existing one in the run directory aside.
+    `fresh` starts a new run and moves an existing one in the run directory aside. `alone`: this process is the only
+    rank, also under SLURM, and isn't ended if it makes no progress.
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    if not is_launched():
+    if not alone and not is_launched():
         os.environ |= slurm.rank_environment(os.environ)
     configure_arithmetic(config.compute)
     own = rank_environment().rank if is_launched() else 0
     with (
-        watching(own, hang, start, store),
+        contextlib.nullcontext() if alone else watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
             rank,
             ranks,
