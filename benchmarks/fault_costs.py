@@ -26,8 +26,8 @@ from pretrain.engine.checkpoint import memory
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.train.callbacks.silent_errors import memory_at_rest, replay
-from pretrain.train.validate import validate
+from pretrain.training.callbacks.silent_errors import memory_at_rest, replay
+from pretrain.training.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
 CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks

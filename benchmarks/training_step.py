@@ -22,7 +22,7 @@ from peers import Work, compiled_pair, pair, works, works_argument
 
 from pretrain.models.flops import count_flops
 from pretrain.models.model import Model
-from pretrain.train.throughput import measured_peak
+from pretrain.training.throughput import measured_peak
 
 LIMIT = """The products, which both sides compute with the same library at about the processor's peak (84 to 93 GFLOP/s
 on a core with AVX2). In fp32 they are 88 to 90% of our step there: even a step of nothing else would only be 1.04 to

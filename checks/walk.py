@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pretrain", "data_pipeline", "launch")

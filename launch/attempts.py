@@ -24,8 +24,8 @@ from pretrain.run import node_memory, restarts, status
 from pretrain.run.alerts import Alerts
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
-from pretrain.train.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
-from pretrain.train.tracking import tracker
+from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
+from pretrain.training.tracking import tracker
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew

@@ -18,7 +18,7 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked_code
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
-from pretrain.train.preflight import preflight, unchecked
+from pretrain.training.preflight import preflight, unchecked
 
 SCRIPT = "job.sbatch"
 _PROLOGUE = """\

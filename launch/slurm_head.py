@@ -34,7 +34,7 @@ from launch.head import StopRequests
 from launch.nodes import Access, Node
 from pretrain.config import RunConfig
 from pretrain.run import slurm, status
-from pretrain.train.preflight import is_finished, preflight
+from pretrain.training.preflight import is_finished, preflight
 
 Launcher = Literal["agent", "deepspeed"]
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory

@@ -8,12 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pretrain.from_python import train
     from pretrain.loaded import PretrainedModel, load
     from pretrain.run_directory import Run
 
-_MODULES = {"PretrainedModel": "loaded", "Run": "run_directory", "load": "loaded"}
+_MODULES = {"PretrainedModel": "loaded", "Run": "run_directory", "load": "loaded", "train": "from_python"}
 
-__all__ = ["PretrainedModel", "Run", "load"]
+__all__ = ["PretrainedModel", "Run", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

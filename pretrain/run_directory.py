@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.engine.checkpoint.directory import candidates
+from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class Run:
         return pd.DataFrame(
             [{"step": row.step, "attempt": row.attempt, "time": row.time, **row.metrics} for row in rows]
         )
+
+    @property
+    def state(self) -> str:
+        """The state of the run: new, running, finished, stopped (on request), failed or died."""
+        return status.read(self.directory).state
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -2,18 +2,24 @@
 it was."""
 
 import json
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 import data_pipeline
 import launch
@@ -24,9 +30,10 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
+from pretrain.training.callback import Callback
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.in_process import done_here
-from tests.pretrain.runs import MODEL, run_file
+from tests.pretrain.runs import MODEL, run_file, train
 from tests.tables import each
 
 PAGE = (TOP / "docs/how-to/use-from-python.md").read_text(encoding="utf-8")
@@ -37,7 +44,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 def process_state() -> list[object]:
     """What a library must leave to its caller."""
     draws = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
-    return [[signal.getsignal(number) for number in SIGNALS], Path.cwd(), *draws]
+    of_torch = [
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        float(torch.tensor(1e-40) * 1),  # 0 where denormal numbers count as 0
+        torch.distributed.is_initialized(),
+    ]
+    handlers = [signal.getsignal(number) for number in SIGNALS], signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return [handlers, Path.cwd(), warnings.filters[:], *of_torch, *draws]
 
 
 def examples_of(heading: str) -> str:
@@ -75,12 +92,12 @@ def test_the_pages_examples_of_runs_and_models(small_corpus, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     settings = {"seed": 5, "max_steps": 99, "directory": "run"}
     run_file(tmp_path, small_corpus, run=settings, model={**MODEL, "dropout_rate": 0.0})
-    corpus = data_pipeline.open(small_corpus)
-    found = {"islice": islice, "resumed": corpus.loader("train", 8)}
+    corpus, found = data_pipeline.open(small_corpus), {}
     before = process_state()
     exec(examples_of("Runs and models"), found)
     assert process_state() == before
     run = found["run"]
+    assert run.state == "finished"
     assert [path.name for path in run.checkpoints] == ["step-00000004", "step-00000008"]
     losses = run.metrics().set_index("step")["train/loss"]
     assert losses.index.tolist() == list(range(1, 9))
@@ -101,14 +118,104 @@ def test_the_pages_examples_of_runs_and_models(small_corpus, tmp_path, monkeypat
     asked = ("pretrain", "generate", "exported", text, "--max-new-tokens", "8", "--jsonl")
     assert json.loads(done_here(*asked))["whole"] == answer.whole
     capsys.readouterr()
-    assert launch.local("run.yaml", run={"max_steps": 8}) == run
+    assert launch.local(json.loads(Path("run.yaml").read_text()), run={"max_steps": 8}) == run
     assert "8" in capsys.readouterr().out
+
+
+class AtStep(Callback):
+    """Does something after a step of this process."""
+
+    do: ClassVar[Callable[[], object]]
+
+    def __init__(self, step: int):
+        self._step = step
+
+    def after_step(self, trainer):
+        if trainer.step == self._step:
+            AtStep.do()
+
+
+CALLBACK = [{"name": f"{__name__}:AtStep", "step": 3}]
+
+
+@pytest.fixture(scope="module")
+def by_command(small_corpus, tmp_path_factory):
+    """A run of eight steps that `pretrain train` has made."""
+    folder = tmp_path_factory.mktemp("command")
+    train(run_file(folder, small_corpus))
+    return pretrain.Run(folder / "run")
+
+
+def of_run(run: pretrain.Run) -> list[object]:
+    """What a run has computed: its losses, and the weights of its last checkpoint."""
+    losses = run.metrics().set_index("step")["train/loss"].to_dict()
+    weights = pretrain.load(run.checkpoints[-1])[0].state_dict()
+    return [losses, {name: tensor.tolist() for name, tensor in weights.items()}]
+
+
+@each("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_a_run_of_this_process_and_a_second_call_resumes_it(
+    small_corpus, tmp_path, by_command, number
+):
+    config = {**json.loads(run_file(tmp_path, small_corpus).read_text()), "callbacks": CALLBACK}
+    AtStep.do = partial(signal.raise_signal, number)
+    received: list[int] = []
+    earlier = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        before, environment = process_state(), {**os.environ}
+        run = pretrain.train(config)
+        assert (process_state(), {**os.environ}) == (before, environment)
+        assert (run.state, [path.name for path in run.checkpoints]) == ("stopped", ["step-00000004"])
+        assert received == [number] * (number != signal.SIGINT)  # Ctrl-C is over when the run has stopped
+        assert pretrain.train(config) == run
+        assert process_state() == before
+    finally:
+        signal.signal(number, earlier)
+    assert run.state == "finished"
+    assert of_run(run) == of_run(by_command)
+
+
+def test_other_loops_have_the_losses_of_a_run(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").symlink_to(small_corpus)
+    shared = {"model": {**MODEL, "dropout_rate": 0.0}, "batch": {"global_batch_size": 16, "micro_batch_size": 16}}
+    run_file(tmp_path, small_corpus, run={"seed": 5, "max_steps": 2, "directory": "run"}, **shared)
+    pretrain.train("run.yaml")
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0, "gradient_clipping": 0.0}
+    changes = {"optimizer": optimizer, "schedule": {"name": "constant", "warmup_steps": 0}, "data": {"lanes": 64}}
+    run = {"directory": "again", "max_steps": 4}
+    again = pretrain.train("run.yaml", run=run, checkpoint={"init_from": "run"}, **changes)
+    expected = again.metrics()["train/loss"].tolist()
+    found = {"corpus": data_pipeline.open("corpus"), "islice": islice, "pretrain": pretrain}
+    exec(examples_of("Other training loops"), found)
+    assert found["losses"] == 3 * expected
+
+
+@each("error", [RuntimeError("boom"), KeyboardInterrupt(), data_pipeline.FailedError("disk: full")])
+def test_an_error_in_a_run_of_this_process_is_raised_and_leaves_the_directory_free(small_corpus, tmp_path, error):
+    def fail() -> None:
+        raise error
+
+    path = run_file(tmp_path, small_corpus, callbacks=CALLBACK)
+    AtStep.do = fail
+    before = process_state()
+    with pytest.raises(type(error)) as raised:
+        pretrain.train(path)
+    assert raised.value is error
+    assert process_state() == before
+    AtStep.do = int
+    assert pretrain.train(path, run={"max_steps": 4}).state == "finished"
 
 
 @each(
     "call, said",
     [
         (lambda: pretrain.load("nowhere"), "nowhere"),
+        (lambda: pretrain.train("nowhere.yaml"), "nowhere.yaml: no such file"),
+        (
+            lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
+            "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
+        ),
         (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; expected that of a run"),
         (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
         (
@@ -138,7 +245,8 @@ def test_the_pages_examples_of_corpora_and_the_command_builds_the_same(tmp_path,
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in taken[3].items())
     done_here("data-pipeline", "build", "corpus.yaml", "tokenizer.vocab_size=400", "output=again")
     assert Path("again/manifest.json").read_bytes() == Path("corpus/manifest.json").read_bytes()
-    again = data_pipeline.build("corpus.yaml", tokenizer={"vocab_size": 400}, output="again", repair=True)
+    config = yaml.safe_load(Path("corpus.yaml").read_text())
+    again = data_pipeline.build(config, tokenizer={"vocab_size": 400}, output="again", repair=True)
     assert again.manifest == found["corpus"].manifest
 
 

@@ -114,7 +114,7 @@ class Trial:
 
     def _train(self, fail_in: int | None = None) -> str:
         from pretrain.engine.engine import Engine
-        from pretrain.train import run
+        from pretrain.training import run
 
         right = Engine.step
 

@@ -26,11 +26,11 @@ POINTS = {  # where each is: the module and its function
     "write of a save": ("pretrain.engine.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.engine.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.engine.checkpoint.save", "set_latest"),
-    "comparison of weights": ("pretrain.train.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
-    "log": ("pretrain.train.callbacks.reporting", "Reporting.log"),
+    "comparison of weights": ("pretrain.training.callbacks.silent_errors.fingerprints", "WeightComparison.compare"),
+    "log": ("pretrain.training.callbacks.reporting", "Reporting.log"),
     "evaluation": ("pretrain.evaluate.hook_runner", "HookRunner.after"),
     "hook": ("pretrain.evaluate.hook_runner", "HookRunner._evaluate"),
-    "end": ("pretrain.train.run_report", "RunReport.finish"),
+    "end": ("pretrain.training.run_report", "RunReport.finish"),
 }
 EARLY = ("import", "build", "load", "first step")  # these come before any step
 OF_RANK_0 = ("rename of a save", "rename of latest")

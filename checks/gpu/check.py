@@ -12,7 +12,7 @@ def main() -> None:
     if device == "cuda":  # as a run does; a check that is planted in a test needs no PyTorch
         from pretrain.config.run_config import ComputeSection
         from pretrain.models.functional.attention_backends import use
-        from pretrain.train.run import configure_arithmetic
+        from pretrain.training.run import configure_arithmetic
 
         configure_arithmetic(ComputeSection())
         use("triton")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 
 class Fault(Callback):

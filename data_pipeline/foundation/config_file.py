@@ -91,8 +91,11 @@ Locations = Annotated[
 TrueIsTheDefaults = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
 """For an optional section: true means its defaults, false that there is none."""
 
+Given = str | Path | Mapping[str, Any]
+"""What Python code names a config by: a path, `configs:NAME` for a file that ships, or a file's keys and values."""
 
-def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
+
+def load(path: Given, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
     """The config in the file at `path` with `overrides` applied, checked against `schema`.
 
     Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). Under
@@ -100,7 +103,7 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     with the package. They are merged in order, the file itself last. A line on stderr names the earlier names that a
     file or an override has. Raises UserError, which names the file, each wrong key and the nearest valid key.
     """
-    given = _merged(path, overrides, schema)
+    given, path = _merged(path, overrides, schema), _name(path)
     if not any(field.is_required() and name in given for name, field in schema.model_fields.items()):
         for key in schema.other_files.keys() & given.keys():
             raise UserError(f"{path}: {schema.other_files[key].format(path)}")
@@ -111,13 +114,16 @@ def load(path: str | Path, overrides: Sequence[str], schema: type[ConfigType]) -
     return check(plain, schema, str(path))
 
 
-def load_with(config: str | Path, changes: Mapping[str, Any], schema: type[ConfigType]) -> ConfigType:
-    """`load` for Python code: `config` is a path or `configs:NAME`, and `changes` has values by their keys."""
+def load_with(config: Given, changes: Mapping[str, Any], schema: type[ConfigType]) -> ConfigType:
+    """`load` for Python code: `changes` has values by their keys."""
     return load(path_of(config), as_overrides(changes), schema)
 
 
-def path_of(config: str | Path) -> Path:
-    """The config file that a path or `configs:NAME` names. Raises UserError for a URL and an unknown NAME."""
+def path_of(config: Given) -> Path | Mapping[str, Any]:
+    """The config file that Python code names; keys and values as they are. Raises UserError for a URL and an unknown
+    NAME."""
+    if isinstance(config, Mapping):
+        return config
     try:
         return Path(paths.config(str(config)))
     except ValueError as error:
@@ -129,8 +135,17 @@ def as_overrides(changes: Mapping[str, Any]) -> list[str]:
     return [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in changes.items()]
 
 
-def _merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -> DictConfig:
-    merged = _read(Path(path), (), schema)
+def _name(config: Given) -> Path:
+    """The name of a config in messages. What it extends is beside it."""
+    return Path("config") if isinstance(config, Mapping) else Path(config)
+
+
+def _merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> DictConfig:
+    if isinstance(config, Mapping):
+        given = OmegaConf.create(json.loads(json.dumps(config, default=str)))
+        merged = _extended(given, _name(config), (), schema)
+    else:
+        merged = _read(Path(config), (), schema)
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
@@ -147,10 +162,10 @@ def _merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -
     return merged
 
 
-def merged(path: str | Path, overrides: Sequence[str], schema: type[Section]) -> str:
+def merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> str:
     """The YAML of a config file that has everything in itself: what it extends, and `overrides`. Raises UserError as
     `load`."""
-    return OmegaConf.to_yaml(_merged(path, overrides, schema))
+    return OmegaConf.to_yaml(_merged(config, overrides, schema))
 
 
 def sections(path: str | Path, overrides: Sequence[str]) -> set[str]:
@@ -182,6 +197,11 @@ def _read(path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConf
         config = OmegaConf.load(path)
     if not isinstance(config, DictConfig):
         raise UserError(f"{path}: expected keys and values at the top level")
+    return _extended(config, path, (*seen, path.resolve()), schema)
+
+
+def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConfig:
+    """The `config` in the file at `path`, merged with what it extends."""
     bases = config.pop("extends", [])
     bases = [bases] if isinstance(bases, str) else bases
     try:
@@ -190,7 +210,7 @@ def _read(path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConf
         raise UserError(f"{path}: extends: {error}") from None
     merged = OmegaConf.create()
     config = _with_new_names(config, schema, f"{path}: ")
-    for part in (*(_read(parent, (*seen, path.resolve()), schema) for parent in parents), config):
+    for part in (*(_read(parent, seen, schema) for parent in parents), config):
         _forget_other_kinds(merged, part)
         merged.merge_with(part)
     return merged

@@ -1,19 +1,19 @@
 """Builds a corpus with its report: the work of `data-pipeline build`, from the command line or from Python."""
 
-from pathlib import Path
 from typing import Any
 
 from data_pipeline import opened, pipeline
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load_with
+from data_pipeline.foundation.config_file import Given, load_with
 from data_pipeline.foundation.processes import handlers_kept
 
 
-def build(config: str | Path, /, *, strict: bool = False, repair: bool = False, **overrides: Any) -> opened.Corpus:
+def build(config: Given, /, *, strict: bool = False, repair: bool = False, **overrides: Any) -> opened.Corpus:
     """Builds the corpus of a corpus file, or what it lacks, and opens it.
 
-    `config`: a path, or `configs:NAME` for a file that ships. `overrides`: keys of the file; a section is a mapping,
-    which is merged with the file's: `tokenizer={"vocab_size": 8000}`. `strict` and `repair` as in the command.
+    `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `overrides`: keys of the file;
+    a section is a mapping, which is merged with the file's: `tokenizer={"vocab_size": 8000}`. `strict` and `repair`
+    as in the command.
 
     Raises UserError for a wrong config or a missing input, and FailedError if the build fails.
     """

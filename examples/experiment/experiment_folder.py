@@ -18,8 +18,8 @@ from data_pipeline.foundation.formatting import masked_values
 from data_pipeline.foundation.json_file import read_valid_json
 from pretrain.config import RunConfig
 from pretrain.run import status
-from pretrain.train.throughput import flops_per_step
-from pretrain.train.validate import validate
+from pretrain.training.throughput import flops_per_step
+from pretrain.training.validate import validate
 
 FILE = "experiment.yaml"
 _BASELINE = "baseline"  # a row

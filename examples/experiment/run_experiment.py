@@ -19,8 +19,8 @@ from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
 from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.run import metrics_file
-from pretrain.train.tracking.mlflow_store import client, one_line, parent_run
-from pretrain.train.tracking.tracker import sync
+from pretrain.training.tracking.mlflow_store import client, one_line, parent_run
+from pretrain.training.tracking.tracker import sync
 
 _SECONDS_TO_PROGRESS = 30.0
 

@@ -10,8 +10,8 @@ from examples.experiment.experiment_folder import PlannedRun, of_length, plan_ru
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.train.throughput import flops_per_step, rows_per_step
-from pretrain.train.validate import ValidatedRun, validate
+from pretrain.training.throughput import flops_per_step, rows_per_step
+from pretrain.training.validate import ValidatedRun, validate
 
 
 @dataclass(frozen=True)

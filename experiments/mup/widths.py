@@ -15,7 +15,7 @@ from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.models import EncoderOnlyConfig, ModelConfig
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second
 _LAYERS = 2  # of a stack: width is what is checked

@@ -131,7 +131,7 @@ def export(
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.export import card, push
-    from pretrain.train.tracking import checkpoints as registry
+    from pretrain.training.tracking import checkpoints as registry
 
     if register is None:
         refuse_options(context, "for --register", "uri")

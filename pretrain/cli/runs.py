@@ -43,7 +43,7 @@ def train_command(
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.start()  # its imports run beside those of this process
-    from pretrain.train import run as training
+    from pretrain.training import run as training
 
     code = training.train(settings, stop_at_step, fresh)
     if rank_logs.supervised():
@@ -147,7 +147,7 @@ def dashboard_command(
     ] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
-    from pretrain.train.tracking import dashboard
+    from pretrain.training.tracking import dashboard
 
     dashboard.dashboard(run_dir, uri, port)
 
@@ -169,7 +169,7 @@ def picture_command(
     out: Annotated[Path | None, path_option("--out", "The PNG file to write. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
     """Draw a run's held-out loss and its decoder's cross-attention."""
-    from pretrain.train import picture
+    from pretrain.training import picture
 
     picture.draw(run_dir, target := out or run_dir / "picture.png")
     print(target)
@@ -183,6 +183,6 @@ def sync(
     ] = None,
 ) -> None:
     """Send the metrics and files of a run that MLflow lacks to MLflow."""
-    from pretrain.train.tracking import tracker
+    from pretrain.training.tracking import tracker
 
     print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

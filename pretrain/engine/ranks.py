@@ -42,7 +42,7 @@ def process_group(
 
     Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
     destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
-    there ends at once instead, with the code that it would have ended with.
+    there ends at once instead, with the code that it would have ended with. An only rank raises every error as it is.
     """
     # matrix products then sum in the same order whatever the alignment of their operands
     os.environ.setdefault("MKL_CBWR", "AUTO")
@@ -84,8 +84,10 @@ def process_group(
     try:
         yield rank, dist.get_world_size()
     except BaseException as error:
-        raise _leave(error, rank) from None
-    dist.destroy_process_group()
+        if (end := _leave(error, rank)) is error:
+            raise
+        raise end from None
+    _leave_group()
     del store  # `dist` holds on to connections alone, and all ranks connect to the server, this one too
 
 
@@ -121,26 +123,34 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     end = error
     if isinstance(error, Exception):
         heartbeat.tell_failed(rank, error)
+    alone = dist.get_world_size() == 1
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
             end = SystemExit(error.exit_code)
-    elif isinstance(error, Exception):
+    elif isinstance(error, Exception) and not alone:
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         end = SystemExit(1)
     elif isinstance(error, SystemExit):  # by code that the run calls; the other ranks wait for this one
         print(f"error: exited with code {error.code or 0} before the run's end", file=sys.stderr, flush=True)
-    if _exit_may_block():
+    if not alone and _exit_may_block():
         if isinstance(end, UserError):
             print_error(end)
         _exit_now(error.exit_code if isinstance(error, UserError) else 1)
-    dist.destroy_process_group()
+    _leave_group()
     return end
+
+
+def _leave_group() -> None:
+    import deepspeed  # as in `process_group`
+
+    _of_threads.clear()
+    deepspeed.comm.destroy_process_group()  # PyTorch's own would leave DeepSpeed with groups that are gone
 
 
 def _exit_may_block() -> bool:
     """True if leaving the process group may wait for ranks that wait for this one, as NCCL's communicators do, or end
     in an abort, as gloo does while a thread communicates."""
-    return dist.get_backend() == "nccl" or (bool(_of_threads) and dist.get_world_size() > 1)
+    return dist.get_backend() == "nccl" or bool(_of_threads)
 
 
 def _exit_now(code: int) -> NoReturn:

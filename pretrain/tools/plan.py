@@ -25,8 +25,8 @@ from pretrain.engine.construction import adds_locally
 from pretrain.engine.memory import SAFE
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
-from pretrain.train.throughput import rows_per_step
-from pretrain.train.validate import with_tokenizer_ids
+from pretrain.training.throughput import rows_per_step
+from pretrain.training.validate import with_tokenizer_ids
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers

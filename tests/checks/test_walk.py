@@ -19,7 +19,7 @@ def found(small_corpus, tmp_path_factory):
 
 
 def test_a_steady_step_runs_few_files_and_functions(found):
-    assert "pretrain/train/trainer.py" in files(found)
+    assert "pretrain/training/trainer.py" in files(found)
     assert len(files(found)) <= FILES, "\n".join(files(found))
     assert len(found["calls"]) <= FUNCTIONS, "\n".join(f"{file}: {name}" for file, name, _ in found["calls"])
 

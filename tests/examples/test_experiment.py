@@ -28,7 +28,7 @@ from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import metrics_file, status
 from pretrain.run.metrics_file import read_metrics
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 from tests.conftest import TOP
 from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file

@@ -13,7 +13,7 @@ import pytest
 
 import launch.cli
 from pretrain.run import rank_logs, restarts, status
-from pretrain.train.tracking.mlflow_store import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with

@@ -51,7 +51,7 @@ def test_help_of_a_command_and_a_mistyped_option_import_nothing_that_only_work_n
 
 
 def test_deepspeed_which_chooses_its_accelerator_then_is_imported_in_the_process_group():
-    code = "import sys, pretrain.train.run; sys.exit('deepspeed' in sys.modules)"
+    code = "import sys, pretrain.training.run; sys.exit('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -25,7 +25,7 @@ from launch.tools.scaffold.text import sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 

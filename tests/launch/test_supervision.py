@@ -185,8 +185,8 @@ def test_of_ranks_that_raise_the_first_is_noted(small_corpus, folder):
 
 
 def fail_on_rank_1(path: Path, logs: Path) -> object:
-    from pretrain.train import micro_batch  # in ranks alone: DeepSpeed chooses its accelerator at once
-    from pretrain.train.run import train
+    from pretrain.training import micro_batch  # in ranks alone: DeepSpeed chooses its accelerator at once
+    from pretrain.training.run import train
 
     def fail(*_: object) -> None:
         raise ValueError("on purpose")
@@ -254,7 +254,7 @@ def test_a_crash_in_native_code_leaves_its_stack(small_corpus, folder):
         os.kill(one.pid, signal.SIGSEGV)
         assert one.wait() == -signal.SIGSEGV
         stack = one.stderr.partition("Fatal Python error: Segmentation fault")[2]
-        assert "pretrain/train/run.py" in stack
+        assert "pretrain/training/run.py" in stack
 
 
 def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_corpus, folder):
@@ -264,5 +264,5 @@ def test_a_rank_that_hangs_ends_those_that_wait_for_it_with_their_stacks(small_c
         assert one.wait() == 1
         report, _, stacks = one.stderr.partition("all stacks follow")
         assert "rank 0: no progress for 20 s (faults.hang_timeout_seconds); " in report
-        assert "pretrain/train/run.py" in stacks
+        assert "pretrain/training/run.py" in stacks
         assert re.search(r"torch/distributed/|deepspeed/", stacks)  # in whichever collective it waits

@@ -45,7 +45,7 @@ def trained(ranks: int, folder: Path, corpus: Path, stage: int, stop: int | None
 def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> int:
     """The exit code of a run on the ranks that have joined, which write down the rows that they take."""
     from pretrain.engine.engine import Engine
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
     from tests.pretrain.recorded import record_steps
 
     with pytest.MonkeyPatch.context() as patch:

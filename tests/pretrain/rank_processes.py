@@ -23,9 +23,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
     "pretrain.cli",
-    "pretrain.train.run",
-    "pretrain.train.callbacks",
-    "pretrain.train.trainer",
+    "pretrain.training.run",
+    "pretrain.training.callbacks",
+    "pretrain.training.trainer",
     "pretrain.models.t5",
     "pretrain.engine.optimizers.adamw_scale",
     "pyarrow.dataset",

@@ -66,7 +66,7 @@ def train_ranks(path: Path, ranks: int, *overrides: str, stop: int | None = None
 
 
 def _train(path: Path, overrides: tuple[str, ...], stop: int | None, fresh: bool) -> int:
-    from pretrain.train.run import train
+    from pretrain.training.run import train
 
     return train(load(path, list(overrides), RunConfig), stop, fresh)
 
@@ -77,7 +77,7 @@ def train_each(ranks: int, starts: list[tuple[Path, int | None]]) -> list[list[i
 
 
 def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     return [train_in_group(rank, ranks, load(path, [], RunConfig), stop) for path, stop in starts]

@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.config.run_config import AlertsSection
 from pretrain.run.alerts import Alerts
-from pretrain.train.callbacks.alerting import Alerting
+from pretrain.training.callbacks.alerting import Alerting
 from tests.tables import each
 
 

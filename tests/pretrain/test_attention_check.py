@@ -20,9 +20,9 @@ from pretrain.models.functional import attention_backends, kernel_check
 from pretrain.models.functional.attention_backends import attend, using
 from pretrain.models.functional.attention_bias import Pattern, Visibility
 from pretrain.models.functional.kernel_check import Form
-from pretrain.train import attention_check
-from pretrain.train.attention_check import choose_attention, forms
-from pretrain.train.validate import validate
+from pretrain.training import attention_check
+from pretrain.training.attention_check import choose_attention, forms
+from pretrain.training.validate import validate
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS
 from tests.pretrain.attention_cases import by_definition as defined

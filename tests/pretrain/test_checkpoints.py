@@ -37,7 +37,7 @@ from pretrain.engine.optimizers import AVERAGE
 from pretrain.models import build
 from pretrain.run import watchdog
 from pretrain.run.train_state import Health, TrainState
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
@@ -356,7 +356,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     """Rank 1's disk confirms what is written long after rank 0's."""
     from data_pipeline.foundation import atomic
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     confirm = atomic.flush
 

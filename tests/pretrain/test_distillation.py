@@ -23,8 +23,8 @@ from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
-from pretrain.train.distillation import Distillation
-from pretrain.train.validate import validate
+from pretrain.training.distillation import Distillation
+from pretrain.training.validate import validate
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import MODEL, losses, run_file, train_each

@@ -23,7 +23,7 @@ from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.engine import fragments, versions
 from pretrain.engine.numerics import ExactModel, sgd
 from pretrain.run.train_state import Health
-from pretrain.train.run import configure_arithmetic
+from pretrain.training.run import configure_arithmetic
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config, trained

@@ -39,7 +39,7 @@ from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.model import recording_hits
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.evaluate import Standalone
-from pretrain.train import callback, callbacks
+from pretrain.training import callback, callbacks
 from tests.conftest import TOP
 from tests.conftest import run as run_command
 from tests.in_process import done_here
@@ -518,7 +518,7 @@ def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeyp
 
 
 def losses_without(name, path):
-    from pretrain.train.run import train
+    from pretrain.training.run import train
 
     losses = []
 
@@ -562,8 +562,8 @@ def profiled(path, stop, back_after):
     The optimizer has one group of parameters, which each step updates once.
     """
     from pretrain.engine.checkpoint.directory import newest
-    from pretrain.train.run import train
-    from pretrain.train.validate import state_of
+    from pretrain.training.run import train
+    from pretrain.training.validate import state_of
 
     class GoesBack(callback.Callback):
         def after_step(self, trainer):
@@ -609,7 +609,7 @@ class WithAnOldName(callback.Callback):
             f"{__name__}:WithAnOldName: the method before_going_back is named before_rewind now",
         ),
         ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
-        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.train.callback.Callback"),
+        ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.training.callback.Callback"),
     ],
 )
 def test_what_is_no_callback_is_refused_in_a_line(name, options, said):

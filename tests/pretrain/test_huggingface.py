@@ -26,7 +26,7 @@ from pretrain.export.card import LICENCES, Lineage, TrainingCorpus
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 from tests.hub_server import Hub, serving
 from tests.in_process import done_here, refused_here, run_here
 from tests.pretrain.exported import randomise

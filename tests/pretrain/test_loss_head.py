@@ -19,7 +19,7 @@ from pretrain.models.functional import cross_entropy
 from pretrain.models.functional.arithmetic import soft_capped
 from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
 from pretrain.models.model import Head, shift_right
-from pretrain.train import distillation
+from pretrain.training import distillation
 from tests.tables import each
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]

@@ -36,7 +36,7 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
     Steps wait until the checkpoint before is stored. Otherwise one that comes too soon after it would have none.
     """
     from pretrain.engine.checkpoint import memory
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
@@ -167,7 +167,7 @@ def cramped(path: Path, nodes: int) -> tuple[int, list[str]]:
     """The exit code, and the warnings, of a run whose rank 1 has memory for one checkpoint alone; on two nodes, for the
     other rank's."""
     from pretrain.engine.checkpoint import memory
-    from pretrain.train.run_report import RunReport
+    from pretrain.training.run_report import RunReport
 
     allocate = memory.memory_file
     warned: list[str] = []

@@ -17,9 +17,9 @@ from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine import construction
 from pretrain.run import watchdog
-from pretrain.train import micro_batch
-from pretrain.train.micro_batch import fastest
-from pretrain.train.validate import validate
+from pretrain.training import micro_batch
+from pretrain.training.micro_batch import fastest
+from pretrain.training.validate import validate
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file

@@ -22,9 +22,9 @@ from pretrain.evaluate import record
 from pretrain.evaluate.hook import Findings
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.system_metrics import SystemMonitor, files_of_machines
-from pretrain.train.tracking.checkpoints import Registration, metric_dataset
-from pretrain.train.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
-from pretrain.train.tracking.tracker import Tracker, sync
+from pretrain.training.tracking.checkpoints import Registration, metric_dataset
+from pretrain.training.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
 

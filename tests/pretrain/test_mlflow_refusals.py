@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from data_pipeline.foundation.errors import FailedError
 from pretrain import cli
 from pretrain.run.metrics_file import MetricLog
-from pretrain.train.tracking import tracker as tracking
-from pretrain.train.tracking.mlflow_store import DatasetInfo, DeletedError, FeedState, TrackedRun, in_mlflow
-from pretrain.train.tracking.tracker import Tracker, sync
+from pretrain.training.tracking import tracker as tracking
+from pretrain.training.tracking.mlflow_store import DatasetInfo, DeletedError, FeedState, TrackedRun, in_mlflow
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, refusing
 from tests.tables import each

@@ -60,7 +60,7 @@ def chosen(folders: dict[str, Path], rank: int) -> list[tuple[float, str | None,
     """On a GPU, for each node whose check fails: when this rank has chosen what computes attention, what it says and
     what it takes."""
     from pretrain.models.functional import attention_backends
-    from pretrain.train import attention_check
+    from pretrain.training import attention_check
 
     found: list[tuple[float, str | None, str | None]] = []
     for failing, folder in folders.items():
@@ -92,7 +92,7 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
 def compiled(path: Path, rank: int) -> list[int]:
     """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
     from pretrain.engine import construction
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     node = socket.gethostname()
     folder, other = path.parent / node, path.parent / f"the other of {node}"

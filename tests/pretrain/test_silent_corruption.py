@@ -20,7 +20,7 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.train.callbacks.silent_errors.memory_at_rest import checksum, interval
+from pretrain.training.callbacks.silent_errors.memory_at_rest import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -53,7 +53,7 @@ def trained(
     from pretrain import models
     from pretrain.engine.engine import Engine
     from pretrain.run import environment
-    from pretrain.train.callbacks.silent_errors.replay import Replaying
+    from pretrain.training.callbacks.silent_errors.replay import Replaying
     from tests.pretrain.exactness import whole_parameters
 
     ranks = dist.get_world_size()
@@ -228,7 +228,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.train.callbacks.silent_errors.replay import interval
+    from pretrain.training.callbacks.silent_errors.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -242,7 +242,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.train.callbacks.silent_errors.repeated_gradients import next_of
+    from pretrain.training.callbacks.silent_errors.repeated_gradients import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
@@ -260,7 +260,7 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
     """The error of a run whose steps are taken in the block of `spoil(engine, step, *given)`, and their losses."""
     from pretrain.engine.engine import Engine
     from pretrain.run import node_memory
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     right, losses = Engine.step, []
 
@@ -386,8 +386,8 @@ def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
 
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.train.callbacks.silent_errors import fingerprints
-    from pretrain.train.callbacks.silent_errors.fingerprints import sums
+    from pretrain.training.callbacks.silent_errors import fingerprints
+    from pretrain.training.callbacks.silent_errors.fingerprints import sums
 
     monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -406,7 +406,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
     from pretrain.engine.fragments import in_memory
-    from pretrain.train.callbacks.silent_errors.fingerprints import difference, of_masters
+    from pretrain.training.callbacks.silent_errors.fingerprints import difference, of_masters
 
     engine = engine_of(run_config(stage, precision=precision))
     found = [difference(engine)]
@@ -438,7 +438,7 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
-    from pretrain.train.callbacks.silent_errors import fingerprints
+    from pretrain.training.callbacks.silent_errors import fingerprints
 
     found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
     return found and (found.rank, found.what)
@@ -455,7 +455,7 @@ def test_of_three_ranks_the_odd_one_is_named():
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
     from pretrain.engine.fragments import in_memory
-    from pretrain.train import run, trainer
+    from pretrain.training import run, trainer
 
     assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
     right = trainer.restore

@@ -38,7 +38,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
     Returns the exit code or error, and the row digests of each step in the order they were taken.
     """
     from pretrain.engine.engine import Engine
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     take_step, taken = Engine.step, []
 

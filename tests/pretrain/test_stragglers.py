@@ -18,7 +18,7 @@ from pretrain.evaluate import record
 from pretrain.run.environment import place, this_machine
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
-from pretrain.train.callbacks.stragglers import WINDOW, Straggling
+from pretrain.training.callbacks.stragglers import WINDOW, Straggling
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
@@ -132,7 +132,7 @@ def train_slowed(path, cause, first, share):
     from pretrain.engine import step_measures
     from pretrain.engine.engine import Engine
     from pretrain.models.layers import RMSNorm
-    from pretrain.train.run import train
+    from pretrain.training.run import train
 
     take_step, forward, load_batches = Engine.step, RMSNorm.forward, TrainingBatches.loader
     now, steps, norms = [0.0], [0], 2 * 12  # those of the model, in two micro-batches

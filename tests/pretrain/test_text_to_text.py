@@ -21,7 +21,7 @@ from pretrain.evaluate.hook import Collectives, Evaluation
 from pretrain.evaluate.record import table
 from pretrain.evaluate.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
 from pretrain.run.metrics_file import read_metrics
-from pretrain.train.validate import validate
+from pretrain.training.validate import validate
 from tests.conftest import made_once, run, write_corpus_file
 from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import on_ranks

@@ -13,8 +13,8 @@ from data_pipeline.loading.prefetch import example_sizes
 from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
-from pretrain.train import throughput
-from pretrain.train.throughput import measured_peak, rows_per_step
+from pretrain.training import throughput
+from pretrain.training.throughput import measured_peak, rows_per_step
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.pretrain.small_runs import run_config
 from tests.slow import slow
@@ -60,7 +60,7 @@ def test_flops_are_those_that_torch_counts(name):
 def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     """Targets count too if a decoder reads them, and so do the steps before a pause. Ratios of metrics don't depend on
     the clock."""
-    from pretrain.train.callbacks.speed import Speed
+    from pretrain.training.callbacks.speed import Speed
 
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])

@@ -19,11 +19,11 @@ from mlflow.tracking import MlflowClient
 
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
-from pretrain.train.tracking import feeder, mlflow_store
-from pretrain.train.tracking import tracker as tracking
-from pretrain.train.tracking.dashboard import dashboard
-from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, in_mlflow
-from pretrain.train.tracking.tracker import Tracker, sync
+from pretrain.training.tracking import feeder, mlflow_store
+from pretrain.training.tracking import tracker as tracking
+from pretrain.training.tracking.dashboard import dashboard
+from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, in_mlflow
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
 from tests.tables import each
@@ -262,9 +262,9 @@ import socket, sys
 from pathlib import Path
 connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
-from pretrain.train.tracking import tracker as tracking
+from pretrain.training.tracking import tracker as tracking
 tracking.SECONDS_FOR_THE_REST = 3600.0
-from pretrain.train.tracking.mlflow_store import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 with tracking.Tracker(Path(sys.argv[1]), TrackedRun("together", "r", attempt=1), sys.argv[2]) as tracker:
     for step in range(1, 301):
         tracker.log(step, {"loss": step})
@@ -320,8 +320,8 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
 
 
 def test_a_run_trains_on_where_mlflow_cannot_be_imported(tmp_path, uri, monkeypatch, caplog):
-    monkeypatch.delattr("pretrain.train.tracking.feeder", raising=False)  # as before its first use
-    monkeypatch.setitem(sys.modules, "pretrain.train.tracking.feeder", None)
+    monkeypatch.delattr("pretrain.training.tracking.feeder", raising=False)  # as before its first use
+    monkeypatch.setitem(sys.modules, "pretrain.training.tracking.feeder", None)
     with start(tmp_path, uri) as tracker:
         tracker.log(1, {"loss": 1.0})
     assert len(read_metrics(tmp_path)) == 1
@@ -479,7 +479,7 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
 DASHBOARD = """
 import sys
 from pathlib import Path
-from pretrain.train.tracking.dashboard import dashboard
+from pretrain.training.tracking.dashboard import dashboard
 dashboard(Path(sys.argv[1]), "sqlite:///elsewhere.db", port=int(sys.argv[2]))
 """
 

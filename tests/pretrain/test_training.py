@@ -25,7 +25,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run import heartbeat, node_memory, rank_logs, restarts, status
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.status import Status
-from pretrain.train.tracking.mlflow_store import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.data_pipeline.object_store import serving
 from tests.pretrain.forked import Forked, run_forked
 from tests.pretrain.rank_processes import each as runs_of_ranks
@@ -82,7 +82,7 @@ ON_NVME = [(3, "bf16", "nvme", kinds) for kinds in (["optimizer"], ["optimizer",
 
 def without_arithmetic_for_bf16(path: Path) -> str:
     """Trains as on a CPU without it; returns what the run prints."""
-    from pretrain.train import run
+    from pretrain.training import run
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setattr(run, "cpu_multiplies_bf16", lambda: False)
@@ -231,7 +231,7 @@ def test_a_run_fills_blanks_of_its_corpus(reference, small_corpus):
 
 def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
     """9,997 steps of 78 s are 9.0 days; the first logged step may be an hour away."""
-    from pretrain.train.callbacks import reporting
+    from pretrain.training.callbacks import reporting
 
     now = 1767225600.0
     monkeypatch.setattr(reporting, "time", SimpleNamespace(**{**vars(time), "time": lambda: now}))
@@ -247,7 +247,7 @@ def test_a_long_run_says_early_when_it_will_end(capsys, monkeypatch):
 
 def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
     """100 steps, 0.5 a second, take 200 s: 0.0556 hours."""
-    from pretrain.train.callbacks import reporting
+    from pretrain.training.callbacks import reporting
 
     config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
     trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
@@ -263,7 +263,7 @@ def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
     [(9.0, 4, ": other programs use the cores"), (1.0, 1, ": ranks leave cores unused "), (1.0, 4, "in each rank\n")],
 )
 def test_a_run_that_is_slower_than_expected_says_why_it_might_be(monkeypatch, capsys, load, threads, why):
-    from pretrain.train.callbacks import reporting
+    from pretrain.training.callbacks import reporting
 
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))

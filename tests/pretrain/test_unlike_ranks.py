@@ -24,8 +24,8 @@ from pretrain.config.evaluation import HookSettings
 from pretrain.evaluate.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run import node_memory
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import flip
@@ -76,7 +76,7 @@ class Unlike(Callback):
 
 def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
     """The exit code of a run, or the error that it ends with, and what it warns of."""
-    from pretrain.train.run import train_in_group
+    from pretrain.training.run import train_in_group
 
     alone = dist.get_rank() == 1
     memory = path.parent / "run.yaml/node" if what == "a folder that can't be made" and alone else path.parent / "node"
@@ -128,7 +128,7 @@ BESIDE = {
 
 
 def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
-    from pretrain.train.callbacks import build_callbacks
+    from pretrain.training.callbacks import build_callbacks
 
     callbacks = build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig), 2)
     assert CASES.keys() == callbacks.keys() - {"EvaluationHooks"}  # in the test below

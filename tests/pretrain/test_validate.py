@@ -16,9 +16,9 @@ from data_pipeline.foundation.config_file import load, merged
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
-from pretrain.train import preflight as module
-from pretrain.train.preflight import device_problems
-from pretrain.train.validate import validate
+from pretrain.training import preflight as module
+from pretrain.training.preflight import device_problems
+from pretrain.training.validate import validate
 from tests.in_process import run_here
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import run_config

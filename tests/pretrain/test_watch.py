@@ -16,7 +16,7 @@ from pretrain.run import deaths, restarts, status
 from pretrain.run.metrics_file import MetricLog
 from pretrain.run.status import Status
 from pretrain.tools.watch import Curves, braille, plot, watch
-from pretrain.train import picture
+from pretrain.training import picture
 from tests.pretrain.forked import Forked
 from tests.tables import each
 

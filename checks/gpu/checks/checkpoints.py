@@ -71,7 +71,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     from pretrain.engine.checkpoint.save import Saver
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.train.validate import validate
+    from pretrain.training.validate import validate
 
     setup = validate(config, 0, 1)
     _begin(config)

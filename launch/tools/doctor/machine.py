@@ -193,7 +193,7 @@ def run_file(settings: Settings) -> list[Finding]:
     """Whether the run file is valid for these ranks, and its corpora are there."""
     from data_pipeline.foundation import config_file  # a check imports only what it needs
     from pretrain import config as configs
-    from pretrain.train import preflight
+    from pretrain.training import preflight
 
     path, *overrides = settings.run_file
     try:
@@ -225,7 +225,7 @@ def tracking(settings: Settings) -> list[Finding]:
         return [Finding("tracking", "ok", f"{shown}: a file, so no server needs to answer")]
     from mlflow import exceptions  # 4 s, for a server alone
 
-    from pretrain.train.tracking import mlflow_store  # for the same
+    from pretrain.training.tracking import mlflow_store  # for the same
 
     try:
         mlflow_store.client(settings.tracking).search_experiments(max_results=1)

@@ -10,8 +10,8 @@ from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
 from pretrain.engine.ranks import of_all_ranks, on_each_rank, ranks_by_node
 from pretrain.run import node_memory, watchdog
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _NOT_DUE = "memory_checkpoint_not_due"  # votes
 _WRITING = "checkpoint_is_being_written"

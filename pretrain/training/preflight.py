@@ -14,8 +14,8 @@ from pretrain.config.optimizers import MuonConfig
 from pretrain.engine.checkpoint.directory import all_steps, is_valid, newest
 from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
-from pretrain.train.tracking import tracker
-from pretrain.train.validate import ValidatedRun, validate
+from pretrain.training.tracking import tracker
+from pretrain.training.validate import ValidatedRun, validate
 
 NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
 

@@ -24,8 +24,8 @@ from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.functional.kernel_check import Form
 from pretrain.models.kernels import OperatorArguments
-from pretrain.train.micro_batch import full_rows
-from pretrain.train.validate import ValidatedRun
+from pretrain.training.micro_batch import full_rows
+from pretrain.training.validate import ValidatedRun
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
 _CHECK = [sys.executable, "-m", "pretrain.models.functional.kernel_check"]

@@ -33,8 +33,8 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import masked, printable
 from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
 from pretrain.run.system_metrics import files_of_machines
-from pretrain.train.tracking.checkpoints import log_checkpoints
-from pretrain.train.tracking.mlflow_store import (
+from pretrain.training.tracking.checkpoints import log_checkpoints
+from pretrain.training.tracking.mlflow_store import (
     ARTIFACTS,
     HOST,
     KEY_LENGTH,

@@ -1,7 +1,7 @@
 """The training loop.
 
 `Trainer.fit` reads from top to bottom: load the weights, choose the attention backend and the micro-batch size, then
-take step after step. Callbacks (`pretrain.train.callbacks`) do everything besides steps.
+take step after step. Callbacks (`pretrain.training.callbacks`) do everything besides steps.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from pretrain.engine.engine import Engine, Outcome
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
-from pretrain.train import micro_batch
-from pretrain.train.attention_check import choose_attention
-from pretrain.train.callback import Callback
-from pretrain.train.run_report import RunReport
-from pretrain.train.validate import ValidatedRun
+from pretrain.training import micro_batch
+from pretrain.training.attention_check import choose_attention
+from pretrain.training.callback import Callback
+from pretrain.training.run_report import RunReport
+from pretrain.training.validate import ValidatedRun
 
 
 class Trainer:

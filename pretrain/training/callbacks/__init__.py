@@ -14,17 +14,17 @@ from importlib import import_module
 from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
-from pretrain.train.callback import Callback
-from pretrain.train.callbacks.alerting import Alerting
-from pretrain.train.callbacks.bad_steps import SkippedSteps, Spikes
-from pretrain.train.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
-from pretrain.train.callbacks.reporting import EvaluationHooks, Reporting
-from pretrain.train.callbacks.silent_errors.fingerprints import WeightComparison
-from pretrain.train.callbacks.silent_errors.memory_at_rest import ComparingMemory
-from pretrain.train.callbacks.silent_errors.replay import Replaying
-from pretrain.train.callbacks.speed import Profiling, Speed
-from pretrain.train.callbacks.stops import Stops
-from pretrain.train.callbacks.stragglers import Straggling
+from pretrain.training.callback import Callback
+from pretrain.training.callbacks.alerting import Alerting
+from pretrain.training.callbacks.bad_steps import SkippedSteps, Spikes
+from pretrain.training.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.training.callbacks.reporting import EvaluationHooks, Reporting
+from pretrain.training.callbacks.silent_errors.fingerprints import WeightComparison
+from pretrain.training.callbacks.silent_errors.memory_at_rest import ComparingMemory
+from pretrain.training.callbacks.silent_errors.replay import Replaying
+from pretrain.training.callbacks.speed import Profiling, Speed
+from pretrain.training.callbacks.stops import Stops
+from pretrain.training.callbacks.stragglers import Straggling
 
 RENAMED = {"requests": "votes", "before_going_back": "before_rewind"}  # methods of callbacks, before → now
 
@@ -68,7 +68,7 @@ def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
         except Exception as error:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
         if not isinstance(made, Callback):
-            raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.train.callback.Callback")
+            raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.training.callback.Callback")
         for before, now in RENAMED.items():
             if hasattr(made, before):
                 raise UserError(f"callbacks.{number}: {one.name}: the method {before} is named {now} now")

@@ -34,7 +34,7 @@ from pretrain.engine.construction import adds_locally, compiles, forget_compiled
 from pretrain.engine.engine import Engine
 from pretrain.engine.memory import SAFE, DeviceMemory
 from pretrain.engine.ranks import least, most, on_rank_0, ranks_by_node
-from pretrain.train.validate import ValidatedRun
+from pretrain.training.validate import ValidatedRun
 
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows of tensors

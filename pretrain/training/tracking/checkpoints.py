@@ -26,7 +26,7 @@ from data_pipeline.foundation.formatting import masked, printable
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.engine.checkpoint.index import INDEX
 from pretrain.run import metrics_file
-from pretrain.train.tracking.mlflow_store import (
+from pretrain.training.tracking.mlflow_store import (
     KEY_LENGTH,
     FeedState,
     MlflowRun,

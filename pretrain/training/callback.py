@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pretrain.engine.checkpoint.save import Saved
 
 if TYPE_CHECKING:
-    from pretrain.train.trainer import Trainer
+    from pretrain.training.trainer import Trainer
 
 
 class Callback:
     """One concern of training. A callback overrides the methods that it needs.
 
     The trainer calls each method on all ranks, callback after callback in the order of
-    `pretrain.train.callbacks.build_callbacks`. An error in a callback ends the run on all ranks. An evaluation whose
+    `pretrain.training.callbacks.build_callbacks`. An error in a callback ends the run on all ranks. An evaluation whose
     errors must not end the run is a hook (`pretrain.evaluate.hook`).
     """
 

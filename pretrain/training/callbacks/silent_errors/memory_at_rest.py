@@ -15,9 +15,9 @@ from pretrain.engine.checkpoint.directory import set_aside_after
 from pretrain.engine.ranks import most, of_all_ranks, on_rank_0
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import heartbeat
-from pretrain.train.callback import Callback
-from pretrain.train.callbacks.silent_errors.fingerprints import named
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.callbacks.silent_errors.fingerprints import named
+from pretrain.training.trainer import Trainer
 
 _SHARE = 0.001  # of the arithmetic of training, that checksums may take the time of
 _BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core

@@ -17,7 +17,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.train.validate import ValidatedRun
+from pretrain.training.validate import ValidatedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
 _LONG = 0.01  # s: a product that takes as long keeps the device busy

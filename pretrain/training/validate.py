@@ -161,7 +161,7 @@ def validate(
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
     wrapper_problems: list[str] = []
     if config.wrapper:
-        from pretrain.train import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+        from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
 
         wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses])
     problems += wrapper_problems
@@ -226,7 +226,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
 def _wrapper_identity(config: RunConfig) -> checkpoint_index.Identity | None:
     if config.wrapper is None:
         return None
-    from pretrain.train import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+    from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
 
     return distillation.identity(config.wrapper)
 

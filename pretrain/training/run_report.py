@@ -30,10 +30,10 @@ from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs,
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.run.system_metrics import SystemMonitor
-from pretrain.train.picture import draw
-from pretrain.train.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
-from pretrain.train.tracking.tracker import Tracker
-from pretrain.train.validate import ValidatedRun
+from pretrain.training.picture import draw
+from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
+from pretrain.training.tracking.tracker import Tracker
+from pretrain.training.validate import ValidatedRun
 
 _QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
@@ -47,15 +47,17 @@ class RunReport:
     def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):
         self.run, self._stop_at_step = run, stop_at_step
         self._tracker: Tracker | None = None
+        self._held = contextlib.ExitStack()  # the lock of the run directory
         self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
         attempt = on_rank_0(lambda: self._open(self.machines), int)
         self._monitor = _system_monitor(run, self.machines, attempt)
         watchdog.alive()
 
     def _open(self, machines: list[Machine]) -> int:
-        with _naming_directory(self.run.directory):
-            attempt, self._lock = _open_directory(self.run, machines)
+        with _naming_directory(self.run.directory), contextlib.ExitStack() as held:
+            attempt = _open_directory(self.run, machines, held)
             self._tracker = _tracker(self.run, attempt, machines)
+            self._held = held.pop_all()
         return attempt
 
     def connects_to_mlflow(self) -> bool:
@@ -131,6 +133,7 @@ class RunReport:
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
                 self._tracker.close("FAILED")
+        self._held.close()
 
     def _end_monitor(self) -> None:
         if self._monitor is not None:
@@ -146,14 +149,14 @@ def _naming_directory(directory: Path) -> Iterator[None]:
         raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
-def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, TextIO]:
-    """Prepares the run directory; returns the number of this attempt and the directory's lock."""
+def _open_directory(run: ValidatedRun, machines: list[Machine], held: contextlib.ExitStack) -> int:
+    """Prepares the run directory, which stays locked until `held` is closed; returns the number of this attempt."""
     directory = run.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run.directory: {directory} can't be created: {error.strerror}") from None
-    locked = status.lock(directory)
+    held.enter_context(status.lock(directory))
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
     if not supervised:  # a supervisor clears it before it accepts requests itself
@@ -171,7 +174,7 @@ def _open_directory(run: ValidatedRun, machines: list[Machine]) -> tuple[int, Te
     write_json(directory / "environment.json", environment.describe(machines))
     write_bytes(directory / environment.DIFF, environment.git_diff().encode())
     status.write(directory, Status("running", attempt))
-    return attempt, locked
+    return attempt
 
 
 def _settings_in(config: Path) -> Mapping[Any, object] | None:

@@ -2,6 +2,7 @@
 doesn't answer."""
 
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
@@ -10,8 +11,8 @@ from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_sign
 from pretrain.engine.ranks import first_value
 from pretrain.run import status
 from pretrain.run.restarts import earlier_seconds
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _STORE_LOST = "store_lost"
 _received: list[int] = []
@@ -20,8 +21,11 @@ _received: list[int] = []
 def catch_signals() -> None:
     """From here on signals are only recorded, so that they interrupt no step and no save.
 
-    Signals that a supervisor blocked while this process started are delivered now.
+    Signals that a supervisor blocked while this process started are delivered now. A thread other than the main one
+    catches none.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in stop_signals():
         signal.signal(number, _on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -29,8 +33,17 @@ def catch_signals() -> None:
 
 def ignore_signals() -> None:
     """From here on signals do nothing, because the run is over. Python removes its own handlers as it exits."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def pass_on() -> None:
+    """Sends this process again the signals that have stopped the run, for whoever has called it, but for Ctrl-C's."""
+    received = dict.fromkeys(_received)
+    _received.clear()
+    for number in received.keys() - {signal.SIGINT}:
+        signal.raise_signal(number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

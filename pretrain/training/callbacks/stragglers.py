@@ -20,8 +20,8 @@ from pretrain.engine.step_measures import Slow, compared, named, waiting
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import Findings
 from pretrain.run.environment import place
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 TABLE = "stragglers"
 _EVERY = 4  # steps from one exchange to the next

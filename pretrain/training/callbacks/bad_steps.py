@@ -12,9 +12,9 @@ from pretrain.engine.checkpoint.directory import all_steps, set_aside, set_lates
 from pretrain.engine.checkpoint.resume import newest_verified
 from pretrain.engine.ranks import on_rank_0
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
-from pretrain.train.validate import state_of
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
+from pretrain.training.validate import state_of
 
 _TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint isn't sound
 

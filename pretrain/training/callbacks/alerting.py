@@ -8,8 +8,8 @@ from statistics import median
 from data_pipeline.foundation.formatting import human_size
 from pretrain.config.run_config import AlertsSection
 from pretrain.run.alerts import Alerts
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _WINDOWS = 20  # lines of metrics, whose median is the usual speed
 _FEWEST = 5  # before a line is compared with them

@@ -15,8 +15,8 @@ from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run.rank_environment import local_world_size
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
 _OFF = 1.5  # times as long or as short as expected

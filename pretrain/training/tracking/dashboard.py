@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import without_login
-from pretrain.train.tracking.mlflow_store import ARTIFACTS, FeedState, absolute_uri, sqlite_file, with_password
+from pretrain.training.tracking.mlflow_store import ARTIFACTS, FeedState, absolute_uri, sqlite_file, with_password
 
 _HOST = "127.0.0.1"
 _TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application

@@ -20,7 +20,7 @@ from typing import Literal
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked, masked_values
 from pretrain.run.metrics_file import MetricLog
-from pretrain.train.tracking.mlflow_store import (
+from pretrain.training.tracking.mlflow_store import (
     HOST,
     DeletedError,
     MlflowRun,
@@ -121,7 +121,7 @@ class Tracker:
             if closing and last_try is None:
                 last_try = time.monotonic() + SECONDS_FOR_A_RETURN
             try:
-                from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB, and may not be importable
+                from pretrain.training.tracking import feeder  # MLflow takes 4 s and 175 MB, and may not be importable
 
                 connection = connection or feeder.connected(self.run_dir, self._run, self._uri)
                 feeder.feed(connection)
@@ -177,7 +177,7 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
     `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
     UserError for a directory without a run, FailedError if MLflow can't be fed; what MLflow refuses is set aside.
     """
-    from pretrain.train.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
+    from pretrain.training.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
 
     run = TrackedRun.load(run_dir)
     if run is None:

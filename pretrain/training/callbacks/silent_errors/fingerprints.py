@@ -18,8 +18,8 @@ from data_pipeline.foundation.errors import FailedError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.engine import Engine
 from pretrain.run import heartbeat, watchdog
-from pretrain.train.callback import Callback
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 
 _PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element

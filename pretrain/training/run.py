@@ -1,5 +1,6 @@
 """Starts a run: joins the ranks, checks the run file, builds the model and trains it. The file to read first."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -14,9 +15,9 @@ from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
-from pretrain.train.preflight import NOT_FRESH, device_problems, note_death, without_bf16
-from pretrain.train.run_report import RunReport
-from pretrain.train.validate import ValidatedRun, validate
+from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
+from pretrain.training.run_report import RunReport
+from pretrain.training.validate import ValidatedRun, validate
 
 if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
@@ -28,22 +29,23 @@ _COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
-def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False) -> int:
+def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False, alone: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
     It stops on request, or because the store of a remote corpus doesn't answer.
 
-    `fresh` starts a new run and moves an existing one in the run directory aside.
+    `fresh` starts a new run and moves an existing one in the run directory aside. `alone`: this process is the only
+    rank, also under SLURM, and isn't ended if it makes no progress.
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
-    if not is_launched():
+    if not alone and not is_launched():
         os.environ |= slurm.rank_environment(os.environ)
     configure_arithmetic(config.compute)
     own = rank_environment().rank if is_launched() else 0
     with (
-        watching(own, hang, start, store),
+        contextlib.nullcontext() if alone else watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
             rank,
             ranks,
@@ -58,8 +60,8 @@ def train_in_group(
     """`train` within a process group that exists already."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.checkpoint import resume as resumable
-    from pretrain.train.callbacks import build_callbacks, stops
-    from pretrain.train.trainer import Trainer
+    from pretrain.training.callbacks import build_callbacks, stops
+    from pretrain.training.trainer import Trainer
 
     asked = config
     if device_type() == "cpu" and not cpu_multiplies_bf16():
@@ -96,7 +98,7 @@ def build_engine(run: ValidatedRun) -> "Engine":
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.train import distillation
+    from pretrain.training import distillation
 
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper

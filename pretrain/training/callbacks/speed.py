@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from data_pipeline.foundation.atomic import temporary_path
 from data_pipeline.loading.prefetch import fact
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.train.callback import Callback
-from pretrain.train.throughput import peak_flops
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.throughput import peak_flops
+from pretrain.training.trainer import Trainer
 
 _FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
 

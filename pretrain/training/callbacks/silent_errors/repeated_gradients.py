@@ -1,7 +1,7 @@
 """Gradients that are computed twice: their fingerprints, the ranks that compute the same gradient, and what a
 difference means.
 
-`pretrain.train.callbacks.silent_errors.replay` compares them.
+`pretrain.training.callbacks.silent_errors.replay` compares them.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from data_pipeline.loading.batches import Batch
 from pretrain.engine.ranks import of_all_ranks
 from pretrain.run.environment import Machine, place
-from pretrain.train.callbacks.silent_errors.fingerprints import Finding, named, sums
+from pretrain.training.callbacks.silent_errors.fingerprints import Finding, named, sums
 
 _Form = dict[str, tuple[int, ...]]  # of a micro-batch: the shapes of its tensors, which are int64
 

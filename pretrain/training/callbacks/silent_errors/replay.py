@@ -24,10 +24,10 @@ from data_pipeline.loading.batches import Batch
 from pretrain.engine.checkpoint.directory import set_aside_after
 from pretrain.engine.ranks import of_all_ranks, on_rank_0
 from pretrain.run import watchdog
-from pretrain.train.callback import Callback
-from pretrain.train.callbacks.silent_errors import repeated_gradients as gradients
-from pretrain.train.callbacks.silent_errors.fingerprints import Finding
-from pretrain.train.trainer import Trainer
+from pretrain.training.callback import Callback
+from pretrain.training.callbacks.silent_errors import repeated_gradients as gradients
+from pretrain.training.callbacks.silent_errors.fingerprints import Finding
+from pretrain.training.trainer import Trainer
 
 _SHARE = 0.002  # of the forward and backward passes of training, that replays may add
 _OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints

@@ -1,0 +1,103 @@
+"""Training that Python code starts in its own process."""
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data_pipeline.foundation.config_file import Given, load_with
+from data_pipeline.foundation.errors import UserError
+from data_pipeline.foundation.processes import handlers_kept
+from pretrain.config import RunConfig
+from pretrain.run.rank_environment import is_launched
+from pretrain.run_directory import Run
+
+
+def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = False, **overrides: Any) -> Run:
+    """Starts or resumes a run, trains it in this process as the only rank, and returns it. `launch.local` has others.
+
+    `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `stop_at_step` and `fresh` as
+    in the command `pretrain train`. `overrides`: keys of the file; a section is a mapping, which is merged with the
+    file's: `run={"max_steps": 100}`.
+
+    Ctrl-C saves and stops the run, which is then returned; before the first step nothing is there to save, and it
+    raises KeyboardInterrupt. SIGTERM, SIGHUP and SIGUSR1 save and stop, too, and are then sent to this process again.
+    Signal handlers, environment variables, global generators and the settings of PyTorch are as before when `train`
+    returns or raises. Numbers below 1e-38 count as 0 meanwhile, which threads that PyTorch has started before don't do.
+
+    Raises UserError for a wrong config, and FailedError if the run fails for a reason outside its code; other errors as
+    they are.
+    """
+    settings = load_with(config, overrides, RunConfig)
+    if is_launched():
+        raise UserError(
+            "RANK is set: a launcher has started this process as a rank; `pretrain train` trains there, and this "
+            "function where RANK is unset"
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise UserError(
+            "this process is in a process group already; end it with torch.distributed.destroy_process_group(), or "
+            "train with launch.local, in processes of their own"
+        )
+    with contextlib.ExitStack() as afterwards, _caller_kept():
+        # these set environment variables when they are imported
+        from pretrain.training import run as training
+        from pretrain.training.callbacks import stops
+
+        afterwards.callback(stops.pass_on)
+        training.train(settings, stop_at_step, fresh, alone=True)
+    return Run(Path(settings.run.directory))
+
+
+@contextlib.contextmanager
+def _caller_kept() -> Iterator[None]:
+    """Restores after the block what a run changes in its process, and frees what the run has left."""
+    with contextlib.ExitStack() as restored:
+        restored.enter_context(handlers_kept())
+        restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        restored.callback(_restore_environment, dict(os.environ))
+        restored.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+        restored.enter_context(warnings.catch_warnings())
+        restored.callback(random.setstate, random.getstate())
+        restored.callback(np.random.set_state, np.random.get_state())
+        for restore in _of_torch():
+            restored.callback(restore)
+        restored.callback(gc.collect)
+        yield
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ |= before
+
+
+def _of_torch() -> Iterator[Callable[[], object]]:
+    """For each of PyTorch's settings that a run changes, what sets it as it is now."""
+    yield partial(torch.set_num_threads, torch.get_num_threads())
+    yield partial(torch.set_flush_denormal, not torch.tensor(1e-40).mul(1).item())
+    yield partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    yield partial(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+    deterministic, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    yield partial(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
+    fills: Any = torch.utils.deterministic  # PyTorch's stubs lack the name
+    yield partial(setattr, fills, "fill_uninitialized_memory", fills.fill_uninitialized_memory)
+    yield partial(torch.set_rng_state, torch.get_rng_state())
+    if torch.cuda.is_initialized():
+        yield partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        yield partial(torch.cuda.set_device, torch.cuda.current_device())
+    else:  # its generators start from the CPU's seed
+        yield partial(torch.cuda.manual_seed_all, torch.initial_seed())
