@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from harness import Options, Side, Table, compare, main, peak_memory
 from torch import Tensor
 
-from pretrain.models.attention import logit_bias
-from pretrain.models.functional.attention_backends import attend
-from pretrain.models.functional.attention_bias import Visibility, toeplitz
+from pretrain.models.functional.attention_backends import Visibility, attend, logit_bias, toeplitz
 from pretrain.models.t5 import RelativePositionBias
 
 LIMIT = """On a CPU softmax, the sum with the bias and its gradient pass over (rows, heads, queries, keys), which no

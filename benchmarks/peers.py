@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.engine.construction import layers
+from pretrain.engine.construction import BACKEND, layers
 from pretrain.export import hf_model_of, to_hf
 from pretrain.export.export import MODELLING_FILES
 from pretrain.models import build, parse
@@ -180,7 +180,7 @@ def compiled_pair(work: Work, precision: str, device: str) -> tuple[dict[str, Si
     ours.to(device, dtype).train()
     batch = tokens(ours, work, device)
     for layer in layers(ours).values():
-        layer.forward = torch.compile(layer.forward)
+        layer.prepare(BACKEND)
     whole: Callable[..., Any] = torch.compile(peer.to(device, dtype).train())
     ids, labels = batch["encoder_input_ids"], batch["labels"] if work.inputs else batch["encoder_input_ids"]
 

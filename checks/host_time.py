@@ -24,8 +24,8 @@ from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.engine import graphs
 from pretrain.engine.optimizers import flat_buffers
 from pretrain.models import layers
+from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy
 from pretrain.models.functional.attention_backends import using
-from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.models.kernels import flash_operator
 from pretrain.models.kernels.tiles import Tiles
 from pretrain.models.model import Head
@@ -75,7 +75,7 @@ def measured(stage: int, graph: bool) -> list[float]:
         (flat_buffers, "IN_PARTS"): frozenset(),
         (graphs, "StaticTensors"): Nothing,
         (layers, "fusing_is_faster"): lambda _: True,
-        (layers, "rms_norm"): _norm,
+        (layers.RMSNormInCache, "apply"): _norm,
         (Head, "forward"): _losses,
     }
     for (place, name), form in forms.items():

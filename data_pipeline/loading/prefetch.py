@@ -5,7 +5,7 @@ import atexit
 import contextlib
 import signal
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -169,9 +169,10 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
     that looked for them itself would wait for the device. `in_few_shapes`: there are few numbers of them. And they have
     their FACTS.
     """
-    if device.type != "cuda":
-        yield from steps
-        return
+    return _copied_ahead(steps, device, in_few_shapes) if device.type == "cuda" else iter(steps)
+
+
+def _copied_ahead(steps: Iterable[Batches], device: torch.device, in_few_shapes: bool) -> Iterator[Batches]:
     stream = torch.cuda.Stream(device)
     ahead: Batches | None = None
     for step in steps:
@@ -191,6 +192,11 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
         ahead = copied
     if ahead is not None:
         yield ahead
+
+
+def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`torch.tensor(values)` on `device`, through page-locked memory: the host doesn't wait for the copy."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:

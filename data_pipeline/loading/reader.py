@@ -140,24 +140,20 @@ _SHARDS_OPEN = 16
 class BlockStore:
     """Blocks by number, each checked against its sha256 when first read. The last `cached` ones are kept.
 
+    `block(number)` raises DamagedInput, which names shard and byte, if the block can't be read or its checksum differs,
+    and StoreError if the store of a remote corpus refuses or doesn't answer.
+
     Blocks are views into the file. The operating system's page cache holds the bytes once for all ranks of a machine.
     """
 
     def __init__(self, corpus: Corpus, split: str, cached: int):
         self.corpus = corpus
         self.index = corpus.blocks(split)
-        self._cached = lru_cache(maxsize=cached)(self._read)
+        self.block = lru_cache(maxsize=cached)(self._read)
         self._mapped = lru_cache(maxsize=_SHARDS_OPEN)(mapped_file)
         remote = corpus.remote
         self._cache = DiskCache(remote.cache / "blocks", remote.cache_bytes) if remote else None
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
-
-    def __getitem__(self, number: int) -> Block:
-        """Raises DamagedInput, which names shard and byte, if a block can't be read or its checksum differs.
-
-        Raises StoreError if the store of a remote corpus refuses or doesn't answer.
-        """
-        return self._cached(number)
 
     def _read(self, number: int) -> Block:
         content = self._content(number)
@@ -293,7 +289,8 @@ class Reader:
         if parts > 1:
             return self._examples_of_parts(whole, ids, epochs, objective, parts)
         columns = {name: column_in(blocks, rows, name) for name in objective.columns}
-        return objective.apply(whole, self._keys(epochs, ids), self._vocabulary, columns)
+        keys = noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
+        return objective.apply(whole, keys, self._vocabulary, columns)
 
     def _examples_of_parts(
         self, rows: Padded, ids: np.ndarray, epochs: np.ndarray, objective: Objective, parts: int
@@ -302,7 +299,8 @@ class Reader:
         values = np.zeros((len(ids), parts * length), dtype=rows.values.dtype)
         values[:, : rows.values.shape[1]] = rows.values[:, : parts * length]
         lengths = np.clip(rows.lengths[:, None] - length * np.arange(parts), 0, length).ravel()
-        keys = self._keys(np.repeat(epochs, parts), np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids)))
+        numbers = np.repeat(ids, parts) * parts + np.tile(np.arange(parts), len(ids))
+        keys = noise_keys(self.corpus.manifest.seed, self.split, np.repeat(epochs, parts), numbers)
         accepted = {one: objective.accepts(one) for one in set(lengths.tolist())}
         long_enough = np.array([accepted[one] for one in lengths.tolist()])
         if not long_enough.any():
@@ -310,9 +308,6 @@ class Reader:
         cut = Padded(values.reshape(-1, length)[long_enough], lengths[long_enough])
         examples = objective.apply(cut, keys[long_enough], self._vocabulary, {})
         return examples if long_enough.all() else self._with_empty(examples, long_enough)
-
-    def _keys(self, epochs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        return noise_keys(self.corpus.manifest.seed, self.split, epochs, ids)
 
     def _found(self, ids: np.ndarray) -> tuple[list[Block | None], np.ndarray]:
         """The block of each row, or None if the block is damaged and skipped; (n,): the row's number in its block."""
@@ -324,7 +319,7 @@ class Reader:
         if number in self.damaged:
             return None
         try:
-            return self._store[number]
+            return self._store.block(number)
         except DamagedInput as error:
             if not self._skip_damage:
                 raise

@@ -383,10 +383,6 @@ class RunConfig(Section):
     tracking: TrackingSection = TrackingSection()
     """Where metrics go, besides the run's metrics.jsonl."""
 
-    def rate_factor(self, step: int) -> float:
-        """The learning rate of step `step` (from 0) relative to its peak."""
-        return self.schedule.factor(step, self.run.max_steps, self.optimizer.learning_rate)
-
     @property
     def zero_stage(self) -> int:
         return self.deepspeed.zero_optimization.stage

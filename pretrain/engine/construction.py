@@ -2,15 +2,14 @@
 the run file."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
+from data_pipeline.foundation.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
@@ -19,7 +18,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.memory import freed_at_once
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
-from pretrain.models.layers import NotDrawn, fuse_linears
+from pretrain.models.layers import Layer, NotDrawn, fuse_linears
 from pretrain.models.model import Head, Model
 from pretrain.models.stacks import Decoder
 from pretrain.run import watchdog
@@ -138,8 +137,6 @@ def sharded(config: RunConfig) -> Iterator[None]:
         yield
 
 
-Forward = Callable[..., Tensor]
-
 BACKEND = "inductor"
 # Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
 # not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
@@ -149,8 +146,7 @@ _GRAPHS = 32
 def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
     """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
 
-    Parameter names don't change. In evaluation the layers run unchanged, since decoding gives them inputs that grow
-    with every token. ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
+    ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
     """
     compiled = compiles(compute)
     if compiled:
@@ -163,19 +159,23 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
         if isinstance(module, Decoder):  # recomputed layers would keep their keys and values
             module.joins_memories = stage < 3 and not compute.activation_checkpointing
     for layer in layers(model).values():
-        forward: Forward = layer.forward
         if compiled or stage < 3:
             fuse_linears(layer)
-        if compiled:
-            forward = torch.compile(forward, backend=BACKEND)
-            if stage == 3:
-                import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
+        if compiled and stage == 3:
+            import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
-                deepspeed.utils.set_z3_leaf_module(layer, True)
-        if compute.activation_checkpointing:
-            forward = recomputed(forward)
+            deepspeed.utils.set_z3_leaf_module(layer, True)
         if compiled or compute.activation_checkpointing:
-            layer.forward = _in_training(layer, forward, layer.forward)
+            _refuse_other_layers(layer, "compile" if compiled else "activation_checkpointing")
+            layer.prepare(BACKEND if compiled else None, compute.activation_checkpointing)
+
+
+def _refuse_other_layers(layer: nn.Module, key: str) -> None:
+    if not isinstance(layer, Layer):
+        raise UserError(
+            f"compute.{key}: the layer {type(layer).__name__} of this family is no subclass of "
+            f"pretrain.models.layers.Layer, whose run is compiled or recomputed; make it one, or set this to false"
+        )
 
 
 def _watch_compilations() -> None:
@@ -217,20 +217,11 @@ def compiles(compute: ComputeSection) -> bool:
     return device_type() == "cuda" if compute.compile is None else compute.compile
 
 
-def recomputed(forward: Forward) -> Forward:
-    """`forward` that keeps only its inputs for the backward pass and runs again in it."""
-    return partial(checkpoint, forward, use_reentrant=False)
-
-
-def layers(model: nn.Module) -> dict[str, nn.Module]:
+def layers(model: nn.Module) -> dict[str, Layer]:
     """The repeated layers of a model, the members of its module lists, by name and in order: "encoder.layers.0"."""
     return {
-        f"{name}.{number}": layer
+        f"{name}.{number}": cast(Layer, layer)
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList)
         for number, layer in enumerate(module)
     }
-
-
-def _in_training(layer: nn.Module, prepared: Forward, plain: Forward) -> Forward:
-    return lambda *inputs, **options: (prepared if layer.training else plain)(*inputs, **options)

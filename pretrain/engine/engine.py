@@ -22,17 +22,15 @@ from torch.optim import Optimizer
 
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import fact, without_facts
+from data_pipeline.loading.prefetch import fact, to_device, without_facts
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
-from pretrain.engine.optimizers.groups import set_rates
 from pretrain.engine.ranks import ranks_by_node
 from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
-from pretrain.models.functional.arithmetic import OnHost, to_device
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
 
@@ -52,6 +50,22 @@ class Outcome(NamedTuple):
     loss: float
     applied: bool
     votes: dict[str, bool]
+
+
+class OnHost:
+    """The values that `tensor` has now, for later. The host doesn't wait for their copy until it asks for them."""
+
+    def __init__(self, tensor: Tensor):
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if tensor.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def tolist(self) -> list:
+        """Waits for the copy, if the device hasn't got that far."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy.tolist()
 
 
 class Totals:
@@ -392,3 +406,12 @@ def _summed(losses: Losses) -> dict[str, Tensor]:
 def _count(counted: dict[str, Value], name: str) -> Value:
     """The number of labels that a loss is averaged over: those of its name, or else the targets."""
     return counted.get(name, counted["labels"])
+
+
+def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
+    """Sets every parameter group's learning rate for `step` (from 0), 0 while it is frozen. Returns that of groups
+    without a rate of their own."""
+    factor = config.schedule.factor(step, config.run.max_steps, config.optimizer.learning_rate)
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0
+    return config.optimizer.learning_rate * factor

@@ -29,6 +29,7 @@ from pretrain.engine.construction import adds_locally, prepare_layers, sharded, 
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import first_value
 from pretrain.engine.versions import is_tested
+from pretrain.models.layers import Layer
 from pretrain.models.model import Losses, Model
 
 ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
@@ -37,13 +38,19 @@ _LENGTH, _WIDTH, _IDS = 4, 6, 5
 _ASKS = 0  # a row that begins with this id uses the layer `sometimes`
 
 
+class LinearLayer(Layer, nn.Linear):
+    """A linear map as a layer."""
+
+    run = nn.Linear.forward
+
+
 class ExactModel(Model):
     """Its layer runs twice, its embedding is also its output matrix, and not every micro-batch uses `sometimes`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(_IDS, _WIDTH)
-        self.layers = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH)])
+        self.layers = nn.ModuleList([LinearLayer(_WIDTH, _WIDTH)])
         self.sometimes = nn.Linear(_WIDTH, _WIDTH, bias=False)
         self.gain = nn.Parameter(torch.ones(_WIDTH))
         self.head = nn.Linear(_WIDTH, _IDS, bias=False)

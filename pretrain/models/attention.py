@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.config_file import Section
 from pretrain.config.models import LocalAndGlobal
-from pretrain.models.functional.attention_backends import apart, attend, attention_weights, by_kernel
-from pretrain.models.functional.attention_bias import (
+from pretrain.models.functional.attention_backends import (
     Pattern,
     Visibility,
     Window,
-    labels,
-    masked,
-    refuse_beyond_memory,
-    toeplitz,
-    with_margin,
+    apart,
+    attend,
+    attention_weights,
+    logit_bias,
 )
 from pretrain.models.layers import LayerConfig, Linear, fused_linear, joined_linear, one_use
 from pretrain.models.positions import Rotary, apply_rotary
@@ -69,26 +67,6 @@ def self_attention_mask(
     if only_causal and queries == keys:
         return AttentionMask(None, rotary, is_causal=True)
     return AttentionMask(logit_bias(x, keys, seen, diagonals), rotary)
-
-
-def logit_bias(x: Tensor, keys: int, seen: Visibility, diagonals: Tensor | None = None) -> Tensor | Pattern | None:
-    """The `bias` of `Attention` for queries `x` (batch, queries, d_model), in the form that `attend` computes fastest.
-
-    `diagonals` is the bias of a `Pattern`. Made once for all layers of a stack that see the same. This project's
-    kernels don't know prefixes. Raises UserError where the CPU's memory is too small.
-    """
-    queries = x.size(1)
-    if queries > 1 and seen.prefix is None and by_kernel(x):
-        found = labels(queries, seen.key_mask, seen.query_segments, seen.key_segments)
-        if diagonals is None and found is None and seen.window is None and not seen.causal:
-            return None
-        padded = None if diagonals is None else with_margin(diagonals)
-        return Pattern(diagonals, found, seen.causal, seen.window, padded)
-    rows = len(x) if seen.differs_by_row else int(seen.causal or seen.window is not None)
-    heads = 1 if diagonals is None else len(diagonals)
-    refuse_beyond_memory(x, queries, keys, heads * (rows + (diagonals is not None)))
-    mask = seen.mask(queries, keys, x.device)
-    return masked(None if diagonals is None else toeplitz(diagonals, keys), mask, x.dtype)
 
 
 class LayerMasks:

@@ -17,16 +17,9 @@ from torch import Tensor, nn
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
 from pretrain.models import outline
-from pretrain.models.attention import (
-    Attention,
-    AttentionInputs,
-    AttentionMask,
-    KeyValueCache,
-    logit_bias,
-    positions_from,
-)
+from pretrain.models.attention import Attention, AttentionInputs, AttentionMask, KeyValueCache, positions_from
 from pretrain.models.functional.arithmetic import at_least_fp32
-from pretrain.models.functional.attention_bias import Pattern, Visibility
+from pretrain.models.functional.attention_backends import Pattern, Visibility, logit_bias
 from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, one_use
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
@@ -68,7 +61,7 @@ class AutoregressiveLayer(ResidualLayer):
         self.encoder_norm = layer.new_norm()
         self.cross_attention_first = config.order == "alternate"
 
-    def forward(
+    def run(
         self,
         x: Tensor,
         encoder_out: Tensor,

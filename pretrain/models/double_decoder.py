@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.loading.prefetch import to_device
 from pretrain.config.models import DoubleDecoderConfig
 from pretrain.models.attention import (
     AttentionInputs,
@@ -25,8 +26,7 @@ from pretrain.models.attention import (
     real_positions,
     self_attention_mask,
 )
-from pretrain.models.functional.arithmetic import to_device
-from pretrain.models.functional.attention_bias import Visibility, masked
+from pretrain.models.functional.attention_backends import Visibility, masked
 from pretrain.models.layers import Dropout, Embedding, LayerConfig, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import Rotary, rotary_embedding

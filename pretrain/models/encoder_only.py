@@ -14,7 +14,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.models.attention import AttentionInputs
-from pretrain.models.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.models.functional.arithmetic import indices_of_targets, token_losses
 from pretrain.models.layers import ACTIVATIONS, Embedding, LayerConfig, LayerNorm, Linear
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from pretrain.config.models import Heads, ModelConfig, Norm
-from pretrain.models.functional.arithmetic import at_least_fp32, drop, rms_norm
+from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32, drop
 
 
 def one_use(x: Tensor) -> Tensor:
@@ -38,6 +40,27 @@ def draw_normal(weight: Tensor, std: float) -> None:
     if not weight.is_meta:
         with torch.no_grad():
             weight.copy_(torch.empty_like(weight, dtype=torch.float32, device="cpu").normal_(std=std))
+
+
+class Layer(nn.Module):
+    """One of the repeated layers of a model. A subclass defines `run`, which `forward` calls.
+
+    In training, `run` may be compiled, or recomputed in the backward pass. In evaluation it never is, since decoding
+    gives layers inputs that grow with every token.
+    """
+
+    run: Callable[..., Tensor]
+    _in_training: Callable[..., Tensor] | None = None
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        prepared = self._in_training if self.training else None
+        return (prepared or self.run)(*inputs, **options)
+
+    def prepare(self, backend: Any = None, recomputed: bool = False, **options: Any) -> None:
+        """Has `run` compiled in training by a `backend` of torch.compile, unless None, and recomputed in the backward
+        pass if `recomputed`, with further `options` of `torch.utils.checkpoint.checkpoint`."""
+        run = self.run if backend is None else torch.compile(self.run, backend=backend)
+        self._in_training = partial(checkpoint, run, use_reentrant=False, **options) if recomputed else run
 
 
 class Linear(nn.Linear):
@@ -120,7 +143,7 @@ class RMSNorm(nn.Module):
         """Keeps the shape (…, d_model); computes in fp32 whatever the dtype of `x`."""
         gains = self.gains
         if x.device.type in ("cpu", "meta") and torch.is_grad_enabled():
-            return rms_norm(one_use(x), gains, self.epsilon)
+            return RMSNormInCache.apply(one_use(x), gains, self.epsilon)
         return F.rms_norm(one_use(x).to(gains.dtype), gains.shape, gains, self.epsilon).to(x.dtype)
 
 

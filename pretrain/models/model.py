@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import ModelConfig
-from pretrain.models.functional import cross_entropy
-from pretrain.models.functional.arithmetic import soft_capped
+from pretrain.models.functional import arithmetic
 from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
@@ -108,22 +107,20 @@ class Head(Linear):
             return loss(self, x, labels, config, target_indices)
         z_loss, label_smoothing = (config.z_loss, config.label_smoothing) if self.training else (0.0, 0.0)
         if x.is_cuda and self.hits is None:
-            settings = cross_entropy.CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
-            return cross_entropy.chunked_cross_entropy(
-                x, self.weight, self.offsets(x), labels, settings, target_indices
-            )
+            settings = arithmetic.CrossEntropy(z_loss, label_smoothing, self.softcap, self.compiled)
+            return arithmetic.chunked_cross_entropy(x, self.weight, self.offsets(x), labels, settings, target_indices)
         indices = _indices_worth_selecting(labels)
         selected = labels if indices is None else labels.flatten()[indices]
         logits = self._logits(x if indices is None else x.flatten(0, -2).index_select(0, indices))
         if self.hits is not None:
             self.hits.append(logits.argmax(dim=-1) == selected)
-        losses = cross_entropy.token_losses(logits, selected, z_loss, label_smoothing)
+        losses = arithmetic.token_losses(logits, selected, z_loss, label_smoothing)
         if indices is None:
             return losses
         return losses.new_zeros(labels.numel()).index_copy(0, indices, losses).view(labels.shape)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return soft_capped(F.linear(x, self.weight, self.offsets(x)), self.softcap)
+        return arithmetic.soft_capped(F.linear(x, self.weight, self.offsets(x)), self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
         """States (…, d_model) times the multiplier of the logits."""
@@ -156,5 +153,5 @@ def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
     """The indices of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None
-    indices = cross_entropy.indices_of_targets(labels)
+    indices = arithmetic.indices_of_targets(labels)
     return indices if len(indices) <= _MOST_TARGETS * labels.numel() else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.config.models import ModernConfig
 from pretrain.models.attention import AttentionInputs, positions_from
-from pretrain.models.functional.attention_bias import Window
+from pretrain.models.functional.attention_backends import Window
 from pretrain.models.layers import Embedding
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions, Rotary, rotary_embedding

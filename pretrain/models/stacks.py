@@ -16,15 +16,15 @@ from pretrain.models.attention import (
     LayerMasks,
     MemoryCache,
     before_only,
-    logit_bias,
     positions_from,
     self_attention_mask,
 )
-from pretrain.models.functional.attention_bias import Visibility, Window
+from pretrain.models.functional.attention_backends import Visibility, Window, logit_bias
 from pretrain.models.layers import (
     Dropout,
     Embedding,
     FeedForward,
+    Layer,
     LayerConfig,
     joined_linear,
     one_use,
@@ -36,7 +36,7 @@ from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rot
 Caches = list[tuple[KeyValueCache, KeyValueCache]]  # (self-attention, cross-attention) of each decoder layer
 
 
-class ResidualLayer(nn.Module):
+class ResidualLayer(Layer):
     """Sublayers by name, each with its norms: x + after(sublayer(before(x))), or post-norm, norm(x + sublayer(x))."""
 
     def __init__(self, settings: LayerConfig, **sublayers: nn.Module):
@@ -67,7 +67,7 @@ class EncoderLayer(ResidualLayer):
         super().__init__(settings, **{name: Attention(settings), "feed_forward": FeedForward(settings)})
         self.attention_name = name
 
-    def forward(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
+    def run(self, x: Tensor, mask: AttentionMask, cache: KeyValueCache | None = None) -> Tensor:
         x = self.add(self.attention_name, x, mask=mask, cache=cache)
         return self.add("feed_forward", x)
 
@@ -85,7 +85,7 @@ class DecoderLayer(ResidualLayer):
             feed_forward=FeedForward(settings),
         )
 
-    def forward(
+    def run(
         self,
         x: Tensor,
         memory: Tensor | KeysAndValues,

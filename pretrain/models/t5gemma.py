@@ -8,7 +8,7 @@ encoder's window, this follows transformers.
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Gemma, LocalAndGlobal, ModelConfig, StackConfig, T5GemmaConfig
-from pretrain.models.functional.attention_bias import Window
+from pretrain.models.functional.attention_backends import Window
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours

@@ -21,7 +21,7 @@ from pretrain.models.attention import (
     KeyValueCache,
     positions_from,
 )
-from pretrain.models.functional.attention_bias import Visibility, Window, masked
+from pretrain.models.functional.attention_backends import Visibility, Window, masked
 from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
@@ -121,7 +121,7 @@ class MergedLayer(ResidualLayer):
     def __init__(self, settings: LayerConfig):
         super().__init__(settings, self_attention=MergedAttention(settings), feed_forward=FeedForward(settings))
 
-    def forward(
+    def run(
         self,
         x: Tensor,
         states: Tensor,

@@ -9,8 +9,9 @@ source (`zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated a
 it, and is checked in the tests against what DeepSpeed allocates.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,7 +27,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
 from pretrain.config.optimizers import AdafactorConfig
-from pretrain.engine.construction import layers, recomputed
+from pretrain.engine.construction import layers
 from pretrain.engine.optimizers.groups import parameter_groups
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import Backend, using
@@ -100,7 +101,8 @@ def activations(
     forms = DeviceForms(on_gpu=attention == "triton")
     if recomputed_layers:
         for layer in layers(model).values():
-            layer.forward = recomputed(forms.around(layer.forward))
+            # PyTorch turns modes off in the backward pass
+            layer.prepare(recomputed=True, context_fn=lambda: (contextlib.nullcontext(), forms))
     for parameter in model.parameters():  # ZeRO moves a gradient to its own buffer as soon as it is complete
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     with torch.device("meta"):
@@ -135,15 +137,6 @@ class DeviceForms(TorchFunctionMode):
     def __init__(self, on_gpu: bool):
         super().__init__()
         self._on_gpu = on_gpu
-
-    def around(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`function` within this mode also in the backward pass, in which PyTorch turns modes off."""
-
-        def within(*args: Any, **kwargs: Any) -> Tensor:
-            with self:
-                return function(*args, **kwargs)
-
-        return within
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

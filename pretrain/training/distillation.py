@@ -37,8 +37,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
-from pretrain.models.functional.arithmetic import at_least_fp32, soft_capped
-from pretrain.models.functional.cross_entropy import indices_of_targets, token_losses
+from pretrain.models.functional.arithmetic import at_least_fp32, indices_of_targets, soft_capped, token_losses
 from pretrain.models.model import Head, Losses
 
 LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once

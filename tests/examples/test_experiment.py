@@ -107,7 +107,9 @@ def test_a_budget_shortens_every_number_of_steps_in_proportion():
     assert [hook.every_steps for hook in short.evaluation] == [50, 100]
     assert (short.checkpoint.every_steps, short.tracking.log_every_steps) == (100, 5)
     for step in (8, 30, 449, 899):  # the same rate at the same share of the run
-        assert short.rate_factor(step) == pytest.approx(whole.rate_factor(10 * step + 9), rel=1e-6)
+        peak = whole.optimizer.learning_rate
+        same = whole.schedule.factor(10 * step + 9, whole.run.max_steps, peak)
+        assert short.schedule.factor(step, 900, peak) == pytest.approx(same, rel=1e-6)
     changed = {"run", "schedule", "evaluation", "checkpoint", "tracking"}
     assert short.model_dump(exclude=changed) == whole.model_dump(exclude=changed)
     assert shortened(whole, "10%") == shortened(whole, "900steps")

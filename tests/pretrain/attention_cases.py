@@ -16,8 +16,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain import models
-from pretrain.models.functional.attention_backends import apart, attend, eager, flash, using
-from pretrain.models.functional.attention_bias import MASKED, Pattern, Window, labels
+from pretrain.models.functional.attention_backends import (
+    MASKED,
+    Pattern,
+    Window,
+    apart,
+    attend,
+    eager,
+    flash,
+    labels,
+    using,
+)
 from tests.pretrain.small_models import VOCABULARY, examples_of, gradients, packed
 
 BATCH, HEADS = 2, 2

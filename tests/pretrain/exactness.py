@@ -22,7 +22,6 @@ from data_pipeline.loading.batches import Batch
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.engine import optimizers
-from pretrain.engine.optimizers.groups import set_rates
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import own_layout, own_rows, run_config
 
@@ -141,6 +140,8 @@ def difference(case: Case, steps: int) -> float:
 @cache
 def _expected(model: str, optimizer: str, steps: int, device: torch.device) -> tuple[dict[str, Tensor], list[float]]:
     """The parameters and the losses of each step in a plain loop without DeepSpeed."""
+    from pretrain.engine.engine import set_rates
+
     settings = config(model, optimizer, steps)
     whole = build(settings, device)
     plain = optimizers.build(whole, settings.optimizer)

@@ -15,10 +15,8 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
-from pretrain.models.attention import logit_bias
 from pretrain.models.functional import attention_backends, kernel_check
-from pretrain.models.functional.attention_backends import attend, using
-from pretrain.models.functional.attention_bias import Pattern, Visibility
+from pretrain.models.functional.attention_backends import Pattern, Visibility, attend, logit_bias, using
 from pretrain.models.functional.kernel_check import Form
 from pretrain.training import attention_check
 from pretrain.training.attention_check import choose_attention, forms

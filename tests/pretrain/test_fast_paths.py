@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from data_pipeline.foundation.errors import UserError
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.construction import prepare_layers
 from pretrain.models import build, layers
-from pretrain.models.functional.arithmetic import drop
-from pretrain.models.functional.attention_backends import attend, sdpa
-from pretrain.models.functional.attention_bias import Visibility, Window, toeplitz
-from pretrain.models.functional.cross_entropy import token_losses
+from pretrain.models.attention import AttentionMask
+from pretrain.models.functional.arithmetic import drop, token_losses
+from pretrain.models.functional.attention_backends import Visibility, Window, attend, sdpa, toeplitz
 from pretrain.models.layers import RMSNorm
+from pretrain.models.stacks import EncoderLayer
 from tests.pretrain import small_models
 from tests.pretrain.attention_cases import Case, by_pytorch, errors
 from tests.pretrain.rank_processes import on_ranks
@@ -106,6 +107,28 @@ def test_zero_3_gathers_single_matrices_unless_layers_are_compiled(stage, compil
     found = {module.fused for module in model.modules() if hasattr(module, "fused")}
     assert found == {fused}
     assert model.decoder.joins_memories == (stage < 3 and not recomputed)
+    assert not any("forward" in vars(module) for module in model.modules())  # none is replaced from outside
+
+
+@each("training, runs", [(True, 2), (False, 1)])
+def test_a_layer_is_recomputed_in_training_alone_with_the_same_gradient(training, runs, monkeypatch):
+    called, plain = [], EncoderLayer.run
+    monkeypatch.setattr(EncoderLayer, "run", lambda *given: called.append(given) or plain(*given))
+    model, found = made("t5").train(training), []
+    layer, x = model.encoder.layers[0], draw(2, 5, model.config.d_model)
+    for recomputed in (False, True):
+        layer.prepare(recomputed=recomputed)
+        called.clear()
+        torch.manual_seed(0)
+        found.append(gradients(layer(x, AttentionMask()), x, *layer.parameters()))
+    assert len(called) == runs
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_layers_that_cannot_be_recomputed_are_named():
+    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    with pytest.raises(UserError, match=r"^compute\.activation_checkpointing: the layer Linear of this family"):
+        prepare_layers(model, ComputeSection(compile=False, activation_checkpointing=True), stage=2)
 
 
 def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):

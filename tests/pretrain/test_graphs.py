@@ -15,8 +15,8 @@ from data_pipeline.loading.prefetch import with_target_indices
 from data_pipeline.loading.shapes import in_few_widths
 from pretrain.engine.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
 from pretrain.models import build, outline, parse
+from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy
 from pretrain.models.functional.attention_backends import Backend, using
-from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy
 from pretrain.models.model import Head
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.models.functional.attention_bias import Window, labels, with_margin
+from pretrain.models.functional.attention_backends import Window, labels, with_margin
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW

@@ -15,9 +15,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.models import ModelConfig
 from pretrain.config.run_config import DistillationSection
-from pretrain.models.functional import cross_entropy
-from pretrain.models.functional.arithmetic import soft_capped
-from pretrain.models.functional.cross_entropy import CrossEntropy, chunked_cross_entropy, token_losses
+from pretrain.models.functional import arithmetic
+from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy, soft_capped, token_losses
 from pretrain.models.model import Head, shift_right
 from pretrain.training import distillation
 from tests.tables import each
@@ -61,8 +60,8 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(
     code that it makes is its own."""
     torch._dynamo.reset()
     graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
-    monkeypatch.setattr(cross_entropy, "_compiled", graphs)
-    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * 5000)
+    monkeypatch.setattr(arithmetic, "_compiled", graphs)
+    monkeypatch.setattr(arithmetic, "LOGITS_PER_CHUNK", 4 * 5000)
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -155,7 +154,7 @@ def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Makes even small batches take several parts, of four targets; the last is not full."""
-    monkeypatch.setattr(cross_entropy, "_rows_at_a_time", lambda logits: 4)
+    monkeypatch.setattr(arithmetic, "_rows_at_a_time", lambda logits: 4)
     monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 4 * VOCABULARY)
 
 
@@ -338,7 +337,7 @@ def test_the_teacher_gets_no_gradient_and_the_student_by_itself_knows_none():
 
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
     """Of 64 targets, with a teacher and without, forward and backward."""
-    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 8 * 1000)
+    monkeypatch.setattr(arithmetic, "LOGITS_PER_CHUNK", 8 * 1000)
     monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
     x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     with LargeTensors(1) as alone:

@@ -16,6 +16,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine import construction
+from pretrain.models.layers import Layer
 from pretrain.run import watchdog
 from pretrain.training import micro_batch
 from pretrain.training.micro_batch import fastest
@@ -184,6 +185,10 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     assert micro_batch._fastest(run, engine) == 64
 
 
+class LinearLayer(Layer, torch.nn.Linear):
+    run = torch.nn.Linear.forward
+
+
 def test_after_the_search_layers_are_compiled_for_the_rows_of_the_run(monkeypatch):
     """PyTorch compiles for one row, then for any number; after the search, for those that come. The watchdog still
     hears of it."""
@@ -197,7 +202,7 @@ def test_after_the_search_layers_are_compiled_for_the_rows_of_the_run(monkeypatc
     monkeypatch.setattr(construction, "BACKEND", backend)
     monkeypatch.setattr(watchdog, "compiling", told.append)
     torch.compiler.reset()
-    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    model = torch.nn.Sequential(torch.nn.ModuleList([LinearLayer(2, 2)]))
     construction.prepare_layers(model, ComputeSection(compile=True), stage=2)
     for rows in (1, 4, 8):
         model[0][0](torch.ones(rows, 2))

@@ -22,7 +22,7 @@ from pretrain.evaluate.generation.texts import padded
 from pretrain.models import build, parse
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.functional.attention_bias import toeplitz
+from pretrain.models.functional.attention_backends import toeplitz
 from pretrain.models.modern import ends_of_inputs
 from pretrain.models.positions import linear_bias, linear_bias_slopes, sinusoids
 from pretrain.models.t5 import RelativePositionBias, relative_position_bucket

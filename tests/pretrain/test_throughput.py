@@ -60,7 +60,7 @@ def test_flops_are_those_that_torch_counts(name):
 def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     """Targets count too if a decoder reads them, and so do the steps before a pause. Ratios of metrics don't depend on
     the clock."""
-    from pretrain.training.callbacks.speed import Speed
+    from pretrain.training.callbacks.reporting import Speed
 
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.construction import prepare_layers
+from pretrain.models.layers import Layer
 from pretrain.run import heartbeat, watchdog
 from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
 from tests.ports import free_port
@@ -155,6 +156,10 @@ def test_while_another_rank_compiles_waiting_for_it_is_no_hang():
     assert done.stderr.startswith("rank 3: no progress for 5000 s (faults.hang_timeout_seconds); all stacks follow")
 
 
+class LinearLayer(Layer, torch.nn.Linear):
+    run = torch.nn.Linear.forward
+
+
 def survives_a_compilation() -> int:
     from pretrain.engine import construction as layerwise
 
@@ -168,7 +173,7 @@ def survives_a_compilation() -> int:
         return graph.forward
 
     layerwise.BACKEND = backend  # in a process of this test's own
-    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    model = torch.nn.Sequential(torch.nn.ModuleList([LinearLayer(2, 2)]))
     prepare_layers(model, ComputeSection(compile=True), stage=2)
     with watchdog.watching(0, hang_seconds=5000, start_seconds=1e6):
         watchdog.step_done()

@@ -9,8 +9,7 @@ import torch
 from checks.gpu.report import Report
 from checks.gpu.trace import OURS, Trace
 from checks.gpu.workload import Workload
-from pretrain.models.functional.attention_backends import flash
-from pretrain.models.functional.attention_bias import Pattern
+from pretrain.models.functional.attention_backends import Pattern, flash
 from pretrain.training.attention_check import find_problem
 
 PRODUCTS = dict(zip(OURS, (2, 3, 4), strict=True))  # of (queries, keys, d_kv), that each kernel makes

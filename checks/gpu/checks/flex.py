@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from checks.gpu.report import Report
-from pretrain.models.functional.attention_backends import eager, flash
-from pretrain.models.functional.attention_bias import Pattern
+from pretrain.models.functional.attention_backends import Pattern, eager, flash
 
 
 class Form(NamedTuple):

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from checks.gpu.report import Json, Report
-from pretrain.models.functional.attention_bias import Window
+from pretrain.models.functional.attention_backends import Window
 
 LENGTHS = ((512, 512), (114, 512), (64, 192), (63, 320), (128, 128))  # (queries, keys)
 # Relative L2. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each result, and the result itself.

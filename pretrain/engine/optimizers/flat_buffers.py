@@ -1,5 +1,5 @@
 """The flat fp32 tensors that an optimizer updates under ZeRO, the fragments of parameters in them, and optimizers that
-need a whole parameter to update one of its elements."""
+need a whole parameter to update one of its elements. AdamW, which some of these use, on a flat buffer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -203,3 +203,29 @@ def sums_of_squares(buffer: FlatBuffer, values: Tensor) -> Tensor:
 def root_mean_squares(buffer: FlatBuffer, sums: Tensor) -> Tensor:
     """(parameters,) The RMS of each parameter, from sums of squares over whole parameters."""
     return (sums / buffer.sizes).sqrt()
+
+
+def count_step(values: Tensor, state: dict[str, Tensor]) -> None:
+    """Begins a step of AdamW on `values` (size,), whose `state` is empty before the first one."""
+    if not state:
+        state["step"] = torch.zeros((), device=values.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+    state["step"] += 1
+
+
+def fused_adamw(
+    values: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    rate: float,
+    decay: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """A step of AdamW, which reads and writes each element once."""
+    moments = [state["exp_avg"]], [state["exp_avg_sq"]]
+    beta1, beta2 = betas
+    torch._fused_adamw_(
+        [values], [gradient], *moments, [], [state["step"]],
+        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
+    )  # fmt: skip

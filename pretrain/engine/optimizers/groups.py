@@ -8,10 +8,8 @@ from typing import Any, get_args
 
 from torch import nn
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from data_pipeline.foundation.errors import UserError
-from pretrain.config import RunConfig
 from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig
 from pretrain.models.layers import RMSNorm
@@ -82,15 +80,6 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         for settings in sorted(merged, key=lambda settings: settings[:3] != own)
         for algorithm, rate, decay, frozen_until in [settings]
     ]
-
-
-def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Sets every parameter group's learning rate for `step` (from 0), 0 while it is frozen. Returns that of groups
-    without a rate of their own."""
-    factor = config.rate_factor(step)
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0
-    return config.optimizer.learning_rate * factor
 
 
 def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import MuonConfig
-from pretrain.engine.optimizers.adamw_scale import count_step, fused_adamw
-from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, in_whole
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, count_step, fused_adamw, in_whole
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
@@ -49,14 +48,15 @@ class Muon(Sharded):
         config = self.config
         if not state:
             state["momentum_buffer"] = torch.zeros_like(values)
-        rates = [group["lr"] * size_of_update(fragment.shape, config.adjust_lr_fn) for fragment in buffer.fragments]
+        assigned = self._assignment(buffer)
+        rates = [group["lr"] * size for size in assigned.sizes_of_updates]
         decay = group["lr"] * group["weight_decay"]
-        if not in_whole(values.device) and self._assignment(buffer).ranks == 1:
+        if not in_whole(values.device) and assigned.ranks == 1:
             self._step_one_by_one(buffer, values, gradient, state["momentum_buffer"], rates, decay)
             return
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
         direction = gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
-        updates = self._orthogonal(buffer, direction)
+        updates = self._orthogonal(buffer, direction, assigned)
         values.mul_(1 - decay)
         torch._foreach_mul_(updates, rates)
         torch._foreach_sub_(buffer.pieces(values), updates)
@@ -75,9 +75,8 @@ class Muon(Sharded):
             update = orthogonal(matrix, config.ns_steps).to(values).reshape(-1)
             fragment.view(values).mul_(1 - decay).sub_(update, alpha=rate)
 
-    def _orthogonal(self, buffer: FlatBuffer, direction: Tensor) -> list[Tensor]:
+    def _orthogonal(self, buffer: FlatBuffer, direction: Tensor, assigned: "_Assignment") -> list[Tensor]:
         """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""
-        assigned = self._assignment(buffer)
         pieces = buffer.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
         sent = torch.cat([pieces[matrix] for matrix in assigned.order])
         received = self._exchange(sent, assigned.to_others, assigned.from_others)
@@ -109,7 +108,9 @@ class Muon(Sharded):
             if group := self._process_group:
                 rank, by_rank = dist.get_rank(group), [torch.empty_like(own) for _ in range(group.size())]
                 dist.all_gather(by_rank, own, group=group)
-            self._assignments[id(buffer.tensor)] = _Assignment(buffer, torch.stack(by_rank, dim=1).tolist(), rank)
+            self._assignments[id(buffer.tensor)] = _Assignment(
+                buffer, torch.stack(by_rank, dim=1).tolist(), rank, self.config.adjust_lr_fn
+            )
         return self._assignments[id(buffer.tensor)]
 
 
@@ -117,10 +118,11 @@ class _Assignment:
     """Which rank makes which matrix of a flat buffer orthogonal.
 
     `own`: this rank's matrices. `order`: all matrices, by rank. `sizes`: the number of elements of each matrix on each
-    rank.
+    rank. `sizes_of_updates`: `size_of_update` of each matrix.
     """
 
-    def __init__(self, buffer: FlatBuffer, sizes: list[list[int]], rank: int):
+    def __init__(self, buffer: FlatBuffer, sizes: list[list[int]], rank: int, adjust_lr_fn: str):
+        self.sizes_of_updates = [size_of_update(fragment.shape, adjust_lr_fn) for fragment in buffer.fragments]
         self.sizes, self.ranks = sizes, len(sizes[0])
         owned = balanced([_cost(fragment.shape) for fragment in buffer.fragments], self.ranks)
         self.own = owned[rank]

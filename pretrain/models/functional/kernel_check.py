@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pretrain.models.functional.attention_backends import attend, using
-from pretrain.models.functional.attention_bias import Pattern, Window, labels
+from pretrain.models.functional.attention_backends import Pattern, Window, attend, labels, using
 
 # Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
 # result, and the result itself. TF32 as much. For gradients, FlashAttention takes the weighted mean of the values from

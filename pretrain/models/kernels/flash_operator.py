@@ -26,7 +26,7 @@ def flash_attention(
 
     `diagonals` (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, has the bias of query i and key j at MARGIN +
     queries − 1 − i + j. Under `causal`, and with a `window` of keys before a query's position and after it, the last
-    query is aligned with the last key. `labels` are those of `pretrain.models.functional.attention_bias` and hide
+    query is aligned with the last key. `labels` are those of `pretrain.models.functional.attention_backends` and hide
     padding and other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a seed from
     PyTorch's generator of the device. `joined` (batch, length, 3, heads, d_kv): the tensor that queries, keys and
     values are parts of, if there is one. It then gets their gradients as one tensor, which the kernels write; nothing

@@ -1,4 +1,4 @@
-"""Logs metrics, runs evaluations, and prints the progress of a run."""
+"""Measures the speed of a run, logs metrics, runs evaluations, and prints the progress of the run."""
 
 import contextlib
 import os
@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from data_pipeline.foundation.formatting import counted, duration, human_size
+from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
+from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.rank_environment import local_world_size
 from pretrain.training.callback import Callback
+from pretrain.training.throughput import peak_flops
 from pretrain.training.trainer import Trainer
 
 _TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
@@ -23,6 +28,68 @@ _OFF = 1.5  # times as long or as short as expected
 _BUSY = 1.25  # threads that want a core, for each core
 _TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
 _LONG = 3600.0  # s
+
+
+class Speed(Callback):
+    """The metrics `train/tokens_per_second`, `train/mfu` and others, over the steps since the last log line.
+
+    train/seconds: wall-clock seconds of these steps, without evaluations and saves. train/processor_seconds: CPU
+    seconds of all ranks in these steps, including the loading of rows unless `data.workers` load them.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def before_training(self, trainer: Trainer) -> None:
+        self._peak = self._measured_peak(trainer)
+
+    def _measured_peak(self, trainer: Trainer) -> float:
+        return peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
+
+    def before_steps(self, trainer: Trainer) -> None:
+        """What came before doesn't count as the time of a step."""
+        self._last, self._processor = time.perf_counter(), time.process_time()
+
+    def after_pause(self, trainer: Trainer) -> None:
+        self.before_steps(trainer)
+
+    def _begin(self) -> None:
+        self._steps = 0
+        self._seconds = 0.0
+        self._processor_seconds = 0.0
+        self._waited = 0.0
+        self._sizes: list[Tensor] = []  # of this rank's micro-batches
+
+    def after_step(self, trainer: Trainer) -> None:
+        now, processor = time.perf_counter(), time.process_time()
+        self._seconds += now - self._last
+        self._processor_seconds += processor - self._processor
+        self._last, self._processor = now, processor
+        self._steps += 1
+        self._waited += trainer.waited
+        self._sizes += [fact("example_sizes", batch) for batch in trainer.micro_batches]
+
+    def metrics(self, trainer: Trainer) -> Mapping[str, float]:
+        """The time that this and the log take counts with the next step."""
+        microseconds = self._sizes[0].new_tensor([round(1e6 * self._processor_seconds)])
+        total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
+        dist.all_reduce(total)
+        *counts, processor = total.tolist()
+        examples, seconds = Sizes(*counts), self._seconds
+        tokens = examples.inputs + (examples.targets if trainer.outline.decoder_reads_targets else 0)
+        rate = count_flops(trainer.outline, examples) / seconds
+        if rate > self._peak:  # measured while other programs ran
+            self._peak = max(rate, self._measured_peak(trainer))
+        metrics = {
+            "train/tokens_per_second": tokens / seconds,
+            "train/steps_per_second": self._steps / seconds,
+            "train/mfu": rate / self._peak,
+            "train/data_wait_fraction": self._waited / seconds,
+            "train/seconds": seconds,
+            "train/processor_seconds": processor / 1e6,
+        }
+        self._begin()
+        return metrics
 
 
 class Reporting(Callback):

@@ -1,0 +1,48 @@
+"""Profiles steps of a run."""
+
+from torch.profiler import ProfilerActivity, profile
+
+from data_pipeline.foundation.atomic import temporary_path
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
+
+_FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
+
+
+class Profiling(Callback):
+    """`trainer.profile`: writes a trace of the kernels and operators of a few steps to RUN/profile/rank-00000.json, on
+    each rank.
+
+    If the run ends, stops or rewinds within these steps, the trace has the steps until then.
+    """
+
+    _profile: profile | None = None
+
+    def before_training(self, trainer: Trainer) -> None:
+        self._begin = trainer.state.step + _FIRST_PROFILED
+
+    def before_step(self, trainer: Trainer) -> None:
+        if trainer.step == self._begin:
+            activities = [ProfilerActivity.CPU]
+            if trainer.engine.device.type == "cuda":
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities)
+            self._profile.start()
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.last or trainer.stopping or trainer.step == self._begin + _PROFILED:
+            self._write(trainer)
+
+    def before_rewind(self, trainer: Trainer) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if self._profile is None:
+            return
+        self._profile.stop()
+        target = trainer.run.directory / "profile" / f"rank-{trainer.run.rank:05d}.json"
+        target.parent.mkdir(exist_ok=True)
+        unnamed = temporary_path(target)
+        self._profile.export_chrome_trace(str(unnamed))
+        unnamed.rename(target)
+        self._profile, self._begin = None, 0  # once: a run that has gone back takes the same steps again
