@@ -43,7 +43,7 @@ from data_pipeline.cleaning.language import detector
 from data_pipeline.cleaning.page import clean_page
 from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.cleaning.wikitext.markup import plain_text
-from data_pipeline.decontamination import DecontaminationConfig, Ngrams
+from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS

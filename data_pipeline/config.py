@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.decontamination import DecontaminationConfig
-from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.config import STEPS, DedupConfig
+from data_pipeline.dedup.decontamination import DecontaminationConfig
 from data_pipeline.execution.config import RayConfig
 from data_pipeline.foundation.config_file import LocalPath, Location, Locations, Section, problems
 from data_pipeline.objectives.objective import LONGEST
@@ -276,10 +276,10 @@ class CorpusConfig(Section):
 
     @property
     def steps(self) -> list[str]:
-        """Steps of deduplication. "filters", which checks language and bad words, follows the last step that changes
-        the text of pages; "decontamination" follows all steps."""
+        """Steps of dedup. "filters", which checks language and bad words, follows the last step that shortens texts;
+        "decontamination" follows all steps."""
         steps = self.dedup.steps
-        behind = [number for number, step in enumerate(steps, 1) if step in ("lines", "spans", "substrings")]
+        behind = [number for number, step in enumerate(steps, 1) if STEPS[step].shortens]
         if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
             steps.insert(behind[-1], "filters")
         return [*steps, "decontamination"] if self.decontamination.sets else steps

@@ -32,10 +32,10 @@ from data_pipeline.foundation.formatting import counted, first_few, printable
 from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.paths import opening
 from data_pipeline.foundation.store import Store
-from data_pipeline.stages import deduplication, documents, evaluation_sets, revisions, shards, table, tokenizer, tokens
+from data_pipeline.stages import dedup, documents, evaluation_sets, revisions, shards, table, tokenizer, tokens
+from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
-from data_pipeline.stages.part_readings import LAST
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.stages.table import Built
@@ -117,7 +117,7 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     if LAST.applies(config):
         _keep_only(PARTS, corpus, read)
         shown = table.stages_of(config, built.with_urls)
-        steps, left = deduplication.deduplicate(config, corpus, parts, lambda stage: stage.name in shown)
+        steps, left = dedup.deduplicate(config, corpus, parts, lambda stage: stage.name in shown)
         built.units |= {**steps, LAST.name: left}
         parts = parts_of(left)
     _keep_only(DOCUMENTS, corpus, built.left)

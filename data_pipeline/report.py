@@ -15,8 +15,8 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.store import Store
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
+from data_pipeline.stages.dedup import LAST, KeysResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
-from data_pipeline.stages.part_readings import LAST, KeysResult
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.table import Built

@@ -18,6 +18,7 @@ class EqualLines(Step):
     """
 
     name = "lines"
+    shortens = True
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.target:  # the text of a pair is its input with the prefix
@@ -49,6 +50,7 @@ class EqualSpans(Step):
 
     name = "spans"
     version = 3
+    shortens = True
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         if document.target:

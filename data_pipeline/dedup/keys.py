@@ -1,4 +1,4 @@
-"""Deduplication by keys instead of text: sorted files of keys, and the choice of the copy that stays.
+"""Dedup by keys instead of text: sorted files of keys, and the choice of the copy that stays.
 
 A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
 its copy), last the position in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of
@@ -19,6 +19,8 @@ from struct import Struct
 
 import numpy as np
 
+from data_pipeline.execution.merging import MergeSpec
+from data_pipeline.execution.work_units import Result
 from data_pipeline.foundation.safetensors_file import Arrays, growing_arrays, write_arrays
 from data_pipeline.foundation.store import Store
 
@@ -104,9 +106,9 @@ class KeyBucket:
 
     def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
-        return _joined(corpus.each(lambda one: self._slice(Arrays(corpus, one[1]), one[0]), enumerate(files)))
+        return _joined(corpus.each(lambda one: self.slice_of(Arrays(corpus, one[1]), one[0]), enumerate(files)))
 
-    def _slice(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
+    def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file, which is that of `unit` unless it is merged."""
         size = (file.shape("slots")[0] - 1) // self.count
         bounds = (self.number * size, (self.number + 1) * size)
@@ -114,31 +116,38 @@ class KeyBucket:
         keys, *units = file.slices(*((array, start, stop) for array in ("keys", "units") if array in file))
         return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
 
-    @staticmethod
-    def merge(corpus: Store, files: Sequence[str], first: int, output: str, with_pairs: bool = False) -> None:
-        """Merges the files of keys of neighbouring units, of which the first is number `first`.
 
-        `with_pairs`: also the pairs of documents that have equal keys within a unit (`pairs_within`).
-        """
-        pairs = {"inside": np.concatenate(list(pairs_within(corpus, files, first)))} if with_pairs else {}
-        opened = [Arrays(corpus, name) for name in files]
-        slots = np.sum([file["slots"] for file in opened], axis=0)
-        number, width = int(slots[-1]), opened[0].shape("keys")[1]
-        shapes = {
-            "keys": (np.uint64, (number, width)),
-            "units": (np.uint32, (number,)),
-            "slots": (np.int64, slots.shape),
-            **{name: (np.uint64, values.shape) for name, values in pairs.items()},
-        }
-        with corpus.put(output) as path, growing_arrays(path, shapes) as arrays:
-            for name, values in {"slots": slots, **pairs}.items():
-                arrays.append(name, values)
-            count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
-            for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
-                table, units = _joined([bucket._slice(file, unit) for unit, file in enumerate(opened, first)])
-                order = np.argsort(table[:, 0], kind="stable")
-                arrays.append("keys", table[order])
-                arrays.append("units", units[order])
+def merge_keys(corpus: Store, spec: MergeSpec) -> Result:
+    """Merges the files of keys of neighbouring units."""
+    return _merge_keys(corpus, spec, {})
+
+
+def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
+    """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
+    inside = np.concatenate(list(pairs_within(corpus, spec.files, spec.first)))
+    return _merge_keys(corpus, spec, {"inside": inside})
+
+
+def _merge_keys(corpus: Store, spec: MergeSpec, pairs: dict[str, np.ndarray]) -> Result:
+    opened = [Arrays(corpus, name) for name in spec.files]
+    slots = np.sum([file["slots"] for file in opened], axis=0)
+    number, width = int(slots[-1]), opened[0].shape("keys")[1]
+    shapes = {
+        "keys": (np.uint64, (number, width)),
+        "units": (np.uint32, (number,)),
+        "slots": (np.int64, slots.shape),
+        **{name: (np.uint64, values.shape) for name, values in pairs.items()},
+    }
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
+        for name, values in {"slots": slots, **pairs}.items():
+            arrays.append(name, values)
+        count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
+        for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
+            table, units = _joined([bucket.slice_of(file, unit) for unit, file in enumerate(opened, spec.first)])
+            order = np.argsort(table[:, 0], kind="stable")
+            arrays.append("keys", table[order])
+            arrays.append("units", units[order])
+    return Result()
 
 
 def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +221,7 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
 
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
     """The duplicate items of each document in `unit`, from the file of its `keys` and the files of the buckets."""
-    positions = [read_duplicates_within(corpus, keys)[:, 0]] if keys else []
+    positions = [Arrays(corpus, keys)["duplicates"][:, 0]] if keys else []
     positions += _decided(corpus, decided, unit)
     duplicates: dict[int, list[int]] = {}
     if positions:
@@ -226,12 +235,8 @@ def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -
 
     `decided` are the files of buckets that list all such positions, those of the kept copies included.
     """
-    return np.unique(np.concatenate([read_duplicates_within(corpus, keys).ravel(), *_decided(corpus, decided, unit)]))
-
-
-def read_duplicates_within(corpus: Store, name: str) -> np.ndarray:
-    """(n, 2): the positions of the duplicates within a unit, and of the copies that are kept."""
-    return Arrays(corpus, name)["duplicates"]
+    within = Arrays(corpus, keys)["duplicates"]  # (n, 2): those within the unit, and the copies that are kept
+    return np.unique(np.concatenate([within.ravel(), *_decided(corpus, decided, unit)]))
 
 
 def _decided(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:

@@ -6,19 +6,23 @@ GPT-3 and datatrove. The connected components of these pairs are the clusters.
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from rensa import RMinHash
 
-from data_pipeline.dedup.keys import decide, hash64
+from data_pipeline.dedup.keys import decide, hash64, pairs_within, write_duplicates
 from data_pipeline.dedup.step import Step
+from data_pipeline.execution.merging import read_names
+from data_pipeline.execution.work_units import Result
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.processes import available_memory
-from data_pipeline.foundation.safetensors_file import write_arrays
+from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
 
@@ -96,6 +100,31 @@ def ngrams(text: str, length: int) -> set[str]:
         words = [text[start:end] for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)]
         stops = [stop for stop in found.stops(length).tolist() if stop <= len(words)] or [len(words)]
     return {" ".join(words[start:stop]) for start, stop in enumerate(stops)} - {""}
+
+
+@dataclass(frozen=True)
+class ClustersSpec:
+    """`files` lists the files of keys of all `units` (`write_names`); `pairs` are the files of the buckets."""
+
+    files: str
+    units: int
+    pairs: list[str]
+    output: str
+
+
+def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
+    """Finds the connected components of all pairs, and drops all but the smallest id of each."""
+    clusters = Clusters()
+    for name in spec.pairs:
+        clusters.join(Arrays(corpus, name)["pairs"])
+    for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
+        clusters.join(pairs)
+    documents, first = clusters.members()
+    duplicates = documents[documents != first]
+    places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
+    with corpus.put(spec.output) as path:
+        write_duplicates(path, duplicates >> np.uint64(32), places, spec.units)
+    return Result()
 
 
 class Clusters:

@@ -1,16 +1,26 @@
-"""What a deduplication step is: the keys of a document, how duplicates are decided, and a text without them."""
+"""What a step of dedup is: the keys of a document, how duplicates are decided, and what is left of documents."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from data_pipeline.dedup.keys import Keys, decide, hash64, write_duplicates
+from data_pipeline.dedup.keys import Keys, decide, hash64, read_duplicates, write_duplicates
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import named
+from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.sentences import count_sentences
+
+CONTENT = ("id", "text", "url", "target", "language")  # fields that `without` has of every document
+
+Row = tuple[int, Document, Document | None]
+"""(number in the unit, document as its part has it, what is left of the document)"""
+
+Found = Mapping[int, list[int]]
+"""The duplicate items of each document of a unit, by the document's number."""
 
 
 class StepConfig(Section):
@@ -21,7 +31,7 @@ class StepConfig(Section):
 
 
 class Step:
-    """A step of deduplication, made with its settings: the value of its key in the section `dedup`.
+    """A step of dedup, made with its settings: the value of its key in the section `dedup`.
 
     One of an installed package gets its element of `dedup.custom`, of the class `config`.
 
@@ -32,6 +42,7 @@ class Step:
     `rule` is what dropped documents are counted as, by default duplicate_ and the name, or the class if it has none;
     `setting` is the key of the section, if it isn't the name.
     `drops`: False for a step that only finds the places where the next one looks.
+    `shortens`: true if the step may drop a part of a text; language and bad words are looked at after such steps.
     `compares_dropped_pages`: true if pages that cleaning dropped have keys too.
     `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
     """
@@ -45,6 +56,7 @@ class Step:
     order: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = ("id", "text", "url", "target")
     drops: ClassVar[bool] = True
+    shortens: ClassVar[bool] = False
     compares_dropped_pages: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
 
@@ -78,6 +90,25 @@ class Step:
             return document.text
         tally.document(self.rule or f"duplicate_{self.name or type(self).__name__.lower()}", document.text)
         return None
+
+    def found(self, corpus: Store, keys: str, duplicates: Sequence[str], unit: int) -> Found:
+        """The duplicates in a unit, from the file of its own `keys` and the files of the `duplicates` of all units."""
+        own = None if self.clusters else keys  # clusters have a unit's own pairs
+        return read_duplicates(corpus, own, duplicates, unit)
+
+    def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
+        """`rows`, in order, with what the step leaves of each document. Counts what is dropped."""
+        for number, document, left in rows:
+            if left is not None:
+                text = self.without(left, found.get(number, []), tally, min_sentences)
+                if text is None:
+                    left = None
+                elif text is not left.text and not text.strip():
+                    tally.document("empty_after_dedup", left.url or left.id)
+                    left = None
+                elif text is not left.text:
+                    left = replace(left, text=text)
+            yield number, document, left
 
 
 def custom_step(given: object) -> object:

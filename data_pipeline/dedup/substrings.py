@@ -76,6 +76,7 @@ class EqualSubstrings(Step):
     name = "substrings"
     version = 3
     group = 2
+    shortens = True
 
     def __init__(self, config: SubstringsConfig):
         self._length = config.words

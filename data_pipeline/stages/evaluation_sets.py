@@ -1,23 +1,18 @@
 """The stage of evaluation sets: one unit, which writes the n-grams that no document of the corpus may have."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from data_pipeline.config import SourceConfig
-from data_pipeline.decontamination import DecontaminationConfig, Ngrams, read_items
+from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, Index, Ngrams, read_items
 from data_pipeline.execution.work_units import Result, Unit
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
 from data_pipeline.foundation.store import Store
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
-
-MEMORY_PER_BYTE = 30  # of the sets' files: 150 bytes for a word
-INDEX = ".stages/evaluation-sets/ngrams.safetensors"
 
 
 @dataclass(frozen=True)
@@ -62,38 +57,6 @@ def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
     return [Unit("ngrams", spec, fingerprint([settings, stamps]), (INDEX,), bytes=size)]
 
 
-class Index:
-    """The n-grams of all sets, and where each item is: its set, file and line."""
-
-    def __init__(self, ngrams: Ngrams, items: np.ndarray, sets: list[str], files: list[str]):
-        self.ngrams, self._items, self._sets, self._files = ngrams, items, sets, files
-        self._first = np.searchsorted(items[:, 0], np.arange(len(sets)))
-
-    def set_of(self, item: int) -> str:
-        return self._sets[self._items[item, 0]]
-
-    def number_of(self, item: int) -> int:
-        """The number of the item in its set, from 0."""
-        return item - int(self._first[self._items[item, 0]])
-
-    def name_of(self, item: int) -> str:
-        """ "boolq, dev.jsonl line 18" """
-        of_set, file, line = self._items[item].tolist()
-        return f"{self._sets[of_set]}, {self._files[file]} line {line}"
-
-    def write(self, corpus: Store) -> None:
-        names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
-        with corpus.put(INDEX) as path:
-            write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
-
-    @classmethod
-    def read(cls, corpus: Store) -> "Index":
-        file = Arrays(corpus, INDEX)
-        arrays = {name: file[name] for name in file}
-        sets, files = json.loads(file.metadata["names"])
-        return cls(Ngrams.from_arrays(arrays), arrays["where"], sets, files)
-
-
 def write_ngrams(corpus: Store, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
     """Writes the n-grams of all items; returns how many items each set has, and how many are too short."""
     where: list[tuple[int, int, int]] = []  # set, file, line of each item
@@ -125,7 +88,7 @@ STAGE = Stage(
     2,
     write_ngrams,
     "look for fewer evaluation sets",
-    memory=MEMORY_PER_BYTE,
+    memory=30,  # 150 bytes for a word
     unit="all sets",
     reads=(SETS,),
     writes=NGRAMS,

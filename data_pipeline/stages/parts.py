@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.execution.work_units import Finished, Result
-from data_pipeline.foundation.arrow_tables import table_of
+from data_pipeline.foundation.arrow_tables import RowsFile, rows_file
 from data_pipeline.foundation.errors import FailedError, one_line
 from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Counts, Document, Tally, most_common
@@ -32,7 +32,6 @@ _VALUES = attrgetter(*SCHEMA.names)
 _TEXT, _TARGET = SCHEMA.names.index("text"), SCHEMA.names.index("target")
 # Shorter documents and lines count as this many characters, since keys and hashes take memory too.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
-_GROUP_CHARACTERS = 8_000_000
 _PLAIN_HOST = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]*)?(?=[/?#]|\Z)")
 # A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
@@ -166,36 +165,6 @@ class PartsResult(Result):
     @property
     def files(self) -> list[str]:
         return [name for part in self.parts for name in part.files]
-
-
-class RowsFile:
-    """Writes rows to a Parquet file, with one row group at a time in memory."""
-
-    def __init__(self, writer: pq.ParquetWriter):
-        self.writer = writer
-        self._group: list[tuple[Any, ...]] = []
-        self._characters = 0
-
-    def add(self, row: tuple[Any, ...], characters: int) -> None:
-        """Adds the values of a row, in the order of the columns."""
-        self._group.append(row)
-        self._characters += characters
-        if self._characters >= _GROUP_CHARACTERS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the rows added since the last flush as a row group."""
-        self.writer.write_table(table_of(self._group, self.writer.schema))
-        self._group, self._characters = [], 0
-
-
-@contextlib.contextmanager
-def rows_file(corpus: Store, name: str, schema: pa.Schema) -> Iterator[RowsFile]:
-    """A file that appears in `corpus` if the block ends without an error."""
-    with corpus.put(name) as path, pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        file = RowsFile(writer)
-        yield file
-        file.flush()
 
 
 class PartFile:

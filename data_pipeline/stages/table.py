@@ -16,24 +16,19 @@ from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units
 from data_pipeline.execution.work_units import Finished, Result, ResultType
 from data_pipeline.foundation.formatting import human_size, markdown
 from data_pipeline.foundation.store import Store
-from data_pipeline.stages import documents, evaluation_sets, shards, tokenizer, tokens
-from data_pipeline.stages.duplicates import buckets_of, clusters_of
-from data_pipeline.stages.part_readings import LAST, keys_stage
+from data_pipeline.stages import dedup, documents, evaluation_sets, shards, tokenizer, tokens
+from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.stage import PARTS, Amounts, AnyStage, Stage
 
 _SETTING = re.compile(r"[a-z_]+[._][a-z_.]+")
 
 
-def _of_step(step: str) -> list[AnyStage]:
-    return [keys_stage(step), buckets_of(step), *([clusters_of(step)] if STEPS[step].clusters else [])]
-
-
 def all_stages() -> list[AnyStage]:
     """The stages that builds may have, in order."""
     return [
         documents.STAGE,
-        *(stage for step in STEPS for stage in _of_step(step)),
+        *(stage for step in STEPS for stage in dedup.stages_of(step)),
         evaluation_sets.STAGE,
         LAST,
         tokenizer.SAMPLING,

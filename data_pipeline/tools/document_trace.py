@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.dedup.config import step_of
-from data_pipeline.dedup.keys import NO_DOCUMENT, read_duplicates, smallest_keys
+from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
+from data_pipeline.dedup.reading import WITHOUT_KEYS, opened
+from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
-from data_pipeline.stages.deduplication import Decided
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
-from data_pipeline.stages.part_readings import CHECKS, application, check_of
 from data_pipeline.stages.parts import SCHEMA, read_documents
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
@@ -167,17 +166,13 @@ def _deduplicate(
     source = build.in_order[unit][0].source
     cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == source)
     for decided in build.steps if documents else ():
-        is_check = decided.step in CHECKS
-        if is_check:
-            apply = check_of(build.corpus, decided.step, cleaning)
-        else:
-            step, least = step_of(decided.step, build.config.dedup), cleaning.min_sentences_per_page
-            apply = application(build.corpus, step, decided.files[unit], decided.duplicates, unit, least)
+        step, least = opened(build.corpus, decided.step, build.config.dedup, cleaning), cleaning.min_sentences_per_page
+        found = step.found(build.corpus, decided.files[unit], decided.duplicates, unit)
         for number, document in list(documents.items()):
             drops = list[Drop]()
-            ((_, _, left),) = apply([(number, document, document)], _recorder(drops))
-            if drops and find_copies and not is_check:
-                drops = _with_copies(build, decided, unit, number, document, drops)
+            ((_, _, left),) = step.left([(number, document, document)], found, _recorder(drops), least)
+            if drops and find_copies and decided.step not in WITHOUT_KEYS:
+                drops = _with_copies(build, step, decided.files, found.get(number, []), (unit, number), document, drops)
             trace = traces[document.id]
             trace.steps.append(StepTrace(decided.step, drops, left.text if left else None))
             if left:
@@ -187,19 +182,23 @@ def _deduplicate(
 
 
 def _with_copies(
-    build: FinishedBuild, decided: Decided, unit: int, number: int, document: Document, drops: list[Drop]
+    build: FinishedBuild,
+    step: Step,
+    files: list[str],
+    items: list[int],
+    place: tuple[int, int],
+    document: Document,
+    drops: list[Drop],
 ) -> list[Drop]:
-    """`drops` with the documents that keep the copies."""
-    step = step_of(decided.step, build.config.dedup)
+    """`drops`, which are duplicate `items` of the document at `place` (unit, number), with the documents that keep the
+    copies. `files` have the keys of all units."""
     keys = {item: words[: step.group] for item, words in step.keys(document)}
-    own = None if step.clusters else decided.files[unit]
-    items = read_duplicates(build.corpus, own, decided.duplicates, unit).get(number, [])
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
         keys = {item: words for item, words in keys.items() if item in items}
-    smallest = smallest_keys(build.corpus, decided.files, step.group, set(keys.values()))
+    smallest = smallest_keys(build.corpus, files, step.group, set(keys.values()))
     if step.clusters:  # a cluster's documents share bands; the smallest neighbour is one of them
-        others = {document for document in smallest.values() if document != (unit, number)}
+        others = {document for document in smallest.values() if document != place}
         return [replace(drop, stays_on=_name(build, *min(others))) for drop in drops] if others else drops
     copies = [smallest[keys[item]] for item in items if item in keys]
     named = [replace(drop, stays_on=_name(build, *copy)) for drop, copy in zip(drops, copies, strict=False)]

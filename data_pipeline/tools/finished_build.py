@@ -22,9 +22,9 @@ from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.progress import track
 from data_pipeline.foundation.store import Store
 from data_pipeline.sources.record import ReadStats
-from data_pipeline.stages import deduplication, documents
+from data_pipeline.stages import dedup, documents
+from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
-from data_pipeline.stages.part_readings import LAST
 from data_pipeline.stages.parts import Part, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
@@ -89,7 +89,7 @@ class FinishedBuild:
     @cached_property
     def in_order(self) -> list[list[Part]]:
         """The parts before deduplication, in the groups that units read, in the order of their ids."""
-        return deduplication.in_order_of_ids(grouped(parts_of(self.documents), self.config))
+        return dedup.in_order_of_ids(grouped(parts_of(self.documents), self.config))
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -99,9 +99,9 @@ class FinishedBuild:
         return {part.name: f"{DOCUMENTS.folder}/{group[0].name}.parquet" for group in self.in_order for part in group}
 
     @cached_property
-    def steps(self) -> list[deduplication.Decided]:
+    def steps(self) -> list[dedup.Decided]:
         """The steps of deduplication, in order."""
-        return deduplication.decided(self.corpus, self.config, self.in_order)
+        return dedup.decided(self.corpus, self.config, self.in_order)
 
     def spec_of(self, built: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
         """How an input was read. Raises FailedError if its unit's inputs, or the settings, have changed since."""

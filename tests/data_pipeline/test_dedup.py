@@ -16,18 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline import report
-from data_pipeline.config import RayConfig
+from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.config import CorpusConfig, RayConfig
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
-from data_pipeline.dedup.keys import KeyBucket, Keys
+from data_pipeline.dedup.keys import KeyBucket, Keys, merge_keys, write_duplicates
 from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
+from data_pipeline.dedup.reading import Decision, Earlier, Reading
 from data_pipeline.dedup.step import StepConfig
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
-from data_pipeline.execution.merging import merge
+from data_pipeline.execution.merging import merge, write_names
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.stages.duplicates import merge_keys
 from data_pipeline.stages.table import forget
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
@@ -131,6 +132,64 @@ def test_a_large_file_is_written_in_parts_and_gives_the_same_documents(small_cor
 
 
 # ---- by hand
+
+
+def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and_writes_the_next_table(tmp_path):
+    """The first reading applies what "documents" decided. The second applies the table of the first, then "lines" and
+    bad words. Each table is whole, although the block reads only one row."""
+    corpus = LocalStore(tmp_path)
+    texts = ["Kept.\nTwice.", "Kept.", "Once.\nTwice.", "shit\nTwice.", "shit", "Last."]
+    read = [Document(str(number), text, language="en") for number, text in enumerate(texts)]
+    cleaning = CleaningConfig(profile="none", bad_words=["en"])
+
+    def decision(step: str, keys: Keys, elsewhere: list[int]) -> Decision:
+        """Of unit 1 of 2. `elsewhere`: positions of what another unit keeps."""
+        keys.write(tmp_path / f"{step}-keys", slots=8)
+        positions = np.array(elsewhere, np.uint64)
+        write_duplicates(tmp_path / f"{step}-duplicates", np.ones(len(positions), np.uint64), positions, 2)
+        return Decision(step, f"{step}-keys", write_names(corpus, [f"{step}-duplicates"]))
+
+    def changes(earlier: Earlier, name: str) -> tuple[list[str | None], Tally]:
+        """What is left of each text, read again from the table that a reading writes, and what was counted."""
+        reading, tally = Reading(corpus, earlier), Tally()
+        with reading.write_changes(name, reading.rows(read, tally), tally) as rows:
+            next(rows)
+        counted = Tally()
+        again = Reading(corpus, replace(earlier, changes=name, since=[])).rows(read, counted)
+        return [left.text if left else None for _, _, left in again], counted
+
+    keys = Keys(group=1, order=0)
+    for document in (0, 5):  # equal within the unit: the last one goes
+        keys.add(document, 0, (7,))
+    first = Earlier(1, cleaning, DedupConfig(), "", [decision("documents", keys, [1 << 32])])
+    left, counted = changes(first, "first")
+    assert left == ["Kept.\nTwice.", None, "Once.\nTwice.", "shit\nTwice.", "shit", None]
+    assert counted.dropped_documents == {"duplicate_document": 2}
+
+    lines = decision("lines", Keys(group=1, order=1), [(0 << 32) + 1, (1 << 32) + 0, 3 << 32])
+    since = [lines, Decision("filters", "", "")]
+    left, counted = changes(replace(first, changes="first", since=since), "second")
+    assert left == ["Kept.", None, "Once.\nTwice.", "Twice.", None, None]
+    assert counted.dropped_documents == {"duplicate_document": 2, "bad_words": 1}
+    assert counted.dropped_lines == {"duplicate_line": 2}
+    columns = Reading(corpus, replace(first, since=since)).columns(["url", "timestamp"])
+    assert {*columns} == {"url", "timestamp", "id", "text", "target", "language"}
+
+
+def test_filters_follow_the_last_step_that_shortens_texts_and_decontamination_follows_all(tmp_path):
+    shortening = [name for name, step in STEPS.items() if step.shortens]
+    assert shortening == ["lines", "spans", "substrings"]
+    sets = {"sets": [{"name": "a", "path": "a.txt", "format": "text"}]}
+    for on, steps in {
+        ("lines",): ["lines", "filters", "decontamination"],
+        ("spans", "urls"): ["urls", "spans", "filters", "decontamination"],
+        ("substrings", "documents"): ["anchors", "substrings", "filters", "documents", "decontamination"],
+        ("minhash",): ["minhash", "decontamination"],
+    }.items():
+        dedup = {**OFF, **{step: "newest" if step == "urls" else True for step in on}}
+        source = {"format": "text", "path": "a.txt", "language": "en"}
+        made = {"name": "a", "output": "a", "sources": [source], "dedup": dedup, "decontamination": sets}
+        assert CorpusConfig.model_validate(made).steps == steps
 
 
 def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):

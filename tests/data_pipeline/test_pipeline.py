@@ -34,9 +34,9 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.pipeline import build
+from data_pipeline.stages.dedup import keys_of
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
-from data_pipeline.stages.part_readings import keys_stage
 from data_pipeline.tools.publish import publish
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
@@ -148,7 +148,7 @@ def test_stages_of_urls_are_not_shown_where_no_document_has_one(small_corpus, tm
         assert [stage for stage in stages if "urls" in stage] == []
         assert f"lines-keys: {units} up to date" in said
         assert [stage.name for stage in report.read(corpus).stages] == stages
-    assert len(read_finished(keys_stage("urls"), LocalStore(corpus))) == 1
+    assert len(read_finished(keys_of("urls"), LocalStore(corpus))) == 1
 
 
 def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(small_corpus, tmp_path):

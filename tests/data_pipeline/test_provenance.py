@@ -18,7 +18,7 @@ from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.blocks import decode_block
-from data_pipeline.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
+from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json

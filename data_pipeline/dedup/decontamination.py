@@ -1,6 +1,7 @@
-"""Decontamination: its settings, the items of evaluation sets, and documents that contain one by the words they share.
+"""Decontamination: the step whose keys come from evaluation sets. Documents that contain an item of a set are dropped.
 
-Items are read from JSON Lines, tab-separated columns or lines of text.
+Items are read from JSON Lines, tab-separated columns or lines of text. One unit writes the n-grams of all items
+(`Index`); the last reading looks for them in its documents.
 
 An item is in a document if one of its texts is: if any 13 successive words of it are also successive words of the
 document, as for GPT-3 (Brown et al. 2020, appendix C). A text of 8 to 12 words must be there as a whole: GPT-3's n goes
@@ -13,23 +14,32 @@ Words are hashed 100 kB at a time. A table with a byte for each range of hashes,
 out nearly every run of 13 words, and of the first 8 of a shorter text. The rest are looked up by hashes of 128 bits.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from data_pipeline.dedup.step import Found, Row, Step
 from data_pipeline.foundation.config_file import Locations, Section
 from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.paths import opening
+from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
+from data_pipeline.foundation.store import Store
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines, open_text
+from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
+INDEX = ".stages/evaluation-sets/ngrams.safetensors"
 _SHOWN = 8  # names in a message
+_DOCUMENTS_AT_ONCE = 100  # in which items are looked for
 _SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 32, 16, 25  # of the table
 
 
@@ -200,21 +210,18 @@ class Match:
 class Ngrams:
     """The n-grams of numbered items: all runs of 13 words of long texts, and shorter texts as a whole.
 
-    `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only those whose
-    head, their first words, is likely to be in a text are looked up. `heads`: for each number of words of a head, the
-    hashes of the heads; `more`: for each, how many words n-grams have after their heads.
+    `arrays` has `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only
+    those whose head, their first words, is likely to be in a text are looked up. `heads.N`: hashes of the heads of N
+    words. `more` (k, 2): N, and how many words n-grams have after such a head.
     """
 
-    def __init__(
-        self,
-        first: np.ndarray,
-        second: np.ndarray,
-        items: np.ndarray,
-        heads: dict[int, np.ndarray],
-        more: dict[int, list[int]],
-    ):
-        self._first, self._second, self._items, self._heads, self._more = first, second, items, heads, more
-        self._likely = {head: _Likely(hashes) for head, hashes in heads.items()}
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.arrays = arrays
+        self._first, self._second, self._items = (arrays[name] for name in ("first", "second", "items"))
+        self._more: dict[int, list[int]] = {}
+        for head, number in arrays["more"].tolist():
+            self._more.setdefault(head, []).append(number)
+        self._likely = {head: _Likely(arrays[f"heads.{head}"]) for head in self._more}
 
     @classmethod
     def of(cls, texts: Iterable[tuple[int, str]], config: DecontaminationConfig) -> "Ngrams":
@@ -243,8 +250,10 @@ class Ngrams:
         table = table[np.lexsort(table.T[::-1])]
         table = table[np.append(True, (table[1:] != table[:-1]).any(axis=1))[: len(table)]]
         first, second, items = (np.ascontiguousarray(column) for column in table.T)
-        distinct = {head: np.unique(np.concatenate(heads[head])) for head in sorted(heads)}
-        return cls(first, second, items.astype(np.uint32), distinct, {head: sorted(more[head]) for head in distinct})
+        lengths = [(head, number) for head in sorted(more) for number in sorted(more[head])]
+        arrays = {"first": first, "second": second, "items": items.astype(np.uint32)}
+        arrays["more"] = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+        return cls(arrays | {f"heads.{head}": np.unique(np.concatenate(heads[head])) for head in sorted(heads)})
 
     @property
     def known(self) -> np.ndarray:
@@ -253,7 +262,7 @@ class Ngrams:
 
     def matches(self, texts: Iterable[tuple[int, str]]) -> Iterator[Match]:
         """Every run of words of numbered texts that is an n-gram of items."""
-        for words in batches(texts, normalised(), max(self._heads, default=1)):
+        for words in batches(texts, normalised(), max(self._more, default=1)):
             for head, more in self._more.items():
                 runs = self._likely[head].among(words.runs(head, 0))
                 stops = words.stops(head)[runs]
@@ -278,22 +287,6 @@ class Ngrams:
                 position = int(words.positions[run])
                 yield Match(position >> 32, position & 0xFFFFFFFF, items, " ".join(text.split()))
 
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All that `from_arrays` needs."""
-        more = [(head, number) for head, numbers in self._more.items() for number in numbers]
-        arrays = {"first": self._first, "second": self._second, "items": self._items}
-        arrays["more"] = np.array(more, dtype=np.int64).reshape(-1, 2)
-        return arrays | {f"heads.{head}": hashes for head, hashes in self._heads.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Ngrams":
-        more: dict[int, list[int]] = {}
-        for head, number in arrays["more"].tolist():
-            more.setdefault(head, []).append(number)
-        heads = {head: arrays[f"heads.{head}"] for head in more}
-        return cls(arrays["first"], arrays["second"], arrays["items"], heads, more)
-
 
 class _Likely:
     """A table with a byte for each range of hashes: whether any of `hashes` is in it."""
@@ -310,3 +303,71 @@ class _Likely:
 
     def _slots(self, hashes: np.ndarray) -> np.ndarray:
         return (hashes >> self._shift).view(np.int64)
+
+
+class Index:
+    """The n-grams of all sets, and where each item is: its set, file and line."""
+
+    def __init__(self, ngrams: Ngrams, items: np.ndarray, sets: list[str], files: list[str]):
+        self.ngrams, self._items, self._sets, self._files = ngrams, items, sets, files
+        self._first = np.searchsorted(items[:, 0], np.arange(len(sets)))
+
+    def set_of(self, item: int) -> str:
+        return self._sets[self._items[item, 0]]
+
+    def number_of(self, item: int) -> int:
+        """The number of the item in its set, from 0."""
+        return item - int(self._first[self._items[item, 0]])
+
+    def name_of(self, item: int) -> str:
+        """ "boolq, dev.jsonl line 18" """
+        of_set, file, line = self._items[item].tolist()
+        return f"{self._sets[of_set]}, {self._files[file]} line {line}"
+
+    def write(self, corpus: Store) -> None:
+        names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
+        with corpus.put(INDEX) as path:
+            write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
+
+    @classmethod
+    def read(cls, corpus: Store) -> "Index":
+        file = Arrays(corpus, INDEX)
+        arrays = {name: file[name] for name in file}
+        sets, files = json.loads(file.metadata["names"])
+        return cls(Ngrams(arrays), arrays["where"], sets, files)
+
+
+class Decontamination(Step):
+    """Drops documents with items of evaluation sets. Counts the `contaminated` documents of each set, and notes which
+    `items` of the set were found, by their numbers."""
+
+    name = "decontamination"
+    version = 4
+
+    def __init__(self, index: Index):
+        self._index = index
+        self.contaminated: Counter[str] = Counter()
+        self.items: dict[str, set[int]] = {}
+
+    def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
+        remaining = iter(rows)
+        while batch := list(islice(remaining, _DOCUMENTS_AT_ONCE)):
+            evidence = self._evidence((number, left) for number, _, left in batch if left is not None)
+            for number, document, left in batch:
+                if number in evidence:
+                    tally.document("contaminated", evidence[number])
+                yield number, document, None if number in evidence else left
+
+    def _evidence(self, documents: Iterable[tuple[int, Document]]) -> dict[int, str]:
+        """For each document with items, by number: the name of the first one and the words."""
+        first: dict[int, tuple[int, str]] = {}
+        hit: set[tuple[str, int]] = set()
+        for match in self._index.ngrams.matches((number, f"{one.text}\n{one.target}") for number, one in documents):
+            for item in match.items:
+                name = self._index.set_of(item)
+                self.items.setdefault(name, set()).add(self._index.number_of(item))
+                hit.add((name, match.number))
+            found = match.word, f"{self._index.name_of(match.items[0])}: {match.words}"
+            first[match.number] = min(found, first.get(match.number, found))
+        self.contaminated.update(name for name, _ in hit)
+        return {number: text for number, (_, text) in first.items()}
