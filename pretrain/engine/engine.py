@@ -99,7 +99,9 @@ class Engine:
         they are read.
         """
         largest = max(one.numel() for one in model.parameters())
-        with contextlib.redirect_stdout(io.StringIO()):
+        # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
+        # the stream of this moment, which a CUDA graph can't capture.
+        with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             engine, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=optimizer or optimizers.build(model, config.optimizer),

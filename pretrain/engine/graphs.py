@@ -76,14 +76,25 @@ class CUDAGraphs:
         graph = torch.cuda.CUDAGraph()
         # threads of the loader and of checkpoints use CUDA meanwhile; a capture that fails leaves its stream current
         capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local")
-        with torch.cuda.stream(self._stream), capture:
-            found = work()
+        try:
+            with torch.cuda.stream(self._stream), capture:
+                found = work()
+        except Exception:
+            self._end_capture_of_generator()
+            raise
 
         def replay() -> Sums:
             graph.replay()
             return found
 
         return replay
+
+    def _end_capture_of_generator(self) -> None:
+        """A capture that failed leaves the generator of the device as in a capture, and whatever draws from it next, as
+        dropout does, would raise an error (seen with PyTorch 2.11). A new state ends that."""
+        fresh = torch.Generator(self._device)
+        fresh.manual_seed(torch.initial_seed())
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
 
     def finish(self) -> None:
         torch.cuda.synchronize(self._device)

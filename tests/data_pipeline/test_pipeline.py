@@ -14,6 +14,7 @@ import sys
 from hashlib import md5, sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Never
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,6 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
 from data_pipeline.execution.work_units import read_finished
-from data_pipeline.foundation import atomic
 from data_pipeline.foundation.atomic import lock, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
@@ -280,20 +280,20 @@ def test_a_disk_that_is_full_while_the_driver_writes_is_one_line_and_the_next_bu
             build(config)
         return str(failed.value)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object) -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr("os.pwrite", refuse)
         assert build_on_full_disk() == said
-    whole = atomic.commit
+    whole = Path.replace
     for full in ("config.json", "blocks.parquet", "lineage.parquet", "manifest.json", "report.json", "complete"):
 
-        def commit(temporary: Path, path: Path, full: str = full) -> None:
-            refuse() if path.name == full else whole(temporary, path)
+        def replace(temporary: Path, path: Path, full: str = full) -> Path:
+            return refuse() if path.name == full else whole(temporary, path)
 
         with monkeypatch.context() as patched:
-            patched.setattr(atomic, "commit", commit)
+            patched.setattr(Path, "replace", replace)
             assert build_on_full_disk() == said
     build(config)
     assert checksums(tmp_path) == checksums(small_corpus)

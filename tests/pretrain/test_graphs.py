@@ -40,6 +40,7 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
 
     config = run_config(stage, model, compute={"cuda_graphs": graphs}, **changes)
     engine = Engine.initialize(construct(config, config.model), config)
+    kept = kept_nodes(engine.module)
     layout, weights = own_layout(ROWS // dist.get_world_size() // 2), [*engine.module.parameters()]
     outcomes, measured = [], torch.empty(0)
     for step in range(STEPS):
@@ -67,7 +68,22 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
         "tensors": [one.detach().clone() for one in (measured, *left, *weights)],
         "told": engine.warnings,
         "graphs": graphs_made,
+        "kept": kept,
     }
+
+
+def kept_nodes(module: nn.Module) -> int:
+    """For how many parameters something keeps the node at which autograd adds their gradients up.
+
+    A node belongs to the stream on which it was made. A capture fails where another stream would have to wait for it.
+    """
+
+    def node(parameter: Tensor) -> Any:
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+    for one in module.parameters():
+        node(one).metadata["kept"] = True
+    return sum("kept" in node(one).metadata for one in module.parameters())
 
 
 def compared(*settings: Any) -> dict[str, Any]:
@@ -79,6 +95,7 @@ def compared(*settings: Any) -> dict[str, Any]:
         "skipped": ["applied=False" in outcome for outcome, _ in graphed["outcomes"]],
         "told": graphed["told"],
         "graphs": graphed["graphs"],
+        "kept": graphed["kept"],
     }
 
 
@@ -112,6 +129,7 @@ def test_graphs_change_no_bit(ranks, cases):
             assert found["equal"], case
             assert found["told"] == ([ON_HOST] if draws else []), case
             assert found["graphs"] == (0 if draws else 4), case  # the first of a step or not, with padding or without
+            assert found["kept"] == 0, case
 
 
 class Recorder(StaticTensors):

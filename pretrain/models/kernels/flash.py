@@ -10,6 +10,7 @@ from pretrain.models.kernels.tiles import (
     LOG2_E,
     UNSPECIALIZED,
     drop,
+    in_each_row,
     keys_seen,
     load_labels,
     load_tile,
@@ -50,8 +51,9 @@ def forward(
                 k = load_tile(K + batch * kb + head * kh, at_k, kl, keys, D, BLOCK_D)
                 label_k = load_labels(key_labels, at_k[None, :], keys)
                 logits, _slope = tile_of_logits(
-                    q, k, at_q[:, None], at_k[None, :], label_q, label_k, diagonals, settings, masked, PRECISION
-                )
+                    q, k, at_q[:, None], at_k[None, :], label_q, label_k,
+                    diagonals, first_k - first - BLOCK_M + 1, settings, masked, PRECISION,
+                )  # fmt: skip
                 higher = tl.maximum(top, tl.max(logits, 1))
                 shift = tl.where(higher == float("-inf"), 0.0, higher) if masked else higher
                 weights = tl.exp2(logits * LOG2_E - (shift * LOG2_E)[:, None])
@@ -97,36 +99,38 @@ def backward_queries(
     key_labels = offset(KEY_LABELS, batch * keys)
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, before, after, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    carried = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    carried = tl.zeros((BLOCK_N,), tl.float32)
     columns = tl.arange(0, BLOCK_N)
     # Turned by this, a tile's rows have its diagonals in columns: from BLOCK_N on those up to its first element's; the
-    # others, before it, continue in the next tile.
+    # others, before it, continue in the next tile, and their sums are carried there.
     turned = tl.arange(0, BLOCK_M)[:, None] + columns[None, :] + 1
     tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
     for masked in tl.static_range(2):
         if masked == 1 or (RANGES is None and before is None):
-            for first_k in tl.range(whole if masked else start, end if masked else whole, BLOCK_N):
+            bounds = (whole, end) if masked else (start, whole)
+            # the places of diagonals in a tile, kept from one tile to the next, would spill registers
+            for first_k in tl.range(bounds[0], bounds[1], BLOCK_N, disable_licm=True):
                 at_k = first_k + tl.arange(0, BLOCK_N)
                 k = load_tile(K + batch * kb + head * kh, at_k, kl, keys, D, BLOCK_D)
                 v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)
                 label_k = load_labels(key_labels, at_k[None, :], keys)
                 logits, slope = tile_of_logits(
-                    q, k, at_q[:, None], at_k[None, :], label_q, label_k, diagonals, settings, masked, PRECISION
-                )
+                    q, k, at_q[:, None], at_k[None, :], label_q, label_k,
+                    diagonals, first_k - first - BLOCK_M + 1, settings, masked, PRECISION,
+                )  # fmt: skip
                 weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
                 grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
                 grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
                 grad_logits = weights * (grad_weights - delta[:, None])
                 if PARTS is not None:
                     upright = tl.gather(grad_logits, turned % BLOCK_N, 1)
-                    tl.store(parts + first_k + columns, tl.sum(tl.where(turned < BLOCK_N, carried, upright), 0))
-                    carried = upright
+                    tl.store(parts + first_k + columns, carried + tl.sum(tl.where(turned < BLOCK_N, 0.0, upright), 0))
+                    carried = tl.sum(tl.where(turned < BLOCK_N, upright, 0.0), 0)
                 dq = tl.dot((grad_logits * slope).to(k.dtype), k, dq, input_precision=PRECISION)
     if PARTS is not None:
         last = start + tl.cdiv(tl.maximum(end - start, 0), BLOCK_N) * BLOCK_N
-        rest = tl.sum(tl.where(turned < BLOCK_N, carried, 0.0), 0)
-        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, rest)
+        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, carried)
     store_tile(DQ + batch * gb + head * gh, at_q, gl, queries, dq * scale, D, BLOCK_D)
 
 
@@ -177,14 +181,15 @@ def backward_keys(
                 delta = tl.load(deltas + at_q, mask=at_q < queries, other=0.0)
                 label_q = load_labels(query_labels, at_q[None, :], queries)
                 logits, slope = tile_of_logits(
-                    k, q, at_q[None, :], at_k[:, None], label_q, label_k, diagonals, settings, rest == 0, PRECISION
-                )
-                weights = tl.exp2(logits * LOG2_E - normaliser[None, :])
+                    k, q, at_q[None, :], at_k[:, None], label_q, label_k,
+                    diagonals, first - first_q - BLOCK_M + 1, settings, rest == 0, PRECISION,
+                )  # fmt: skip
+                weights = tl.exp2(logits * LOG2_E - in_each_row(normaliser, BLOCK_N))
                 dropped = drop(weights, seed, at_q[None, :], at_k[:, None], keys, dropout)
                 dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=PRECISION)
                 grad_weights = tl.dot(v, tl.trans(do), input_precision=PRECISION)
                 grad_weights = drop(grad_weights, seed, at_q[None, :], at_k[:, None], keys, dropout)
-                grad_logits = weights * (grad_weights - delta[None, :]) * slope
+                grad_logits = weights * (grad_weights - in_each_row(delta, BLOCK_N)) * slope
                 dk = tl.dot(grad_logits.to(q.dtype), q, dk, input_precision=PRECISION)
     store_tile(DK + batch * gb + head * gh, at_k, gl, keys, dk * scale, D, BLOCK_D)
     store_tile(DV + batch * gb + head * gh, at_k, gl, keys, dv, D, BLOCK_D)

@@ -4,10 +4,9 @@ A program works on one tile of queries or keys and loops over the other side, so
 exists. Normalisers are log2 of the softmax's sums.
 
 Index names: `at_q` and `at_k` are positions of queries and keys, already shaped to broadcast over a tile. A bias is
-read by its diagonal at_k − at_q, so a tile of M × N touches M + N − 1 neighbouring values, which the first-level cache
-holds. Queries and keys see each other if their labels are equal; MASKED is off where a tile is known to be visible as
-a whole. Positions beyond the queries need no mask: their rows aren't stored, and their normaliser of ∞ lets them give
-no gradient.
+read by its diagonal at_k − at_q, so a tile of M × N takes M + N − 1 neighbouring values. Queries and keys see each
+other if their labels are equal; MASKED is off where a tile is known to be visible as a whole. Positions beyond the
+queries need no mask: their rows aren't stored, and their normaliser of ∞ lets them give no gradient.
 
 `settings` are (queries, keys, before, after, scale, softcap): the lengths; how many keys a query sees before its own
 position and after it, None without a limit; the factor of logits; and their soft cap, None without.
@@ -42,23 +41,23 @@ class Tiles(NamedTuple):
 
 
 # In bf16, by the bytes of shared memory that a program may have, and the widest head. In the forms of attention that
-# families take none spills registers on an A100 and an H100, and 16 bytes on others
-# (docs/results/attention-on-gpus.md).
+# families take none spills registers (docs/results/attention-on-gpus.md). Those of an H100 for heads of 64 are the
+# fastest measured (docs/results/gpu.md).
 TILES = {
     101_376: {  # RTX 3090, 4090 and 5090, L40S
         "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-        "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 8, 1), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
     166_912: {  # A100
         "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 3), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_queries": {64: Tiles(32, 32, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
         "backward_keys": {64: Tiles(32, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
     232_448: {  # H100
-        "forward": {64: Tiles(128, 64, 8, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
-        "backward_queries": {64: Tiles(64, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-        "backward_keys": {64: Tiles(64, 64, 8, 2), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "forward": {64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+        "backward_queries": {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+        "backward_keys": {64: Tiles(32, 64, 4, 3), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
 }
 _TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
@@ -119,10 +118,29 @@ def load_labels(labels, at, length):
 
 
 @triton.jit
+def spread(numbers, at, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS) of `numbers` (any length) at the indices `at`, through shared memory.
+
+    `tl.load` from an address for each number means the same, but Triton prefetches such a load by a copy of 4 bytes for
+    each number of the tile: the forward pass then took twice as long on an H200 (docs/results/gpu.md).
+    """
+    return tl.reshape(tl.gather(numbers, tl.reshape(at, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
+
+
+@triton.jit
+def in_each_row(numbers, ROWS: tl.constexpr):
+    """(ROWS, len(numbers)), each row of which is `numbers`."""
+    COLUMNS: tl.constexpr = numbers.shape[0]
+    return spread(numbers, tl.zeros((ROWS, 1), tl.int32) + tl.arange(0, COLUMNS)[None, :], ROWS, COLUMNS)
+
+
+@triton.jit
 def tile_of_logits(
-    rows, columns, at_q, at_k, label_q, label_k, diagonals, settings, MASKED: tl.constexpr, PRECISION: tl.constexpr
-):
-    """(rows · columnsᵀ with the bias, −∞ at hidden pairs; the slope of the soft cap). Rows may be queries or keys."""
+    rows, columns, at_q, at_k, label_q, label_k, diagonals, lowest, settings,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(rows · columnsᵀ with the bias, −∞ at hidden pairs; the slope of the soft cap). Rows may be queries or keys.
+    `lowest`: the tile's lowest diagonal, that of its last query and first key."""
     queries, keys, before, after, scale, softcap = settings
     logits = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * scale
     slope = 1.0
@@ -130,7 +148,11 @@ def tile_of_logits(
         share = 1 - 2 / (1 + tl.exp2(logits * (2 * LOG2_E / softcap)))  # tanh(logits / softcap)
         logits, slope = softcap * share, 1 - share * share
     if diagonals is not None:
-        logits += tl.load(diagonals + (at_k - at_q))
+        ROWS: tl.constexpr = rows.shape[0]
+        COLUMNS: tl.constexpr = columns.shape[0]
+        number = tl.arange(0, 2 * max(ROWS, COLUMNS))
+        strip = tl.load(diagonals + lowest + number, mask=number < ROWS + COLUMNS - 1, other=0.0)
+        logits += spread(strip, at_k - at_q - lowest, ROWS, COLUMNS)
     if MASKED:
         seen = at_k < keys
         distance = at_k - at_q - (keys - queries)
