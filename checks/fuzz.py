@@ -70,7 +70,6 @@ def seeds() -> list[Seed]:
     found.append(
         Seed("jsonl", b'{"text": "Some text.", "url": "https://a.org/1"}\n{"text": "More \\u00e9 text."}\n' * 8)
     )
-    found.append(Seed("json", b'[{"text": "Some text."}, {"text": "More \\u00e9 text."}, {"text": "The end."}]'))
     found.append(Seed("pairs", b"translate: a house\tein Haus\ntranslate: a tree\tein Baum\n" * 8))
     found.append(Seed("pairs", b'{"inputs": "a house", "targets": "ein Haus"}\n' * 8))
     found.append(

@@ -128,7 +128,7 @@ def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help
     if as_json:
         print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        console.Console().print(markdown.Markdown(report_pages.render(found)[report.MARKDOWN].replace("<br>", " · ")))
+        console.Console().print(markdown.Markdown(report_pages.render(found).replace("<br>", " · ")))
 
 
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
@@ -198,21 +198,6 @@ def trace_command(
         print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
     else:
         print("\n\n".join(map(trace.as_text, found)))
-
-
-@app.command("diff", epilog="Example: data-pipeline diff corpora/quickstart corpora/another --limit 10")
-def diff_command(
-    a: Annotated[str, path_argument("A", _BUILD, paths.config_or_url)],
-    b: Annotated[str, path_argument("B", "Another one.", paths.config_or_url)],
-    limit: Annotated[int, typer.Option(min=0, help="The most ids to show for each rule.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
-    """Count the documents in which two corpora differ, by the rule that decided. Documents are compared by id."""
-    from data_pipeline.tools import differences, finished_build
-
-    with failing_in_one_line(Path(a), _REPAIR):
-        found = differences.summary(finished_build.open_build(a), finished_build.open_build(b), limit)
-    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else found.as_text())
 
 
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> str:

@@ -24,7 +24,7 @@ from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Tally, most_common
 
-FILE, MARKDOWN, HTML = "report.json", "report.md", "report.html"
+FILE, MARKDOWN = "report.json", "report.md"
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,11 @@ class Report:
     """The sha256 of each page that shows this report."""
 
 
-def write(corpus: Store, report: Report, pages: dict[str, str]) -> Report:
-    """Writes report.json and its `pages`, by name. Returns the report with their checksums."""
-    contents = {file: page.encode() for file, page in pages.items()}
-    for file, content in contents.items():
-        corpus.write(file, content)
-    report = replace(report, files={file: hashlib.sha256(content).hexdigest() for file, content in contents.items()})
+def write(corpus: Store, report: Report, page: str) -> Report:
+    """Writes report.md, which is `page`, and report.json. Returns the report with the page's checksum."""
+    content = page.encode()
+    corpus.write(MARKDOWN, content)
+    report = replace(report, files={MARKDOWN: hashlib.sha256(content).hexdigest()})
     corpus.write_json(FILE, report, sealed=True)
     return report
 

@@ -1,32 +1,16 @@
-"""The page of a corpus's report, in Markdown and in HTML, which reads nothing from the network."""
+"""The page of a corpus's report, in Markdown."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-
-from markdown_it import MarkdownIt
 
 from data_pipeline.foundation.formatting import human_size, markdown
-from data_pipeline.report import HTML, MARKDOWN, InputReport, Report, coverage, cut_pairs, visible
+from data_pipeline.report import InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.document import LINE, SPAN, most_common
 
 _ROWS = 20  # the most rows of a chart
 _BAR = 40  # characters of its longest bar
 _INPUTS = 100  # the most inputs in the table
 _MARKUP = re.compile(r"[\\`*\[\]<>|#]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word marks nothing
-_STYLE = """
-:root { color-scheme: light dark; --line: #8883; --bar: #4a7ab5; } body { max-width: 1180px; margin: auto;
-  padding: 24px; font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
-h1 { font-size: 26px; margin-bottom: 4px; } h2 { margin-top: 40px; font-size: 18px; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th { color: #888; font-weight: 600; border-bottom: 2px solid var(--line); } tr:hover td { background: #8881; }
-th, td { padding: 4px 14px 4px 0; text-align: left; vertical-align: top; } td { border-bottom: 1px solid var(--line); }
-td { overflow-wrap: break-word; } td:not(:last-child) { white-space: nowrap; } td:first-child { white-space: normal; }
-td.bar { width: 260px; } td.bar i { display: block; height: 12px; margin-top: 4px; background: var(--bar); }
-code { background: #8882; padding: 1px 5px; }
-"""
-_DRAWN = re.compile(f"<td>(█{{1,{_BAR}}})</td>")
-
 _ABOUT_CHARACTERS = (
     " A larger tokenizer.character_coverage gives more characters tokens of their own. With tokenizer.byte_fallback "
     "the others are bytes, and no text is lost."
@@ -35,16 +19,10 @@ _ABOUT_CHARACTERS = (
 Cell = str | int | float | list[str]  # a list has example texts
 
 
-def render(report: Report) -> dict[str, str]:
-    """report.md and report.html by name."""
-    title = f"Corpus {_escaped(report.name)}"
-    page = "\n\n".join([f"# {title}", _lead(report), *_tables(report), _next(report)]) + "\n"
-    body = _DRAWN.sub(_as_element, MarkdownIt().enable("table").render(page))
-    return {
-        MARKDOWN: page,
-        HTML: f"<!doctype html>\n<html lang=en>\n<meta charset=utf-8>\n<title>{escape(report.name)}</title>\n"
-        f"<style>{_STYLE}</style>\n{body}</html>\n",
-    }
+def render(report: Report) -> str:
+    """report.md."""
+    title = f"# Corpus {_escaped(report.name)}"
+    return "\n\n".join([title, _lead(report), *_tables(report), _next(report)]) + "\n"
 
 
 def _lead(report: Report) -> str:
@@ -60,11 +38,6 @@ def _next(report: Report) -> str:
         "## Next\n\n`data-pipeline show CORPUS` prints rows as a model gets them. `launch init NAME --corpus CORPUS` "
         "writes a run file for this machine, and `launch local NAME.run.yaml` trains."
     )
-
-
-def _as_element(cell: re.Match[str]) -> str:
-    """The cell of a table with a bar, as wide as it has characters."""
-    return f'<td class=bar><i style="width: {100 * len(cell[1]) / _BAR:g}%"></i></td>'
 
 
 def _tables(report: Report) -> Iterator[str]:

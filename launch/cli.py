@@ -1,5 +1,6 @@
 """Start and supervise training runs: on one machine, on hosts that ssh reaches, or under SLURM."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -210,9 +211,8 @@ def slurm_command(
         stop_at_step=stop_at_step,
         srun=settings.srun,
         container=settings.container,
-        stage=Path(settings.stage) if settings.stage else None,
         doctor=doctor,
-        cluster_file=cluster.absolute() if cluster else None,
+        cluster_file=str(cluster.absolute()) if cluster and doctor else None,
         launcher=launcher,
     )
     if not head.is_run:
@@ -227,49 +227,15 @@ def slurm_command(
 
 @app.command(hidden=True)
 def head(
+    job: Annotated[str, typer.Argument(metavar="JSON", help="The job, as the batch script has it.")],
     config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file.", config_path)],
-    ranks_per_node: Annotated[int, typer.Option(min=1, max=_MOST_RANKS, help="Of a run.")] = 1,
-    min_nodes: MinNodes = None,
-    stop_at_step: StopAtStep = None,
-    stage: Annotated[Path | None, path_option("--stage", "Where each node first copies the corpora.")] = None,
-    cluster: Annotated[Path | None, path_option("--cluster", "For the doctor.", config_path)] = None,
-    srun: Annotated[str, typer.Option(metavar="OPTIONS", help="Further options of srun.")] = "",
-    container: Annotated[str, typer.Option(metavar="COMMAND", help="Put before what srun starts.")] = "",
-    requeue: Annotated[bool, typer.Option("--requeue", help="As of launch slurm.")] = False,
-    doctor: Annotated[bool, typer.Option("--doctor", help="Run the doctor first.")] = False,
-    launcher: Launcher = "agent",
 ) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
     from data_pipeline.foundation import config_file
     from launch import slurm_head
 
-    job = slurm_head.HeadJob(
-        path=config.absolute(),
-        per_node=ranks_per_node,
-        is_run="model" in config_file.sections(config, []),
-        min_nodes=min_nodes,
-        requeue=requeue,
-        stop_at_step=stop_at_step,
-        srun=shlex.split(srun),
-        container=shlex.split(container),
-        stage=stage,
-        doctor=doctor,
-        cluster_file=cluster,
-        launcher=launcher,
-    )
-    raise typer.Exit(slurm_head.head(job))
-
-
-@app.command(hidden=True)
-def stage(
-    config: RunPath, to: Annotated[Path, path_option("--to", "A local directory.")], overrides: Overrides = None
-) -> None:
-    """Copy the corpora of a run to a disk of this node; the batch script of `launch slurm` calls it."""
-    from data_pipeline.foundation import config_file
-    from launch import slurm_head
-    from pretrain import config as configs
-
-    slurm_head.stage(config_file.load(config, overrides or [], configs.RunConfig), to)
+    is_run = "model" in config_file.sections(config, [])
+    raise typer.Exit(slurm_head.head(slurm_head.HeadJob(config.absolute(), is_run=is_run, **json.loads(job))))
 
 
 @app.command("doctor", epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, PositiveInt
 
 from data_pipeline.config import CorpusConfig
 from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.config_file import LocalPath, Section, load, merged
+from data_pipeline.foundation.config_file import Section, load, merged
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.formatting import masked_code
 from launch.slurm_head import PYTHON, HeadJob
@@ -95,8 +95,6 @@ class ClusterConfig(Section):
     container: list[Line] = []
     """A command that runs another command in a container, such as `[apptainer, exec, --nv, image.sif]`. It is put
     before the command of each node's agent."""
-    stage: LocalPath | None = None
-    """A directory on a disk of each node, to which the corpora of a run are copied first. null: off."""
     sbatch: list[Line] = []
     """Further options of sbatch."""
     srun: list[Line] = []
@@ -211,8 +209,7 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     shown = _CONTROL.sub("?", str(head.path))
     script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
     # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
-    command = [f"exec {launch} head", *map(shlex.join, head.options), '"$copy"']
-    return "\n".join([*script, " \\\n  ".join(command), ""])
+    return "\n".join([*script, f'exec {launch} head {shlex.quote(head.as_json)} "$copy"', ""])
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -1,32 +1,28 @@
 """The head of a SLURM job: the batch script calls it on the first node of the allocation.
 
-It copies corpora to the disks of the nodes, and trains, or builds a corpus with Ray on each node.
+It trains, or builds a corpus with Ray on each node.
 """
 
 import contextlib
+import json
 import os
-import re
 import secrets
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.corpus import MANIFEST, read_manifest
 from data_pipeline.execution import workers
-from data_pipeline.foundation.atomic import lock, write_bytes
+from data_pipeline.foundation.atomic import write_bytes
 from data_pipeline.foundation.command import STOPPED, print_error
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught, until
 from launch.agent import address_towards
 from launch.attempts import NOTHING_STARTED, Ended, Run, launch
@@ -57,7 +53,6 @@ class HeadJob:
         per_node: number of ranks on each node.
         srun: further options of srun.
         container: the command that is put before what srun starts.
-        stage: the directory to which each node first copies the corpora.
         doctor: True if `launch doctor` checks the nodes first, with `cluster_file`.
         launcher: what starts the ranks of a node: an agent, or DeepSpeed's launcher.
     """
@@ -71,26 +66,16 @@ class HeadJob:
     stop_at_step: int | None = None
     srun: list[str] = field(default_factory=list)
     container: list[str] = field(default_factory=list)
-    stage: Path | None = None
     doctor: bool = False
-    cluster_file: Path | None = None
+    cluster_file: str | None = None
     launcher: Launcher = "agent"
 
     @property
-    def options(self) -> list[list[str]]:
-        """The options of `launch head` for this job, each with its value."""
-        values = {
-            "ranks-per-node": self.per_node if self.is_run else None,
-            "min-nodes": self.min_nodes,
-            "stop-at-step": self.stop_at_step,
-            "stage": self.stage,
-            "cluster": self.cluster_file if self.doctor else None,
-            "srun": shlex.join(self.srun),
-            "container": shlex.join(self.container),
-            "launcher": self.launcher if self.launcher != "agent" else None,
-        }
-        flags = [[f"--{name}"] for name, given in (("requeue", self.requeue), ("doctor", self.doctor)) if given]
-        return [*([f"--{name}", str(value)] for name, value in values.items() if value), *flags]
+    def as_json(self) -> str:
+        """What `launch head` needs to know besides the file."""
+        of_file = ("path", "overrides", "is_run")
+        given = {name: value for name, value in vars(self).items() if name not in of_file}
+        return json.dumps({name: value for name, value in given.items() if value not in (None, False, [])})
 
     @property
     def file(self) -> list[str]:
@@ -132,24 +117,13 @@ def _on(node: str) -> list[str]:
 
 def _train(job: HeadJob, nodes: list[Node]) -> Ended:
     run = Run(job.path, job.overrides, job.stop_at_step, min_nodes=job.min_nodes)
-    before = []
     if job.doctor:
-        cluster = ["--cluster", str(job.cluster_file)] if job.cluster_file else []
-        before.append([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, *job.file])
-    if job.stage:
-        before.append([*_on_each(nodes, job), *PYTHON, "stage", "--to", str(job.stage), *job.file])
-        copies = overrides_of_copies(load(run.path, run.overrides, RunConfig), job.stage)
-        run = replace(run, overrides=[*run.overrides, *copies])
-    if ended := _run_before(before):
-        return ended
+        cluster = ["--cluster", job.cluster_file] if job.cluster_file else []
+        if ended := _run_before([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, *job.file]):
+            return ended
     if job.launcher == "deepspeed":
         return _train_with_deepspeed(run, nodes, job)
     return launch(run, nodes, access(nodes, job.srun, job.container, {}))
-
-
-def _on_each(nodes: list[Node], job: HeadJob) -> list[str]:
-    """Starts what follows once on each node of this allocation."""
-    return ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
 
 
 def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
@@ -168,35 +142,32 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
     options = [f"--hostfile={hostfile}", "--no_ssh", *meeting, "--no_python", "--no_local_rank"]
     # only its environment tells a task which node it is on
     script = 'exec "$0" -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
-    command = ["sh", "-c", script, sys.executable, *options, *run.rank]
+    on_each = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
+    command = [*on_each, "sh", "-c", script, sys.executable, *options, *run.rank]
     requests = StopRequests(setup.directory)
     status.clear_stop(setup.directory)
     with caught(requests.on_signal), ProcessGroup() as group:
-        process = group.add(Process([*_on_each(nodes, job), *command]))
+        process = group.add(Process(command))
         group.watch(stop=lambda: len(requests.signals) > 1)
         code = process.code
     return Ended(code if code in (0, 2, STOPPED) else 1, code == STOPPED and requests.by_scheduler)
 
 
-def _run_before(commands: list[list[str]]) -> Ended | None:
-    """Runs one command after the other; None once all of them have succeeded.
+def _run_before(command: list[str]) -> Ended | None:
+    """Runs a command before the run; None if it succeeds.
 
     A signal ends them: the batch shell itself would die of SIGUSR1, and SLURM wouldn't requeue the job.
     """
     with (
-        caught(lambda number: announce(number, "stopping the steps before the run")) as received,
+        caught(lambda number: announce(number, "stopping before the run")) as received,
         ProcessGroup() as group,
     ):
-        for command in commands:
-            process = group.add(Process(command))
-            group.watch(stop=lambda: received)
-            if received:
-                print(NOTHING_STARTED, file=sys.stderr, flush=True)
-                return Ended(STOPPED, received[0] == signal.SIGUSR1)
-            if process.code:
-                return Ended(max(process.code, 1), False)
-            group.remove(process)
-    return None
+        process = group.add(Process(command))
+        group.watch(stop=lambda: received)
+        if received:
+            print(NOTHING_STARTED, file=sys.stderr, flush=True)
+            return Ended(STOPPED, received[0] == signal.SIGUSR1)
+        return Ended(max(process.code, 1), False) if process.code else None
 
 
 def _requeue(job: str) -> None:
@@ -207,57 +178,6 @@ def _requeue(job: str) -> None:
         print(f"scontrol requeue {job}: {' '.join(done.stderr.split())}", file=sys.stderr)
         return
     time.sleep(_SECONDS_TO_BE_REQUEUED)  # SLURM ends this process; an exit of its own would end the job
-
-
-def overrides_of_copies(config: RunConfig, directory: Path) -> list[str]:
-    """The overrides that make a run read the copies in `directory`. Remote corpora have a cache of their own."""
-    return [f"{key}.corpus={_copy_of(directory, corpus)}" for key, corpus in _corpora(config)]
-
-
-def stage(config: RunConfig, directory: Path) -> None:
-    """Copies what is not in `directory` yet, except remote corpora. Raises FailedError if a file can't be copied.
-
-    A file counts as copied if its size and time agree. Copies appear whole; one process of a node copies at a time.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "lock").open("a") as file:
-            lock(file, f"{directory}: jobs that copy to it at the same time may spoil each other's files", wait=True)
-            for corpus in dict.fromkeys(corpus for _, corpus in _corpora(config)):
-                _copy(Path(corpus), _copy_of(directory, corpus))
-    except OSError as error:
-        raise FailedError(f"stage: {error.filename or directory}: {error.strerror}") from None
-
-
-def _copy(corpus: Path, copy: Path) -> None:
-    """Copies what the manifest lists for training, and the manifest last."""
-    copied, manifest = 0, read_manifest(corpus)
-    shards = [shard.name for shard in manifest.shards]
-    for name in [manifest.blocks.file, *manifest.tokenizer.files, *shards, MANIFEST]:
-        source, target = corpus / name, copy / name
-        there, here = source.stat(), target.stat() if target.exists() else None
-        if here and (there.st_size, there.st_mtime_ns) == (here.st_size, here.st_mtime_ns):
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.copy2(source, temporary)
-        temporary.replace(target)
-        copied += there.st_size
-    print(f"{corpus} -> {copy}: {human_size(copied)} copied", flush=True)
-
-
-def _corpora(config: RunConfig) -> list[tuple[str, str]]:
-    """(key, corpus) for each corpus of a run that isn't remote."""
-    found = [
-        *((f"data.train.{number}", entry.corpus) for number, entry in enumerate(config.data.train)),
-        *((f"data.validation.{number}", entry.corpus) for number, entry in enumerate(config.data.validation)),
-    ]
-    return [(key, corpus) for key, corpus in found if "://" not in corpus]
-
-
-def _copy_of(directory: Path, corpus: str) -> Path:
-    """The directory of a corpus's copy: different for corpora with the same last name."""
-    return directory / re.sub(r"[^A-Za-z0-9._-]", "-", str(Path(corpus).absolute()).strip("/"))
 
 
 def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:

@@ -199,7 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in files:
             raise _Refused(404, "EntryNotFound", f"{path} does not exist")
         if len(files[path]) < LARGE:
-            return self._answer(200, files[path], {"X-Repo-Commit": commit})
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{_described(path, files[path])["oid"]}"'}
+            return self._answer(200, files[path], headers)
         oid = hashlib.sha256(files[path]).hexdigest()
         self.hub.large[oid] = files[path]
         return self._answer(302, b"", {"X-Repo-Commit": commit, "Location": f"{self.hub.url}/cdn/{oid}"})

@@ -58,7 +58,7 @@ def test_help_ends_with_an_example_that_the_command_accepts(words):
 
 # What reads, plans or writes files of its own is run whole.
 WHOLE = [
-    *(("data-pipeline", name) for name in ("verify", "stats", "show", "plan", "trace", "diff")),
+    *(("data-pipeline", name) for name in ("verify", "stats", "show", "plan", "trace")),
     *(("pretrain", name) for name in ("plan", "reference")),
     *(("launch", name) for name in ("init", "slurm")),
 ]

@@ -69,7 +69,9 @@ def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
             text += own
             extended += re.findall(r"[\w-]+\.yaml", "".join(re.findall(r"(?m)^extends:.*", own)))
         if any(source.path.startswith("data/") for source in load(path, [], CorpusConfig).sources):
-            assert re.search(r"data-pipeline fetch \w+ |https?://\S+|docs/\S+\.md|wikiextractor \S+", text), path.name
+            assert re.search(
+                r"data-pipeline fetch \w+ |hf download |https?://\S+|docs/\S+\.md|wikiextractor \S+", text
+            ), path.name
 
 
 def test_the_picture_of_objectives_is_what_they_make_today():

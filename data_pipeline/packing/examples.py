@@ -31,12 +31,6 @@ def examples(documents: Documents, rules: Rules) -> Rows:
     return replace(pairs, offsets=offsets, columns={}, examples=packed)
 
 
-def rows_of_pairs(documents: Documents, rules: Rules) -> np.ndarray:
-    """The row (n,) that holds each pair."""
-    assert isinstance(rules.objective, TextToText), "checked with the config"
-    return _assigned(complete_documents(documents, rules), rules.objective)[0]
-
-
 def _assigned(pairs: Rows, objective: TextToText) -> tuple[np.ndarray, np.ndarray]:
     """(row (n,), segment (n,)) of each pair."""
     sizes = np.stack(

@@ -50,6 +50,7 @@ class Look:
         return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
 
 
+_ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
 _BEGINNINGS = (
     (rb"PAR1", Look("a Parquet file", ("parquet",))),
     (rb"ARROW1\0\0|\xff{4}..\0\0", Look("an Arrow file", ("arrow",))),
@@ -62,8 +63,8 @@ _BEGINNINGS = (
     (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
-    (rb"\s*\[ *\r?\n\s*[\[{]", Look("one JSON array, not JSON Lines", ("json", "text"))),
-    (rb"\s*\[\s*[\[{]", Look("one JSON array, not JSON Lines", ("json",), certain=False)),
+    (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
+    (rb"\s*\[\s*[\[{]", Look(_ARRAY, certain=False)),
 )
 # Arrow has no checksums. A page of Parquet begins with its header in Thrift's compact protocol: three numbers, and a
 # fourth, `crc`, if it has a checksum. The first page follows the first four bytes of the file.
@@ -126,7 +127,7 @@ def _look(head: bytes, certain: bool = False) -> Look | None:
     if len(objects) == 1 and (other := jsonl.not_a_record(objects[0])):
         return Look(other, certain=False)
     if objects:
-        readers = ("jsonl", "json", "c4", "wikiextractor", "pairs")
+        readers = ("jsonl", "c4", "wikiextractor", "pairs")
         keys = first_few(objects[0], _KEYS_SHOWN)
         return Look(f"JSON Lines with the keys {keys}", readers, certain=len(objects) == 2)
     if _PRETTY.match(head):
@@ -173,7 +174,6 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "wikipedia": (wikipedia.read, Section),
     "wikiextractor": (wikiextractor.read, TextOptions),
     "jsonl": (jsonl.read, jsonl.Options),
-    "json": (jsonl.read_array, jsonl.Options),
     "csv": (csv.read, csv.Options),
     "text": (plain_text.read, plain_text.Options),
     "parquet": (partial(tables.read, tables.ParquetTable), Columns),

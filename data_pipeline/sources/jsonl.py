@@ -1,12 +1,10 @@
-"""JSON with configurable keys: an object per line, or one array of objects in a file, as `Dataset.to_json(lines=False)`
-and pandas write it; and C4 as published (`c4-train.00000-of-01024.json.gz`)."""
+"""JSON Lines with configurable keys, and C4 as published (`c4-train.00000-of-01024.json.gz`)."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import (
     FieldNames,
     Input,
@@ -15,16 +13,12 @@ from data_pipeline.sources.record import (
     RecordOptions,
     TextOptions,
     decode,
-    next_byte,
     numbered_lines,
     open_text,
     record_of,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
-_CHUNK = 1 << 18
-_OUTSIDE = re.compile(rb'["\[\]{},]')  # what matters outside of a string, and inside
-_INSIDE = re.compile(rb'\\(?s:.)?|"')
 
 
 class Options(FieldNames, TextOptions):
@@ -41,121 +35,43 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = Options(**file.options)
     with open_text(file, options) as stream:
-        yield from records(json_lines(stream, stats, options), "line", options, stats)
+        yield from records(json_lines(stream, stats, options), options, stats)
 
 
-def read_array(file: Input, stats: ReadStats) -> Iterator[Record]:
-    """A record for every object with a text; the ordinal is its index in the array, or the line's.
-
-    An array is read an element at a time. Counts and damage are as in `read`. Raises `DamagedInput` for an array
-    without its end, after the elements before, and for text after its end.
-
-        [{"text":"Hello.","url":"https://a.org/"}]  ->  Record(0, "Hello.", "https://a.org/")
-    """
-    options = Options(**file.options)
-    with open_text(file, options) as stream:
-        unit, found = objects(stream, file.path, stats, options)
-        yield from records(found, unit, options, stats)
-
-
-def records(
-    objects: Iterable[tuple[int, dict[str, object]]], unit: str, options: Options, stats: ReadStats
-) -> Iterator[Record]:
-    """The records of `objects`, each with its number from 1; `unit` is what messages call it."""
+def records(objects: Iterable[tuple[int, dict[str, object]]], options: Options, stats: ReadStats) -> Iterator[Record]:
+    """The records of `objects`, each with the number of its line, from 1."""
     names = {field: name for field in FieldNames.model_fields if (name := getattr(options, field)) and field != "text"}
     for number, found in objects:
         try:
             row = strings(found, {"text": options.text})
             row |= {field: string(found, name, required=False) for field, name in names.items()}
         except ValueError as error:
-            stats.damaged(f"{unit} {number}", str(error))
+            stats.damaged(f"line {number}", str(error))
             continue
         if record := record_of(number - 1, row, stats):
             yield record
 
 
-def json_lines(
-    stream: BinaryIO, stats: ReadStats, options: RecordOptions, first: int = 1
-) -> Iterator[tuple[int, dict[str, object]]]:
-    """The number, from `first`, and object of every line. Counts `read`. Blank lines are skipped, others damage."""
-    return parsed(numbered_lines(stream, options.max_record_bytes, first), "line", stats, options)
-
-
-def objects(
-    stream: BinaryIO, path: str, stats: ReadStats, options: Options
-) -> tuple[str, Iterator[tuple[int, dict[str, object]]]]:
-    """What messages call an object of the file, "element" or "line", and every object with its number, from 1."""
-    first = 1
-    while (begins := next_byte(stream)) and begins in b" \t\r\n":
-        first += stream.read(1) == b"\n"
-    if begins != b"[":
-        return "line", json_lines(stream, stats, options, first)
-    elements = enumerate(_elements(path, stream, options.max_record_bytes), 1)
-    return "element", parsed(elements, "element", stats, options)
-
-
-def _elements(path: str, stream: BinaryIO, limit: int) -> Iterator[bytes | None]:
-    """The bytes of each element of an array; None for one over `limit` bytes. Only strings and brackets are understood.
-
-    b'[{"a": "]"}, 3]'  ->  b'{"a": "]"}', b" 3"
-    """
-    depth, quoted, escaped, number = 0, False, False, 1
-    element = bytearray()
-    while chunk := stream.read(_CHUNK):
-        begin, position = 0, int(escaped)
-        escaped = False
-        while token := (_INSIDE if quoted else _OUTSIDE).search(chunk, position):
-            position, mark = token.end(), token[0]
-            if mark == b'"':
-                quoted = not quoted
-            elif quoted:
-                escaped = mark == b"\\"  # by itself: what it escapes is in the next chunk
-            elif mark in b"[{":
-                depth += 1
-                if depth == 1:
-                    begin = position
-            elif depth == 1:  # a comma, or the end
-                element += chunk[begin : token.start()]
-                if mark == b"," or element.strip():
-                    yield bytes(element) if len(element) <= limit else None
-                    number += 1
-                element, begin = bytearray(), position
-                if mark != b",":
-                    rest = chunk[position:]
-                    while not rest.strip() and (rest := stream.read(_CHUNK)):
-                        pass
-                    if rest.strip():
-                        raise DamagedInput(path, f"element {number}", "there is more after the end of the array")
-                    return
-            elif mark != b",":
-                depth -= 1
-        if len(element) <= limit:
-            element += chunk[begin:]
-    raise DamagedInput(path, f"element {number}", "the file ends before the end of its array")
-
-
-def parsed(
-    lines: Iterable[tuple[int, bytes | None]], unit: str, stats: ReadStats, options: RecordOptions
-) -> Iterator[tuple[int, dict[str, object]]]:
-    """The number and object of every line or element, as `json_lines`; None is one that is too long."""
-    for number, line in lines:
+def json_lines(stream: BinaryIO, stats: ReadStats, options: RecordOptions) -> Iterator[tuple[int, dict[str, object]]]:
+    """The number, from 1, and object of every line. Counts `read`. Blank lines are skipped, others damage."""
+    for number, line in numbered_lines(stream, options.max_record_bytes):
         if line is not None and not line.strip():
             continue
         stats.counters.read += 1
         try:
             text = decode(line, options).removeprefix("\ufeff")  # of files that were joined
         except ValueError as error:
-            stats.damaged(f"{unit} {number}", str(error))
+            stats.damaged(f"line {number}", str(error))
             continue
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            stats.damaged(f"{unit} {number}", f"expected a JSON object: {error}")
+            stats.damaged(f"line {number}", f"expected a JSON object: {error}")
             continue
         if isinstance(record, dict):
             yield number, record
         else:
-            stats.damaged(f"{unit} {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+            stats.damaged(f"line {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
 
 
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     with open_text(file, options) as stream:
         if next_byte(stream) == b"{":
             named = jsonl.Options(**options.model_dump())
-            yield from jsonl.records(jsonl.json_lines(stream, stats, named), "line", named, stats)
+            yield from jsonl.records(jsonl.json_lines(stream, stats, named), named, stats)
         else:
             yield from _articles(stream, stats, options)
 

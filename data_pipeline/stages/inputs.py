@@ -30,7 +30,7 @@ _STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # in listings
 _SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
 WRITTEN = {  # by a build, in the directory of its corpus
     *(kind.folder.split("/")[0] for kind in KINDS if kind.folder),
-    *("manifest.json", "blocks.parquet", "lineage.parquet", "report.json", "report.md", "report.html"),
+    *("manifest.json", "blocks.parquet", "lineage.parquet", "report.json", "report.md"),
 }
 
 

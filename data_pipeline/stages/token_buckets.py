@@ -91,12 +91,7 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
 
 def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
-    return read_bucket_with_hashes(corpus, files, bucket)[1]
-
-
-def read_bucket_with_hashes(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
-    """Like `read_bucket`, with the hashes (n,) of the documents, in ascending order."""
-    return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)
+    return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)[1]
 
 
 def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:

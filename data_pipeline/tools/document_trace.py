@@ -43,34 +43,9 @@ class StepTrace:
     text: str | None
 
 
-@dataclass(frozen=True)
-class BlockLocation:
-    """A block of the shard: its number, and its bytes."""
-
-    number: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class TokenLocation:
-    """The `tokens` tokens of a document, in `rows` (the first and the last, ids in its split) and `blocks` of `shard`.
-
-    `rows` is () if the tokens are in the bucket's dropped tail, None for rows that mix sentences of several documents.
-    """
-
-    tokens: int
-    shard: str
-    rows: tuple[int, ...] | None
-    blocks: list[BlockLocation]
-
-
 @dataclass
 class DocumentTrace:
-    """What the steps did to one record. `text` is as it was read, before the first step.
-
-    `location`: where its tokens are, if it is in the corpus and the corpus has shards.
-    """
+    """What the steps did to one record. `text` is as it was read, before the first step."""
 
     id: str
     path: str = ""
@@ -80,7 +55,6 @@ class DocumentTrace:
     steps: list[StepTrace] = field(default_factory=list)
     language: str = ""
     split: str = ""
-    location: TokenLocation | None = None
 
     @property
     def dropped_by(self) -> str:
@@ -90,13 +64,10 @@ class DocumentTrace:
         return ""
 
 
-def trace_records(
-    build: FinishedBuild, built: BuiltInput, ordinals: set[int], find_copies: bool = False
-) -> list[DocumentTrace]:
+def trace_records(build: FinishedBuild, built: BuiltInput, ordinals: set[int]) -> list[DocumentTrace]:
     """The traces of the records `ordinals` of one input, which is read again. A record that doesn't exist has none.
 
-    `find_copies`: also finds the document that keeps each copy that deduplication dropped, which opens the keys of all
-    parts.
+    To find the document that keeps a copy which deduplication dropped, the keys of all parts are opened.
     """
     traces = list(_as_read(*build.spec_of(built), ordinals))
     kept = {trace.id: trace for trace in traces if not trace.dropped_by}
@@ -107,7 +78,7 @@ def trace_records(
             if part.path in paths:
                 read = enumerate(read_documents(build.corpus, [part.path], SCHEMA.names), first)
                 documents = {number: document for number, document in read if document.id in kept}
-                _deduplicate(build, unit, documents, kept, find_copies)
+                _deduplicate(build, unit, documents, kept)
             first += sum(part.documents.values())
     return traces
 
@@ -160,7 +131,7 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
 
 
 def _deduplicate(
-    build: FinishedBuild, unit: int, documents: dict[int, Document], traces: dict[str, DocumentTrace], find_copies: bool
+    build: FinishedBuild, unit: int, documents: dict[int, Document], traces: dict[str, DocumentTrace]
 ) -> None:
     """Adds to `traces` what the steps of deduplication did to `documents` of one unit, by number."""
     source = build.in_order[unit][0].source
@@ -171,7 +142,7 @@ def _deduplicate(
         for number, document in list(documents.items()):
             drops = list[Drop]()
             ((_, _, left),) = step.left([(number, document, document)], found, _recorder(drops), least)
-            if drops and find_copies and decided.step not in WITHOUT_KEYS:
+            if drops and decided.step not in WITHOUT_KEYS:
                 drops = _with_copies(build, step, decided.files, found.get(number, []), (unit, number), document, drops)
             trace = traces[document.id]
             trace.steps.append(StepTrace(decided.step, drops, left.text if left else None))

@@ -1,4 +1,4 @@
-"""The files that Common Crawl, the Hugging Face hub and Wikimedia publish, and their download, several at a time.
+"""The files that Common Crawl and Wikimedia publish, and their download, several at a time.
 
 Each is resumed by byte range, and gets its name once it is checked.
 """
@@ -17,7 +17,6 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import requests
 import urllib3
 
@@ -60,7 +59,7 @@ _FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that
 @dataclass(frozen=True)
 class PublishedFile:
     """A file in a publisher's list: its address, its place below the output directory, its bytes, and its checksum as
-    "sha256:…", "sha1:…" or "md5:…". The last two are None if the publisher gives none.
+    "sha1:…" or "md5:…", or that of another algorithm of hashlib. The last two are None if the publisher gives none.
 
     Lists come from the network. FailedError refuses a path that could leave the output directory, and names that start
     with a dot, as the folder for partial files does.
@@ -128,33 +127,6 @@ def wet_files(session: requests.Session, crawl: str, base_url: str) -> list[Publ
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise FailedError(f"{url}: expected a gzip file of paths: {error}") from None
     return [PublishedFile(f"{base_url}/{path}", path) for path in paths]
-
-
-def c4_files(config: str, split: str, revision: str, base_url: str) -> list[PublishedFile]:
-    """The files of a split of C4 in the repository allenai/c4, in its folder `config` ("en"), with sizes and sha256.
-
-    Raises UserError if the hub doesn't have them, FailedError if it doesn't answer.
-    """
-    where = {"repo_id": "allenai/c4", "repo_type": "dataset", "revision": revision}
-    prefix = f"{config}/c4-{split}."
-    try:
-        entries = list(huggingface_hub.HfApi(base_url).list_repo_tree(**where, path_in_repo=config))
-    except Exception as error:  # the hub's own, and those of the HTTP library below it, which changes
-        missing = getattr(getattr(error, "response", None), "status_code", None) == 404
-        raise (UserError if missing else FailedError)(f"{base_url}: {one_line(error)}") from None
-    files = [
-        PublishedFile(
-            huggingface_hub.hf_hub_url(**where, filename=entry.path, endpoint=base_url),
-            entry.path,
-            entry.size,
-            f"sha256:{entry.lfs.sha256}" if entry.lfs else None,
-        )
-        for entry in sorted(entries, key=lambda entry: entry.path)
-        if entry.path.startswith(prefix)
-    ]
-    if not files:
-        raise UserError(f"{base_url}: allenai/c4 has no files {prefix}*")
-    return files
 
 
 def wikipedia_files(session: requests.Session, wiki: str, date: str, job: str, base_url: str) -> list[PublishedFile]:

@@ -1,4 +1,4 @@
-"""The commands `data-pipeline fetch wet|c4|wikipedia`."""
+"""The commands `data-pipeline fetch wet|wikipedia`."""
 
 import time
 from collections.abc import Sequence
@@ -35,7 +35,6 @@ First = Annotated[int, typer.Option(min=0, help="Position in the list of the fir
 Connections = Annotated[int, typer.Option(min=1, max=16, help="Number of files to download at the same time.")]
 Contact = Annotated[str, typer.Option(help="Your address or web page, sent with each request to the operators.")]
 BaseUrl = Annotated[str, typer.Option(parser=_address, metavar="URL", help="A mirror with the same layout.")]
-HubUrl = Annotated[str, typer.Option(parser=_address, metavar="URL", envvar="HF_ENDPOINT", help="A mirror of the hub.")]
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wet CC-MAIN-2019-18 data/wet --files 10")
@@ -57,26 +56,6 @@ def wet(
     session = download.open_session(contact)
     listed = download.wet_files(session, crawl, base_url)
     _fetch(listed, session, output, f"crawl-data/{crawl}/**/*.warc.wet.gz", files, first, connections)
-
-
-@fetch_app.command(epilog="Example: data-pipeline fetch c4 data/c4 --split validation")
-def c4(
-    output: Output,
-    config: Annotated[str, typer.Option(help="en, en.noblocklist, en.noclean or realnewslike.")] = "en",
-    split: Annotated[str, typer.Option(help="train or validation.")] = "train",
-    revision: Annotated[str, typer.Option(help="A branch or commit of allenai/c4.")] = "main",
-    files: Files = None,
-    first: First = 0,
-    connections: Connections = 4,
-    contact: Contact = "",
-    base_url: HubUrl = "https://huggingface.co",
-) -> None:
-    """Fetch C4 from the Hugging Face hub. en has 1,024 files of 320 MB for training and 8 for validation."""
-    from data_pipeline.tools import download  # requests takes 110 ms and pydantic 90, which --help does without
-
-    listed = download.c4_files(config, split, revision, base_url)
-    glob = f"{config}/c4-{split}.*.json.gz"
-    _fetch(listed, download.open_session(contact), output, glob, files, first, connections)
 
 
 @fetch_app.command(epilog="Example: data-pipeline fetch wikipedia enwiki 20240101 data")

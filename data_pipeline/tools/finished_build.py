@@ -14,7 +14,6 @@ from data_pipeline import write_manifest
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import MANIFEST
-from data_pipeline.dedup.keys import hash64, smallest_keys
 from data_pipeline.execution.work_units import Finished, Unit, read_finished
 from data_pipeline.foundation.config_file import check, load
 from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
@@ -23,9 +22,8 @@ from data_pipeline.foundation.progress import track
 from data_pipeline.foundation.store import Store
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import dedup, documents
-from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
-from data_pipeline.stages.parts import Part, grouped, parts_of
+from data_pipeline.stages.parts import Part, WrittenPart, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
 
@@ -90,13 +88,6 @@ class FinishedBuild:
     def in_order(self) -> list[list[Part]]:
         """The parts before deduplication, in the groups that units read, in the order of their ids."""
         return dedup.in_order_of_ids(grouped(parts_of(self.documents), self.config))
-
-    @cached_property
-    def files(self) -> dict[str, str]:
-        """The file in `documents/` with what is left of each part, by the part's name."""
-        if not LAST.applies(self.config):
-            return {part.name: part.path for group in self.in_order for part in group}
-        return {part.name: f"{DOCUMENTS.folder}/{group[0].name}.parquet" for group in self.in_order for part in group}
 
     @cached_property
     def steps(self) -> list[dedup.Decided]:
@@ -181,18 +172,11 @@ def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[in
 
 
 def _units_with(build: FinishedBuild, url: str) -> set[str]:
-    """The units that have `url`: among their keys of URLs or, if URLs weren't deduplicated, among their documents."""
-    if build.config.dedup.urls:
-        key: set[tuple[int, ...]] = {(hash64(url),)}
-        groups = zip(build.in_order, build.steps[0].files, strict=True)
-        found = [group for group, file in groups if smallest_keys(build.corpus, [file], 1, key)]
-    else:
-        found = build.in_order
-    names = {part.name for group in found for part in group if _has_url(build, part, url)}
-    return {unit.name for unit in build.documents if names.intersection(part.name for part in unit.result.parts)}
+    """The units that read a page with `url` which cleaning kept or, if URLs are deduplicated, dropped."""
+    return {unit.name for unit in build.documents if any(_has_url(build, part, url) for part in unit.result.parts)}
 
 
-def _has_url(build: FinishedBuild, part: Part, url: str) -> bool:
+def _has_url(build: FinishedBuild, part: WrittenPart, url: str) -> bool:
     addresses = (pq.read_table(build.corpus.readable(name), columns=["url"])["url"].to_pylist() for name in part.files)
     return any(normalize_url(one) == url for of_file in addresses for one in of_file)
 

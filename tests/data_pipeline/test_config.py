@@ -328,8 +328,6 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
     [
         ("data-pipeline plan NAME", "CORPUS.yaml"),
         ("data-pipeline trace NAME id", "CORPUS"),
-        ("data-pipeline diff NAME b", "A"),
-        ("data-pipeline diff a NAME", "B"),
         ("pretrain plan NAME --gpu cpu", "RUN.yaml"),
         ("examples.experiment NAME", "DIR"),
         ("launch hosts NAME --hostfile hosts", "RUN.yaml"),

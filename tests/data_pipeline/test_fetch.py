@@ -31,7 +31,6 @@ from tests.in_process import refused_here, run_here
 from tests.tables import each
 
 CRAWL = "CC-MAIN-2019-18"
-C4_LIST = "api/datasets/allenai/c4/tree/main/en"
 WET = f"crawl-data/{CRAWL}/segments/1555578517558.8/wet/CC-MAIN-20190418101243-20190418122248-0000{{}}.warc.wet.gz"
 
 
@@ -261,29 +260,6 @@ def test_a_path_that_could_leave_the_folder_is_refused_before_anything_is_writte
     assert not any(tmp_path.iterdir())
 
 
-def test_the_c4_list_comes_in_pages_with_checksums(server, tmp_path, monkeypatch):
-    names = [f"en/c4-validation.{number:05}-of-00008.json.gz" for number in range(8)]
-    entries = [{"type": "file", "path": "en/c4-train.00000-of-01024.json.gz", "size": 5, "oid": ""}]
-    for name in names:
-        file = server.publish(f"datasets/allenai/c4/resolve/main/{name}", 3000)
-        lfs = {"oid": file.checksum.removeprefix("sha256:"), "size": 3000, "pointerSize": 132}
-        entries.append({"type": "file", "path": name, "size": 3000, "oid": "", "lfs": lfs})
-    pages = [json.dumps(entries[:5]).encode(), json.dumps(entries[5:]).encode()]
-    links = [f'<{server.url}/{C4_LIST}?cursor=2>; rel="next"', ""]
-
-    def page(handler: Handler, number: int) -> None:
-        handler.reply(200, Content_Type="application/json", Content_Length=len(pages[number]), Link=links[number])
-        handler.send(pages[number])
-
-    first = f"{C4_LIST}?recursive=false&expand=false"
-    server.plans = {first: [partial(page, number=0)], f"{C4_LIST}?cursor=2": [partial(page, number=1)]}
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    done = run("c4", tmp_path, "--split", "validation", "--first", 6, "--files", 2)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert visible(tmp_path) == {name: server.content[f"datasets/allenai/c4/resolve/main/{name}"] for name in names[6:]}
-    assert f"sources.0.path={tmp_path}/en/c4-validation.*.json.gz" in done.stdout
-
-
 def publish_dump(server: Server, job_status: str = "done") -> list[str]:
     """Publishes a dump as Wikimedia does: numbered parts with page ranges, and an index for each."""
     ranges = {1: "p1p41242", 2: "p41243p151573", 10: "p4045403p5399366"}
@@ -328,8 +304,6 @@ def test_a_dump_that_is_not_done_or_has_no_such_job(server):
     [
         (["wet", CRAWL], f"no crawl {CRAWL}", 1),
         (["wikipedia", "enwiki", "20010101"], "no dump of enwiki", 1),
-        (["c4", "--split", "nothing"], "404", 1),
-        (["c4", "--split", "test", "--revision", "listed"], "c4-test", 1),
         (["wet", CRAWL, "--base-url", "ftp://host/"], "--base-url", 0),
         (["wet", "listed", "--first", "9"], "--first", 1),
     ],
@@ -337,7 +311,6 @@ def test_a_dump_that_is_not_done_or_has_no_such_job(server):
 def test_what_is_not_published_and_wrong_arguments_are_one_line_and_2(server, tmp_path, arguments, named, requests):
     server.requests.clear()
     server.content["crawl-data/listed/wet.paths.gz"] = gzip.compress(b"a.gz\n")
-    server.content[f"{C4_LIST.replace('main', 'listed')}?recursive=false&expand=false"] = b"[]"
     assert named in refused(2, *arguments[:1], "--base-url", server.url, *arguments[1:], tmp_path / "out")
     assert len(server.requests) == requests
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,10 @@
 """Sources on the Hugging Face Hub: a local server with its API, whose branch moves, and which refuses and is busy."""
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +20,7 @@ from data_pipeline.foundation import stores
 from data_pipeline.foundation.config_file import load
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import sources_of
-from tests.conftest import write_corpus_file
+from tests.conftest import TOP, write_corpus_file
 from tests.data_pipeline.builds import built, texts_of
 from tests.hub_server import Hub, Repository, serving
 from tests.in_process import done_here, refused_here, run_here
@@ -47,6 +52,19 @@ def corpus_file(folder: Path, path: str = C4) -> Path:
 
 def refused(code: int, folder: Path, path: str = C4) -> str:
     return refused_here(code, "data-pipeline", "build", corpus_file(folder, path)).removeprefix("error: ")
+
+
+@each("page", ["docs/how-to/read-your-text.md", "docs/how-to/recipes.md", "docs/tutorials/t5-on-your-cluster.md"])
+def test_the_pages_download_published_c4_with_the_hubs_own_command(hub, page, tmp_path):
+    names = [f"en/c4-train.{number:05}-of-01024.json.gz" for number in (0, 39, 40)]
+    hub.repositories["datasets/allenai/c4"] = Repository()
+    hub.repositories["datasets/allenai/c4"].commit({name: name.encode() for name in names})
+    (command,) = re.findall(r"^    (hf download [^#\n]*)", (TOP / page).read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(command)
+    environment = {**os.environ, "HF_HUB_DISABLE_XET": "1"}
+    subprocess.run([Path(sys.executable).with_name(program), *arguments], cwd=tmp_path, env=environment, check=True)
+    found = {str(path.relative_to(tmp_path / "data/c4")): path.read_bytes() for path in tmp_path.glob("data/c4/en/*")}
+    assert found == {name: name.encode() for name in names[:2]}
 
 
 @each(
@@ -169,4 +187,4 @@ def test_a_dataset_becomes_the_source_of_a_first_corpus(hub, tmp_path, monkeypat
     assert (source.format, source.path) == ("parquet", ["hf://datasets/me/tables/**/*.parquet"])
     assert source.options == {"text": "article"}
     ((source,), _) = sources_of(C4, None)
-    assert (source.format, source.path) == ("json", C4)
+    assert (source.format, source.path) == ("jsonl", C4)

@@ -187,7 +187,6 @@ def test_wikipedia_and_c4_samples_build_together(small_corpus, tmp_path, monkeyp
     assert stats["template_holes"] | phrases == stats["template_holes"]
     for name in phrases:
         assert f"\n| {name} | 1 | █" in (tmp_path / "corpus/report.md").read_text()
-        assert f"<td>{name}</td>" in (tmp_path / "corpus/report.html").read_text()
     assert [entry["status"] for entry in stats["inputs"]] == ["ok", "ok"]
     assert stats["inputs"][1]["documents"] == 1000
     for stage in stats["stages"]:  # one unit after the other, here
@@ -259,9 +258,6 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_still_checked(sm
         (copy / name).unlink()
         (copy / name).mkdir()
     assert set(verify(open_corpus(copy))) == {f"{copy / name}: can't be read: Is a directory" for name in names}
-    done = run_here("data-pipeline", "diff", copy, small_corpus)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"error: {copy / names[0]}: damaged: " in done.stderr
     (copy / names[0]).rmdir()
     (copy / names[1]).rmdir()
     repair = ("data-pipeline", "build", small_corpus.parent / "corpus.yaml", f"output={copy}", "--repair")
@@ -307,7 +303,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_or_the_report_is_noticed(small_c
     """Bits drawn from all over the manifest and each file of the report, and the last ones of the two checksums."""
     copy = shutil.copytree(small_corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns(".stages"))
     chance = random.Random(1)
-    for name in ("manifest.json", "report.json", "report.md", "report.html"):
+    for name in ("manifest.json", "report.json", "report.md"):
         path = copy / name
         whole = path.read_bytes()
         end = range(len(whole) - 90, len(whole), 4) if name.endswith("json") else range(0)

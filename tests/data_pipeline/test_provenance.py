@@ -6,33 +6,26 @@ import random
 import re
 import string
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from markdown_it import MarkdownIt
 from pydantic_core import to_json
 
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.blocks import decode_block
 from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.packing import PACKINGS, Documents, Rules
 from data_pipeline.report_pages import render
+from data_pipeline.stages import table
 from data_pipeline.text.document import Counts, Tally
-from data_pipeline.tools import differences, trace
+from data_pipeline.tools import trace
 from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
-from data_pipeline.tools.trace import rows_of_document
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import OFF, built, documents_of, published, texts_of, traced, trained, write_pages
-from tests.data_pipeline.example_rows import VOCABULARY
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
@@ -98,7 +91,7 @@ def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_
     rules = ["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]
     for number, rule in enumerate(rules):
         found = traced(pair[0], page_id(number))
-        assert (found.dropped_by, found.location is None, found.id in kept) == (rule, bool(rule), not rule)
+        assert (found.dropped_by, found.id in kept) == (rule, not rule)
         if not rule:
             written = kept[found.id]
             assert found.steps[-1].text == written["text"]
@@ -106,26 +99,6 @@ def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_
     dropped = report.read(pair[0]).documents.dropped
     assert Counter(filter(None, rules)) == {rule: n for rule, n in dropped.items() if n}
     assert report.read(pair[0]).lines.dropped == {"no_endmark": 1, "duplicate_line": 1}
-
-
-def test_the_rows_named_hold_the_tokens_of_the_document(pair):
-    tokenizer, table = open_corpus(pair[0]).tokenizer, pq.read_table(pair[0] / "blocks.parquet").to_pylist()
-    listed = {(block["shard"], block["offset"]): block for block in table}
-    for row in documents_of(pair[0])[::5]:
-        place = traced(pair[0], row["id"]).location
-        tokens = tokenizer.encode([row["text"]])[0]
-        assert place.tokens == len(tokens)
-        content = (pair[0] / place.shard).read_bytes()
-        parts = [content[block.offset :][: block.length] for block in place.blocks]
-        flat = np.concatenate([decode_block(part)["tokens"] for part in parts]).tolist()
-        own = [listed[place.shard, block.offset] for block in place.blocks]
-        first, end = place.rows[0] - own[0]["first_row"], place.rows[1] + 1 - own[0]["first_row"]
-        inside = flat[first * 34 : end * 34]
-        # It begins in the first row and ends in the last one, or in the tail of the bucket, which is dropped.
-        (start,) = [at for at in range(34) if inside[at : at + len(tokens)] == tokens[: len(inside) - at]]
-        left = len(inside) - start - len(tokens)
-        assert left < 34
-        assert left >= 0 or end == sum(block["rows"] for block in own)
 
 
 def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
@@ -165,66 +138,23 @@ def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair,
         open_build(tmp_path)
 
 
-def test_diff_counts_every_difference_under_the_rule_that_decided(pair):
-    found = differences.summary(open_build(pair[0]), open_build(pair[1]), limit=1).as_json()
-    kinds = ("only_in_a", "only_in_b", "text_differs", "split_differs")
-    by_rule = {kind: {rule["rule"]: rule["documents"] for rule in found[kind]} for kind in kinds}
-    text = {"line_no_endmark in A": 1} | ({"line_duplicate_line in A": 1} if dropped(pair[0], 0, "lines") else {})
-    assert [by_rule[kind] for kind in kinds] == [{}, {"language_other in A": 1}, text, {}]
-    in_a = report.read(pair[0]).documents.kept
-    assert found["same"] + sum(by_rule["text_differs"].values()) == in_a
-    assert found["only_in_b"] == [{"rule": "language_other in A", "documents": 1, "examples": [page_id(3)]}]
-    own = json.loads(done_here("data-pipeline", "diff", pair[0], pair[0].with_suffix(".yaml"), "--json"))
-    assert (own["same"], own["only_in_a"], own["text_differs"]) == (in_a, [], [])
+def test_the_page_says_how_to_compare_two_corpora(pair, tmp_path, monkeypatch):
+    """The web rules dropped a line of a document, the language a document."""
+    page = (Path(__file__).parents[2] / "docs/how-to/trace-a-document.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "corpora").mkdir()
+    for name, corpus in zip(("c4", "another"), pair[::-1], strict=True):
+        (tmp_path / "corpora" / name).symlink_to(corpus)
+    monkeypatch.chdir(tmp_path)
+    exec(code, found := {})
+    assert found["only_in_a"]["id"].to_pylist() == [page_id(3)]
+    differing = {identity for identity in map(page_id, (0, 1)) if texts(pair[0])[identity] != texts(pair[1])[identity]}
+    assert page_id(1) in differing
+    assert set(found["other_text"]["id"].to_pylist()) == differing
 
 
-def test_diff_names_what_changed_a_text_without_dropping_anything(tmp_path):
-    """White space and citation marks go uncounted. A document whose input only one corpus has isn't looked for."""
-    (tmp_path / "in").mkdir()
-    pages = ["The first page ends with spaces.  ", "A citation[1] is on the second page.", "The third page."]
-    lines = (json.dumps({"text": page, "title": "A title."}) + "\n" for page in pages)
-    (tmp_path / "in/pages.jsonl").write_text("".join(lines))
-    (tmp_path / "in/one.jsonl").write_text(json.dumps({"text": "Two corpora lack this page."}) + "\n")
-    cleaning = {"profile": "none"}
-    builds = {}
-    for name, path, options, changes in (
-        ("plain", "pages.jsonl", {}, {}),
-        ("lines", "pages.jsonl", {}, {"dedup": {**OFF, "lines": True}}),
-        ("stripped", "pages.jsonl", {}, {"cleaning": {**cleaning, "min_words_per_line": 1}}),
-        ("web", "pages.jsonl", {}, {"cleaning": {**cleaning, "web_rules": True}}),
-        ("other key", "pages.jsonl", {"text": "title"}, {}),
-        ("both", "*.jsonl", {}, {}),
-    ):
-        sources = [{"format": "jsonl", "name": "in", "path": str(tmp_path / "in" / path), "options": options}]
-        given = {"output": str(tmp_path / name), "sources": sources, "cleaning": cleaning, "dedup": OFF, **changes}
-        file = write_corpus_file(tmp_path / f"{name}.yaml", **given)
-        builds[name] = open_build(built(file, until="documents"))
-    marks = {"cleaning in B (white space)": 1, "cleaning.web_rules in B (citation marks)": 1}
-    for a, b, expected in (
-        ("lines", "plain", {"text_differs": {"dedup.lines in A (white space)": 1}}),
-        ("plain", "stripped", {"text_differs": {"cleaning in B (white space)": 1}}),
-        ("plain", "web", {"text_differs": marks}),
-        ("other key", "plain", {"text_differs": {"sources.options (read differently)": 3}}),
-        ("both", "plain", {"only_in_a": {"B doesn't have the input": 1}}),
-        ("plain", "both", {"only_in_b": {"A doesn't have the input": 1}}),
-    ):
-        found = differences.summary(builds[a], builds[b], limit=0).rules
-        assert {kind: {one.rule: one.documents for one in rules} for kind, rules in found.items() if rules} == expected
-
-
-@each("packing", ["concatenate", "complete_documents"])
-def test_places_of_documents_agree_with_the_rows(packing):
-    """Each document's tokens have a value of their own, so the rows themselves tell where they are."""
-    vocabulary = replace(VOCABULARY, sentence_ends=np.arange(16) == 13)
-    rules = Rules(SpanCorruption(), vocabulary, False, "train/0-of-1", 0)
-    lengths = np.array([10, 700, 3, 1500, 568, 40])
-    tokens = np.repeat(np.arange(10, 16), lengths)
-    documents = Documents(tokens, np.append(0, np.cumsum(lengths)))
-    rows = PACKINGS[packing](documents, rules)
-    row_of = np.searchsorted(rows.offsets, np.arange(rows.offsets[-1]), "right") - 1
-    for number in range(len(lengths)):
-        own = sorted(set(row_of[rows.tokens[: rows.offsets[-1]] == 10 + number].tolist()))
-        assert list(rows_of_document(documents, rules, packing, number) or ()) == own
+def texts(corpus: Path) -> dict[str, str]:
+    return {row["id"]: row["text"] for row in documents_of(corpus)}
 
 
 def test_examples_are_chosen_by_hash_whatever_the_order():
@@ -272,16 +202,16 @@ def test_what_is_counted_keeps_its_kind_whatever_the_rule_is_called_also_in_a_fi
     assert total.examples == read.examples
 
 
-def test_the_page_is_whole_and_escaped_and_reads_nothing_from_elsewhere(pair):
-    page = (pair[0] / "report.html").read_text()
+def test_the_page_is_whole_and_shows_examples_as_they_are(pair):
     found = report.read(pair[0])
-    assert page == render(found)[report.HTML]
-    assert not re.search(r"<script|<link|<img|src=|@import|url\(", page)
+    assert (pair[0] / "report.md").read_text() == render(found)
+    found.examples["empty"] = ["<script>alert(1)</script> ![x](https://example.org)"]
+    page = MarkdownIt().enable("table").render(render(found))
+    assert not re.search(r"<script|<img", page)
     for rule in (*found.documents.dropped, *found.lines.dropped):
         assert f"<td>{rule}</td>" in page
     assert sum(found.token_lengths.values()) == found.documents.kept
-    found.examples["empty"] = ["<script>alert(1)</script> ![x](https://example.org)"]
-    assert "<td>&lt;script&gt;alert(1)&lt;/script&gt; ![x](https://example.org)</td>" in render(found)[report.HTML]
+    assert "<td>&lt;script&gt;alert(1)&lt;/script&gt; ![x](https://example.org)</td>" in page
 
 
 # ---- items of evaluation sets
@@ -364,7 +294,6 @@ def test_every_planted_item_is_found_and_no_other_document_is_dropped(corpora):
     }
     told = (corpora[0] / "report.md").read_text()
     assert "| boolq | 30 | 0 | 17 | 56.67% | 16 |" in told
-    assert "<td>56.67%</td>" in (corpora[0] / "report.html").read_text()
     assert report.read(corpora[1]).evaluation_sets == {}
 
 
@@ -383,21 +312,20 @@ def test_short_texts_without_spaces_must_be_there_as_a_whole_and_of_longer_ones_
 def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
     url_of_the_first_question = published(1)[0]["url"]
     found = traced(corpora[0], url_of_the_first_question)
-    assert (found.dropped_by, found.location) == ("contaminated", None)
+    assert found.dropped_by == "contaminated"
     (drop,) = found.steps[-1].drops
     with gzip.open(folder / "boolq.jsonl.gz", "rt") as lines:
         question = json.loads(next(lines))["question"]
     where, words = drop.what.split(": ")
     assert where == "boolq, boolq.jsonl.gz line 1"
     assert words.replace(" – ", " ").lower() == " ".join(question.lower().split()[:13]).rstrip("?")
-    (rule,) = differences.summary(open_build(corpora[0]), open_build(corpora[1]), limit=1).as_json()["only_in_b"]
-    assert (rule["rule"], rule["documents"]) == ("contaminated in A", QUESTIONS + 1)
 
 
 def test_a_plan_has_the_stages_of_the_build(folder, corpora):
-    found = report.read(corpora[0])
-    planned = forecast_build(load(folder / "clean.yaml", [], CorpusConfig), found, "of it", workers=2)
+    found, config = report.read(corpora[0]), load(folder / "clean.yaml", [], CorpusConfig)
+    planned = forecast_build(config, found, "of it", workers=2)
     assert [stage.name for stage in planned.stages] == [stage.name for stage in found.stages]
+    assert [stage.name for stage in found.stages] == [*table.stages_of(config)]  # in the order of the table
 
 
 def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder, capsys):

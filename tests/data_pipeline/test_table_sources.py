@@ -1,4 +1,4 @@
-"""CSV, JSON arrays, Parquet and Arrow files, as pandas and datasets write them. Files in another format than the
+"""CSV, Parquet and Arrow files, as pandas and datasets write them. Files in another format than the
 declared one and damaged files are never read silently: messages name them."""
 
 import contextlib
@@ -152,47 +152,6 @@ def test_rows_of_a_file_that_quotes_nothing_are_not_merged(tmp_path):
     kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t", quoting="QUOTE_NONE")
     assert [record.text for record in kept] == [row.decode().split("\t")[0] for row in rows[1:]]
     assert stats.damage == []
-
-
-# --- JSON
-
-
-@each("how", [{}, {"indent": 1}, {"separators": (",", ":"), "ensure_ascii": False}])
-def test_an_array_is_read_as_json_reads_it_wherever_its_pieces_end(tmp_path, how, monkeypatch):
-    objects = [{"meta": {"n": [n, {}]}, "text": one, "url": f"u{n}"} for n, one in enumerate(AWKWARD)]
-    data = json.dumps(objects, **how).encode()
-    for size in (1 << 18, 7, 1):
-        monkeypatch.setattr("data_pipeline.sources.jsonl._CHUNK", size)
-        if size == 1:
-            data = json.dumps(objects[:4], **how).encode() + b" \n"
-        kept, stats = read_bytes("json", tmp_path / "a", data)
-        assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(AWKWARD[: len(json.loads(data))])]
-        assert flat(stats.counters) == {"read": len(kept)}
-
-
-def test_bad_elements_are_counted_with_their_number_and_the_next_is_read(tmp_path):
-    elements = [b'{"text": "a"}', b"3", b'{"text": 1}', b'{"text": "\xff"}', b'{"text" "b"}']
-    elements.append(b'{"text": "%s"}' % (b"c" * 99))
-    data = b"[" + b",".join([*elements, b'{"text": " "}', b'{"text": "d"}']) + b"]"
-    kept, stats = read_bytes("json", tmp_path / "a", data, max_record_bytes=50)
-    assert kept == [Record(0, "a"), Record(7, "d")]
-    assert flat(stats.counters) == {"read": 8, "damaged": 5, "empty": 1}
-    assert [position for position, _ in stats.damage] == [f"element {number}" for number in range(2, 7)]
-    assert read_bytes("json", tmp_path / "a", b" [ ] ")[0] == []
-    lines = b'{"text": "a"}\n\n{"text": "b"}\n'
-    assert read_bytes("json", tmp_path / "a", lines) == read_bytes("jsonl", tmp_path / "a", lines)
-
-
-@each(
-    "end, reason",
-    [(b"", "the file ends before"), (b', {"text": "c', "the file ends before"), (b"] []", "there is more")],
-)
-def test_an_array_that_does_not_end_well_yields_what_is_whole(tmp_path, end, reason):
-    (tmp_path / "a").write_bytes(b'[{"text": "a"}, {"text": "b"}' + end)
-    kept, _, damage = read_until_damage("json", tmp_path / "a")
-    assert [record.text for record in kept[:1]] == ["a"]
-    assert len(kept) == (1 if end == b"" else 2)
-    assert damage.reason.startswith(reason)
 
 
 # --- tables: Parquet, and Arrow's streams and files
@@ -398,7 +357,8 @@ def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, opti
 
 
 FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
-JSON_FORMATS = ("jsonl", "json", "c4", "wikiextractor")
+ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
+JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
 
 pq.write_table(pa.table({"text": ["a", "b"]}), parquet := io.BytesIO())
 # For each kind of file: its content, the formats that read it, and its name in messages.
@@ -415,7 +375,11 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
     "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
     "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
     "other keys": (b'{"content": "A"}\n' * 2, (), "JSON Lines with the keys content"),
-    "JSON array": (b'[\n{"text": "a"},\n{"text": "b"}\n]\n', ("json", "text"), "one JSON array, not JSON Lines"),
+    "JSON array": (
+        b'[\n{"text": "a"},\n{"text": "b"}\n]\n',
+        ("text",),
+        "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'",
+    ),
     "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "CSV with the columns text, url (format: csv or text)"),
     "indented JSON": (
         json.dumps({"text": "A"}, indent=2).encode(),
@@ -463,7 +427,7 @@ def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kin
     [
         ("jsonl", '{"id": "7", "content": "A text."}', "text", "{text: content}"),
         ("jsonl", '{"meta": {"a key": "A text."}}', "text", '{text: "meta.a key"}'),
-        ("json", '{"id": "7", "doc": {"text": "A text."}}', "text", "{text: doc.text}"),
+        ("jsonl", '{"id": "7", "doc": {"text": "A text."}}', "text", "{text: doc.text}"),
         ("jsonl", '{"id": "7", "text": {"body": "A text."}}', "text", "{text: text.body}"),
         ("pairs", '{"question": "Who?", "n": 1, "answer": "I."}', "inputs", "{inputs: question, targets: answer}"),
         ("pairs", '{"inputs": "Who?", "long answer": "I."}', "targets", '{inputs: inputs, targets: "long answer"}'),
@@ -488,9 +452,14 @@ PANDAS = "one JSON object, a table of pandas: write it by to_json(orient='record
 @each(
     "declared, content, said",
     [
-        *((one, json.dumps(NESTED), LIST) for one in ("jsonl", "json")),
+        ("jsonl", json.dumps(NESTED), LIST),
+        (
+            "jsonl",
+            json.dumps([{"text": "a"}] * 2),
+            "it looks like one JSON array, not JSON Lines: make each of its objec",
+        ),
         ("jsonl", json.dumps(NESTED, indent=1), LIST),
-        *(("json", json.dumps(table), PANDAS) for table in (BY_COLUMNS, BY_INDEX)),
+        *(("jsonl", json.dumps(table), PANDAS) for table in (BY_COLUMNS, BY_INDEX)),
         ("jsonl", '{\n  "text": "a"\n}\n{\n  "text": "b"\n}\n', "make each object one line by jq -c ."),
         ("csv", "title,body\na,b\nc,d\n", "there are title, body; name one of them in options: {text: NAME}"),
         ("csv", "id;text\n1;a\n2;b\n", 'for another delimiter set options: {delimiter: ";"}'),

@@ -135,7 +135,6 @@ LOST = {"read": 1, "damaged": 1}
                 ("pairs", {}, '{"inputs": "书", "targets": "book"}', Record(0, "书", target="book")),
                 ("wikiextractor", {}, doc("书", "书\n\n文。\n").decode(), Record(0, "文。", "u", "书")),
                 ("jsonl", {}, '{"text": "书"}', Record(0, "书")),
-                ("json", {}, '[{"text": "书"}]', Record(0, "书")),
             )
         ),
         (
@@ -230,7 +229,6 @@ def test_text_that_is_not_utf8_is_refused_with_the_encoding_that_reads_it(tmp_pa
 PAGES = [f"{GERMAN}{number}" for number in range(25)]
 IN_WIDE = {  # 25 documents in each format, and what its records have
     "jsonl": (lines(*({"text": page} for page in PAGES)), {}),
-    "json": (json.dumps([{"text": page} for page in PAGES], indent=1).encode(), {}),
     "csv": (("text\n" + "\n".join(PAGES).replace(",", ";")).encode(), {}),
     "pairs": ("\n".join(f"{page}\tx" for page in PAGES).encode(), {}),
     "text": ("\n".join(PAGES).encode(), OF_LINES),
@@ -263,7 +261,6 @@ MARK, HOUSES = b"\xef\xbb\xbf", lines({"inputs": "a", "targets": "b"}, {"inputs"
     [
         ("c4", {}, lines({"text": "a"}, {"text": "b"})),
         ("jsonl", {}, lines({"text": "a"}, {"text": "b"})),
-        ("json", {}, b'[{"text": "a"}]'),
         ("csv", {}, b"text\na\n"),
         ("csv", {}, b'"text",url\na,u\n'),
         ("pairs", {}, b"a\tb\nc\td\n"),

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
-from launch.slurm_head import stage
 from launch.tools.doctor.checks import Finding
-from pretrain.config import RunConfig
 from pretrain.run import status
 from tests.conftest import run
 from tests.in_process import done_here, run_here
@@ -142,7 +139,6 @@ def test_what_belongs_to_this_machine_is_not_handed_over(monkeypatch):
 def test_a_run_without_file_locks_warns_once_and_ends_well(small_corpus, tmp_path):
     with mounted(tmp_path, "no-locks") as mount:
         path = a_run(mount.mountpoint, small_corpus, steps=4)
-        stage(load(path, [], RunConfig), mount.mountpoint / "copies")
         done = run("launch", "local", path, "--ranks", "2")
         assert done.returncode == 0, done.stderr
         directory = mount.mountpoint / "run"

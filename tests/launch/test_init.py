@@ -187,6 +187,7 @@ CSV_ROWS = [[str(1_000_001 + number), text.replace(" ", "\n", 3)] for number, te
 JSON_ROWS = [{"text": f"Größe: {text}"} for text in TEXTS]
 JSON_LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in JSON_ROWS)
 UMLAUTS = "\n\n".join(row["text"] for row in JSON_ROWS)
+ARRAY = r"one JSON array, not JSON Lines: make each of its objects one line by jq -c '\.\[\]'"
 ONE_OBJECT = json.dumps({"version": "1.1", "data": JSON_ROWS})
 BY_COLUMNS = json.dumps({"text": {str(number): row["text"] for number, row in enumerate(JSON_ROWS)}})
 
@@ -224,6 +225,12 @@ def as_csv(*rows: list[str]) -> str:
             "a.json",
             "\n".join(json.dumps(row, indent=1) for row in JSON_ROWS).encode(),
             "a.json: JSON over several lines",
+        ),
+        ("a.json", json.dumps(JSON_ROWS, indent=1).encode(), f"a.json: {ARRAY}"),
+        (
+            "a.json",
+            json.dumps(JSON_ROWS).encode(),
+            f"a.json: line 1: expected .* found a JSON list; it looks like {ARRAY}",
         ),
         ("a.json", ONE_OBJECT.encode(), "a.json: one JSON object with its records under 'data': "),
         ("a.json", BY_COLUMNS.encode(), "a.json: one JSON object, a table of pandas: "),
@@ -304,7 +311,7 @@ def make(kind: str) -> None:
             Path("data/README.md").write_text("# A data set")
             whole.to_parquet("data/train-00000-of-00001.parquet")
         case "mixed":
-            Path("data/a.json").write_text(json.dumps(rows[:30]))
+            Path("data/a.json").write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
             Path("data/b.txt").write_text("\n\n".join(TEXTS[30:]))
             Path("data/c.txt.xz").write_bytes(b"\xfd7zXZ\0\0")
 
@@ -313,11 +320,11 @@ def make(kind: str) -> None:
     "kind, formats, column",
     [
         ("csv", ["csv"], "body"),
-        ("nested", ["json"], "doc.text"),
+        ("nested", ["jsonl"], "doc.text"),
         ("saved", ["arrow"], "body"),
         ("splits", ["arrow", "arrow"], "body"),
         ("parquet", ["parquet"], "body"),
-        ("mixed", ["json", "text"], "body"),
+        ("mixed", ["jsonl", "text"], "body"),
     ],
 )
 def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, formats, column):
@@ -343,7 +350,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     "name, content, format_",
     [
         ("a.xml.bz2", SAMPLES / "enwiki-20060303-pages-articles1.xml.bz2", "wikipedia"),
-        ("a.json.gz", SAMPLES / "c4-train.00000-of-01024-first1000.json.gz", "json"),
+        ("a.json.gz", SAMPLES / "c4-train.00000-of-01024-first1000.json.gz", "jsonl"),
         ("a.txt", b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),  # first bytes say more than the name
         ("wiki_00", b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n', "wikiextractor"),
     ],

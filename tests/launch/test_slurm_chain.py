@@ -5,6 +5,7 @@ Each node, and this machine, has a view of its own of a file system without lock
 
 from collections.abc import Iterator
 
+import pyarrow.parquet as pq
 import pytest
 
 from pretrain.run import status
@@ -29,11 +30,12 @@ def host(mount) -> list[str]:
 
 
 def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path):
-    """Ranks read staged corpora. The first job meets its time limit, the second is cancelled. The last one would train
-    by its own copy of the run file; another, by the new one, takes its place."""
-    path = a_run(tmp_path, small_corpus, steps=1_000_000)
+    """Ranks read a corpus through a cache on the node's disk. The first job meets its time limit, the second is
+    cancelled. The last one would train by its own copy of the run file; another, by the new one, takes its place."""
+    corpus, cache = f"file://{small_corpus}", f"data.cache.directory={tmp_path}/local"
+    path = a_run(tmp_path, corpus, steps=1_000_000)
     options = ("--chain", "3", "--time", "120", "--warn-seconds", "3600")
-    limited, cancelled, last = submitted(path, *options, stage=str(tmp_path / "local"))
+    limited, cancelled, last = submitted(path, cache, *options)
     until_steps(cluster, limited, tmp_path, attempt=1)
     cluster.run("scontrol", "hold", last)
     with cluster.suspended_ranks():  # SLURM looks at times every 30 s
@@ -46,14 +48,14 @@ def test_a_chain_finishes_whatever_ends_its_jobs(cluster, small_corpus, tmp_path
     stopped = status.read(tmp_path / "run")
     assert stopped.state == "stopped"
     cluster.run("scancel", last)
-    a_run(tmp_path, small_corpus, steps=stopped.step + 2)
-    (another,) = submitted(path, stage=str(tmp_path / "local"))
+    a_run(tmp_path, corpus, steps=stopped.step + 2)
+    (another,) = submitted(path, cache)
     cluster.until(another, "COMPLETED")
     finished = status.read(tmp_path / "run")
     assert (finished.state, finished.step) == ("finished", stopped.step + 2)
-    used = (tmp_path / "run/config.yaml").read_text()
-    assert f"corpus: {tmp_path}/local/" in used
-    assert str(small_corpus) not in used
+    cached = [path for path in (tmp_path / "local/blocks").rglob("*") if path.is_file()]
+    assert {path.name for path in cached} <= {*pq.read_table(small_corpus / "blocks.parquet")["sha256"].to_pylist()}
+    assert cached
 
 
 @pytest.mark.soak

@@ -32,7 +32,7 @@ MODEL = {
 
 
 def run_file(
-    folder: Path, corpus: Path, stage: int = 2, run: dict[str, object] | None = None, **changes: object
+    folder: Path, corpus: Path | str, stage: int = 2, run: dict[str, object] | None = None, **changes: object
 ) -> Path:
     """A run file in `folder`; `run` changes keys of that section, `changes` whole sections."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_f
 from data_pipeline.tokenizer.training import largest_vocabulary
 
 _FORMATS = {  # by the end of a name, without the ending of its compression
-    **{f".{name}": name for name in ("jsonl", "json", "csv", "parquet", "arrow", "wet", "warc")},
-    **{".txt": "text", ".md": "text", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
+    **{f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow", "wet", "warc")},
+    **{".txt": "text", ".md": "text", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
@@ -322,9 +322,9 @@ def _columns(source: SourceConfig, file: InputFile) -> tuple[dict[str, Any], lis
             found = ", ".join(repr(printable(name[:_SHOWN_CHARACTERS])) for name in names[:_SHOWN])
             reason = f"expected names of columns in the first row, found {found}; add a row of names above it"
             raise UserError(f"--text: {file.name}: {reason}")
-    elif source.format in ("json", "jsonl"):
+    elif source.format == "jsonl":
         with open_text(Input(file.path), jsonl.Options()) as stream:
-            _, objects = jsonl.objects(stream, file.path, ReadStats(), jsonl.Options())
+            objects = jsonl.json_lines(stream, ReadStats(), jsonl.Options())
             some = [one for _, one in itertools.islice(objects, 100)]
         if len(some) == 1 and (other := jsonl.not_a_record(some[0])):
             raise UserError(f"--text: {file.name}: {other}")
