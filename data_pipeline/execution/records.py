@@ -3,14 +3,12 @@
 A unit's line in `CORPUS/.stages/STAGE/finished.jsonl` commits the unit. It is added once the unit's files are on the
 disk: the worker flushes their content, and the driver their folders and then the lines, at most once a second. So a
 power cut may lose lines, whose units are then done again, but never a file that a line speaks of. In a bucket each such
-addition is an object of its own. The line of a unit
-that is done again is removed first, since its files may have the same size under another config.
-
-Earlier versions wrote a file for each unit, `STAGE/UNIT.json`. These are read, and become lines of the one file.
+addition is an object of its own. The line of a unit that is done again is removed first, since its files may have the
+same size under another config.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,6 @@ from pydantic_core import to_json
 from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.store import Store
-from data_pipeline.foundation.threads import in_threads
 
 FILE = "finished.jsonl"
 _SECONDS_BETWEEN_FLUSHES = 1.0
@@ -34,32 +31,28 @@ class Records:
     """The records of the stage `name` of `corpus`; use as a context manager to `add` to them."""
 
     def __init__(self, corpus: Store, name: str):
-        self._corpus, self._folder = corpus, f".stages/{name}"
-        self._file = f"{self._folder}/{FILE}"
+        self._corpus, self._file = corpus, f".stages/{name}/{FILE}"
         self._intact: set[str] | None = None  # the names that were read, if the file needs no repair
         self.waiting: list[Any] = []  # units whose lines aren't there yet
         self._flushed = 0.0
 
     def read(self, kind: Any) -> dict[str, Any]:
         """The units, each a `kind`, by name, sorted as numbers are. Those of damaged lines are left out."""
-        lines, former = self._lines()
-        units = [_parsed(line, kind) for line in lines]
+        units = [_parsed(line, kind) for line in self._corpus.lines(self._file)]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
-        self._intact = {unit.name for unit in found} if None not in units and not former else None
+        self._intact = {unit.name for unit in found} if None not in units else None
         return {unit.name: unit for unit in found}
 
     def remove(self, names: Collection[str]) -> None:
         """Removes the lines of the units `names`, and those that are damaged. It lasts when this returns."""
         if self._intact is not None and self._intact.isdisjoint(names):
             return
-        found, former = self._lines()
-        lines, kept = list(found), list[bytes]()
+        lines, kept = [*self._corpus.lines(self._file)], list[bytes]()
         for line in lines:
             if (unit := _parsed(line, _Named)) is not None and unit.name not in names:
                 kept.append(line)
-        if former or len(kept) < len(lines):
+        if len(kept) < len(lines):
             self._corpus.replace_lines(self._file, b"".join(line + b"\n" for line in kept))
-            self._corpus.delete(former)
         self._intact = None
 
     def __enter__(self) -> Callable[[Any], None]:
@@ -80,20 +73,6 @@ class Records:
         lines = b"".join(to_json(unit) + b"\n" for unit in self.waiting)
         self._corpus.append(self._file, lines, {name for unit in self.waiting for name in unit.outputs})
         self.waiting, self._flushed = [], time.monotonic()
-
-    def _lines(self) -> tuple[Iterator[bytes], list[str]]:
-        """Each unit's line, b"" for one that was cut, so that it counts as damaged; and the files that an earlier
-        version wrote, if the lines are theirs."""
-        if (lines := self._corpus.lines(self._file)) is not None:
-            return lines, []
-        former = [name for name in self._corpus.names(self._folder, deep=False) if name.endswith(".json")]
-        return (content.replace(b"\n", b" ") for content in in_threads(self._content, former)), former
-
-    def _content(self, name: str) -> bytes:
-        try:
-            return self._corpus.get(name)
-        except OSError:
-            return b""
 
 
 def _parsed(line: bytes, kind: Any) -> Any:

@@ -62,7 +62,7 @@ class LocalStore(Store):
         return str(self.root / name)
 
     @contextlib.contextmanager
-    def local(self, folder: str) -> Iterator[Path]:
+    def local(self, names: Iterable[str]) -> Iterator[Path]:
         yield self.root
 
     @contextlib.contextmanager
@@ -103,8 +103,8 @@ class LocalStore(Store):
     def delete_folder(self, folder: str) -> None:
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
-    def lines(self, name: str) -> Iterator[bytes] | None:
-        return _lines(path) if (path := self.root / name).exists() else None
+    def lines(self, name: str) -> Iterator[bytes]:
+        return _lines(path) if (path := self.root / name).exists() else iter(())
 
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
         path = self.root / name

@@ -95,15 +95,22 @@ class ObjectStore(Store):
         return [next(found) if stop > start else b"" for start, stop in ranges]
 
     def readable(self, name: str) -> BinaryIO:
-        return stores.open_file(self.at(name))
+        try:  # most files are no longer, and their size needn't be asked for
+            beginning = self._filesystem.cat_file(f"{self._root}/{name}", start=0, end=stores.READ_AHEAD)
+        except Exception:  # `open_file` says what is wrong, if anything: an empty file has no such range
+            beginning = b""
+        return stores.open_file(self.at(name), beginning)
 
     @contextlib.contextmanager
-    def local(self, folder: str) -> Iterator[Path]:
-        with self._scratch() as directory:
-            for name in self.names(folder):
-                path = directory / name
-                path.parent.mkdir(parents=True, exist_ok=True)
+    def local(self, names: Iterable[str]) -> Iterator[Path]:
+        def fetch(name: str) -> None:
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
                 path.write_bytes(self.get(name))
+
+        with self._scratch() as directory:
+            self.each(fetch, names)
             yield directory
 
     @contextlib.contextmanager
@@ -144,11 +151,12 @@ class ObjectStore(Store):
     def write(self, name: str, content: bytes) -> None:
         self._look_again()
         self._ask(self._filesystem.pipe_file, name, content)
+        self._written[name] = len(content), hashlib.sha256(content).hexdigest()
 
     def checksum(self, name: str) -> tuple[int, str]:
         with self.readable(name) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-            return file.tell(), digest
+            return file.seek(0, os.SEEK_END), digest
 
     def written(self, name: str) -> tuple[int, str]:
         return self._written.pop(name, None) or self.checksum(name)
@@ -199,11 +207,11 @@ class ObjectStore(Store):
 
     # A file of lines is a folder of pieces with numbers. One that ends in _WHOLE replaces all before it.
 
-    def lines(self, name: str) -> Iterator[bytes] | None:
+    def lines(self, name: str) -> Iterator[bytes]:
         pieces = self._pieces_of(name)
         first = max((at for at, piece in enumerate(pieces) if piece.endswith(_WHOLE)), default=0)
         contents = self.each(self.get, pieces[first:])
-        return (line for content in contents for line in content.splitlines()) if pieces else None
+        return (line for content in contents for line in content.splitlines())
 
     def _pieces_of(self, name: str) -> list[str]:
         """All pieces of a file of lines. A driver, which alone adds some, lists them once: listings may be late."""
@@ -235,7 +243,6 @@ class ObjectStore(Store):
             raise UserError(
                 f"output: {self}: expected a path, or a URL of an object store (s3, gs, az, abfs); {way_out}"
             )
-        stores.check_bucket(self._url)
         self._pieces.clear()  # another driver may have added some
         token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
         while True:
@@ -289,6 +296,8 @@ class ObjectStore(Store):
         except Exception as error:  # each file system raises its own errors
             if isinstance(error, FileExistsError) or stores.code_of(error) == "PreconditionFailed":
                 return False
+            if isinstance(error, FileNotFoundError) or stores.status_of(error) == 404:
+                raise StoreError(f"output: {self}: there is no bucket {self._root.split('/')[0]!r}") from None
             raise StoreError(f"output: {self.at(_claim(number))}: can't be written: {one_line(error)}") from None
         return True
 

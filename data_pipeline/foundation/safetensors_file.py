@@ -53,6 +53,7 @@ class Arrays:
             if self._start > len(head):
                 head += corpus.ranges(name, [(len(head), self._start)])[0]
             header = json.loads(head[8 : self._start])
+            self._head = head
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
             self._dtypes = {array: np.dtype(_DTYPES[one["dtype"]]) for array, one in header.items()}
             self._shapes = {array: tuple(one["shape"]) for array, one in header.items()}
@@ -83,9 +84,11 @@ class Arrays:
             (self._at[array] + start * stride, self._at[array] + stop * stride)
             for (array, start, stop), stride in zip(wanted, strides, strict=True)
         ]
+        missing = [(first, last) for first, last in ranges if last > len(self._head)]
+        read = iter(self._corpus.ranges(self._name, missing) if missing else ())
         found = []
-        contents = self._corpus.ranges(self._name, ranges)
-        for (array, start, stop), (first, last), content in zip(wanted, ranges, contents, strict=True):
+        for (array, start, stop), (first, last) in zip(wanted, ranges, strict=True):
+            content = next(read) if last > len(self._head) else self._head[first:last]
             if len(content) != last - first:
                 raise self._damage(f"it ends at byte {first + len(content)}")
             found.append(np.frombuffer(content, self._dtypes[array]).reshape(stop - start, *self._shapes[array][1:]))

@@ -50,8 +50,8 @@ class Store(abc.ABC):
         """What Arrow reads of a file: its path, or the file open at any position."""
 
     @abc.abstractmethod
-    def local(self, folder: str) -> contextlib.AbstractContextManager[Path]:
-        """A folder of this machine that has the corpus's `folder`, of small files, within the block."""
+    def local(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
+        """A folder of this machine that has those of these small files that are there, within the block."""
 
     @abc.abstractmethod
     def put(self, name: str) -> contextlib.AbstractContextManager[Path]:
@@ -100,8 +100,8 @@ class Store(abc.ABC):
         """Removes a folder with all that is in it."""
 
     @abc.abstractmethod
-    def lines(self, name: str) -> Iterator[bytes] | None:
-        """The lines of a file that was made by `append` or `replace_lines`, b"" for one that was cut; None if there is
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file that was made by `append` or `replace_lines`, b"" for one that was cut; none if there is
         no such file."""
 
     @abc.abstractmethod

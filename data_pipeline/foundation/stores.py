@@ -25,15 +25,18 @@ WAIT_SECONDS = 300.0  # for a store that doesn't answer
 LISTING_SECONDS = 15.0  # the same at the start of a build, when the reason may be a wrong address
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _SILENT = 2.0  # seconds of failures before a warning
-_READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
+READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
 
 # Temporary failures, by the package and the name of their class; those of OSError are in `_is_temporary`.
 _TEMPORARY = {
     "aiohttp.ClientError",
+    "azure.AzureError",
     "botocore.ConnectionError",
     "botocore.HTTPClientError",
     "botocore.IncompleteReadError",
     "botocore.ResponseParserError",
+    "gcsfs.HttpError",
+    "google.GoogleAuthError",
     "http.HTTPException",
     "httpx.TransportError",  # of huggingface_hub 1
     "httpx2.TransportError",
@@ -57,7 +60,6 @@ OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"} 
 _S3 = {
     # s3fs itself retries a part of an upload, or a range, that failed; `with_retries` bridges the rest
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
-    "use_listings_cache": False,  # others write there too
 }
 
 
@@ -70,7 +72,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
         return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
-    options: dict[str, Any] = _S3 if is_s3 else {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
+    options: dict[str, Any] = {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
+    if url.partition("://")[0] in OBJECT_STORES:
+        options = {"use_listings_cache": False, **(_S3 if is_s3 else {})}  # others write there too
     try:
         found, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
@@ -119,15 +123,18 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def open_file(path: str) -> BinaryIO:
+def open_file(path: str, beginning: bytes = b"") -> BinaryIO:
     """The file at a path or URL, open for reading at any position. A remote one is read with_retries.
 
-    Raises what `with_retries` raises, also when it is read.
+    `beginning`: its first `READ_AHEAD` bytes, or all of a smaller one, if they have been read. Raises what
+    `with_retries` raises, also when it is read.
     """
+    if 0 < len(beginning) < READ_AHEAD:
+        return io.BytesIO(beginning)
     found, inside = filesystem(path)
     if not is_local(found):
-        file = with_retries(lambda: found.open(inside, "rb", block_size=_READ_AHEAD), path)
-        return cast(BinaryIO, _File(file, path))
+        file = with_retries(lambda: found.open(inside, "rb", block_size=READ_AHEAD), path)
+        return cast(BinaryIO, _File(file, path, beginning))
     file = found.open(inside, "rb")
     return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
 
@@ -155,8 +162,8 @@ class _File(io.RawIOBase):
     Reading it updates the checksum that is taken of it, if any.
     """
 
-    def __init__(self, file: Any, path: str):
-        self._file, self._path, self._at = file, path, 0
+    def __init__(self, file: Any, path: str, beginning: bytes = b""):
+        self._file, self._path, self._at, self._beginning = file, path, 0, beginning
 
     def readable(self) -> bool:
         return True
@@ -173,11 +180,14 @@ class _File(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         def attempt() -> bytes:
-            if self._file.tell() != self._at:
-                self._file.seek(self._at)
-            return self._file.read(-1 if size is None else size)
+            if self._file.tell() != start:
+                self._file.seek(start)
+            return self._file.read(wanted)
 
-        content = with_retries(attempt, self._path)
+        wanted = -1 if size is None else size
+        content = self._beginning[self._at : None if wanted < 0 else self._at + wanted]
+        start, wanted = self._at + len(content), max(-1, wanted - len(content))
+        content += with_retries(attempt, self._path) if wanted else b""
         if _current is not None and _current.path == self._path:
             _current.update(self._at, content)
         self._at += len(content)
@@ -207,7 +217,8 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
     if type(error).__name__ in _NO_LOGIN:
         way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true if it is public"
         return StoreError(f"{url}: no credentials: {way_out}")
-    if isinstance(error, PermissionError):
+    forbidden = type(error) is OSError and str(error).startswith("Forbidden: ")  # gcsfs's
+    if isinstance(error, PermissionError) or forbidden or status_of(error) in (401, 403):
         return StoreError(f"{url}: permission denied: {code + ': ' if code else ''}{one_line(error)}")
     if type(error).__name__ == "FileExpired":
         return StoreError(f"{url}: was replaced while it was read; run the same command again")
@@ -216,9 +227,7 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
 
 def _is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed later."""
-    answer = getattr(error, "response", None)
-    status = getattr(error, "status", getattr(answer, "status_code", None))  # aiohttp's, httpx's
-    if isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429):
+    if 400 <= status_of(error) < 500 and status_of(error) not in (408, 425, 429):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
         return True
@@ -228,6 +237,13 @@ def _is_temporary(error: Exception) -> bool:
         return (http >= 500 and http != 501) or http == 429 or code_of(error) in _BUSY  # 501: never implemented
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     return bool(names & _TEMPORARY)
+
+
+def status_of(error: Exception) -> int:
+    """The status of the answer that an error is about, 0 if it has none: aiohttp's, httpx's, Azure's, gcsfs's."""
+    answer = getattr(error, "response", None)
+    found = (getattr(error, "status", None), getattr(answer, "status_code", None), getattr(error, "code", None))
+    return next((status for status in found if isinstance(status, int)), 0)
 
 
 def code_of(error: Exception) -> str:
@@ -254,7 +270,7 @@ class Checksum:
         try:
             with open_file(self.path) as file:
                 file.seek(self._size)
-                while chunk := file.read(_READ_AHEAD):
+                while chunk := file.read(READ_AHEAD):
                     self.update(self._size, chunk)
         except OSError:
             return self._size, ""  # listed as damaged by then

@@ -20,19 +20,21 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import PathBelow, read_json
 from data_pipeline.foundation.store import Store
 from data_pipeline.text.vocabulary import Vocabulary
+from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import MODEL, SentencePiece
+from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.tokenizer.text_model import ROLES, TextModel
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson
 from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
-_READ: dict[str, Callable[[Path], TextModel]] = {
-    SentencePiece.kind: lambda folder: SentencePiece.read(folder / MODEL),
-    ByteLevelBPE.kind: ByteLevelBPE.read,
-    WordPiece.kind: WordPiece.read,
-    TokenizerJson.kind: TokenizerJson.read,
+# What reads a tokenizer, and the names of the files that it needs.
+_READ: dict[str, tuple[Callable[[Path], TextModel], tuple[str, ...]]] = {
+    SentencePiece.kind: (lambda folder: SentencePiece.read(folder / sentencepiece.MODEL), (sentencepiece.MODEL,)),
+    ByteLevelBPE.kind: (ByteLevelBPE.read, (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
+    WordPiece.kind: (WordPiece.read, (wordpiece.LISTING, wordpiece.SETTINGS)),
+    TokenizerJson.kind: (TokenizerJson.read, (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
 }
 
 
@@ -208,12 +210,12 @@ def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: i
     """The tokenizer whose files lie in `directory`, with these special tokens and sentinels."""
     if kind not in _READ:
         raise UserError(f"{directory}: unknown tokenizer kind {kind!r}, expected one of {', '.join(_READ)}")
-    return Tokenizer(_READ[kind](directory / FOLDER), special_tokens, sentinels)
+    return Tokenizer(_READ[kind][0](directory / FOLDER), special_tokens, sentinels)
 
 
 def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
     """The tokenizer of a corpus that may be in a bucket."""
-    with corpus.local(FOLDER) as directory:
+    with corpus.local(f"{FOLDER}/{name}" for name in _READ[kind][1]) as directory:
         return read(directory, kind, special_tokens, sentinels)
 
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus import open_corpus
 from data_pipeline.execution.records import Records
 from data_pipeline.execution.work_units import Finished, Result
 from data_pipeline.foundation import object_store, stores
@@ -24,7 +28,9 @@ from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError
 from data_pipeline.foundation.object_store import ObjectStore as Bucket
 from data_pipeline.foundation.open_store import open_store
+from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
 from data_pipeline.pipeline import build
+from data_pipeline.tokenizer import in_corpus
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import OFF, family, trained, with_fault
 from tests.data_pipeline.object_store import ObjectStore, serving
@@ -230,16 +236,16 @@ def test_the_lines_of_a_bucket_are_those_of_a_folder(store, tmp_path):
     """Also of a writer that was killed between its new lines and the removal of the old ones."""
     for corpus in (open_store(tmp_path), Bucket("s3://bucket/lines")):
         corpus.claim()
-        assert corpus.lines("stage/finished.jsonl") is None
+        assert list(corpus.lines("stage/finished.jsonl")) == []
         corpus.append("stage/finished.jsonl", b"1\n2\n", [])
         corpus.append("stage/finished.jsonl", b"3\n", [])
-        assert list(corpus.lines("stage/finished.jsonl") or ()) == [b"1", b"2", b"3"]
+        assert list(corpus.lines("stage/finished.jsonl")) == [b"1", b"2", b"3"]
         corpus.replace_lines("stage/finished.jsonl", b"2\n")
         corpus.append("stage/finished.jsonl", b"4\n", [])
-        assert list(corpus.lines("stage/finished.jsonl") or ()) == [b"2", b"4"]
+        assert list(corpus.lines("stage/finished.jsonl")) == [b"2", b"4"]
         corpus.release()
     corpus.write("stage/finished.jsonl/00000001", b"1\n")
-    assert list(Bucket("s3://bucket/lines").lines("stage/finished.jsonl") or ()) == [b"2", b"4"]
+    assert list(Bucket("s3://bucket/lines").lines("stage/finished.jsonl")) == [b"2", b"4"]
 
 
 def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a_stage(store, monkeypatch):
@@ -252,13 +258,49 @@ def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a
     records = Records(corpus, "stage")
     assert records.read(Finished[Result]) == {}
     records.remove({"unit"})
-    assert store.asked == {"LIST": 2}  # for its file, and those of an earlier version
+    assert store.asked == {"LIST": 1}
     with records as add:
         add(Finished("unit", "", Result(), {}, 0.0, 0.0))
-    assert store.asked == {"LIST": 2, "GET": 2, "PUT": 1}  # this driver's claim, and none that is newer
+    assert store.asked == {"LIST": 1, "GET": 2, "PUT": 1}  # this driver's claim, and none that is newer
     assert [*records.read(Finished[Result])] == ["unit"]
-    assert store.asked == {"LIST": 2, "GET": 3, "PUT": 1}
+    assert store.asked == {"LIST": 1, "GET": 3, "PUT": 1}
     corpus.release()
+
+
+def test_small_files_take_one_request_and_the_tokenizer_none_but_those_of_its_files(store, small_corpus):
+    """Tables, arrays and the tokenizer, whose size nobody asks for and whose folder nobody lists."""
+    corpus, rows = Bucket("s3://bucket/small"), pa.table({"a": ["b"] * 100})
+    with corpus.put("a.parquet") as path:
+        pq.write_table(rows, path)
+    with corpus.put("a.safetensors") as path:
+        write_arrays(path, {"a": np.arange(9, dtype=np.uint64)})
+    for file in ("spiece.model", "spiece.vocab"):
+        corpus.write(f"tokenizer/{file}", (small_corpus / "tokenizer" / file).read_bytes())
+    store.asked.clear()
+    assert pq.read_table(corpus.readable("a.parquet")) == rows
+    assert corpus.checksum("a.parquet")[1] == corpus.written("a.parquet")[1]
+    assert store.asked == {"GET": 2}
+    arrays = Arrays(corpus, "a.safetensors")
+    assert [*arrays["a"]] == [*range(9)]
+    assert [*arrays.slices(("a", 2, 4))[0]] == [2, 3]
+    assert store.asked == {"GET": 3}
+    assert in_corpus(corpus, "sentencepiece", [], 20).vocab_size == open_corpus(small_corpus).tokenizer.vocab_size
+    assert store.asked == {"GET": 4}
+
+
+@pytest.mark.parametrize("size", [stores.READ_AHEAD - 1, stores.READ_AHEAD, 3 * stores.READ_AHEAD // 2])
+def test_a_file_reads_the_same_whatever_is_asked_for_around_the_end_of_its_beginning(store, size):
+    content = np.random.default_rng(0).bytes(size)
+    corpus = Bucket("s3://bucket/large")
+    corpus.write("a", content)
+    with corpus.readable("a") as file:
+        for at, count in [(size - 8, 8), (0, 10), (stores.READ_AHEAD - 5, 20), (stores.READ_AHEAD - 3, -1), (size, 4)]:
+            file.seek(at)
+            assert file.read(count) == content[at : at + count if count >= 0 else None]
+            assert file.tell() == min(size, at + count if count >= 0 else size)
+        file.seek(0)
+        assert file.read() == content
+    assert corpus.checksum("a") == (size, hashlib.sha256(content).hexdigest())
 
 
 def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
@@ -270,7 +312,7 @@ def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
         first.replace_lines("finished.jsonl", b"2\n")
         first.append("finished.jsonl", b"3\n", [])
     assert first.names() == []
-    assert list(first.lines("finished.jsonl") or ()) == [b"2", b"3"]
+    assert list(first.lines("finished.jsonl")) == [b"2", b"3"]
     threading.Timer(0.2, setattr, [store, "late", False]).start()
     with pytest.raises(FailedError, match="another build is at work on it"):
         second.claim()

@@ -197,21 +197,3 @@ def test_a_unit_of_an_intermediate_stage_flushes_its_files_alone(tmp_path, monke
     assert disk.calls["mkdir"] < 30
     kinds = [path.name for path in (tmp_path / "corpus/.stages/first").iterdir()]
     assert sorted(kinds) == sorted([*(f"{n}-{kind}" for n in range(20) for kind in "ab"), records.FILE])
-
-
-def test_records_of_an_earlier_version_count_and_become_one_file(tmp_path):
-    """It wrote a file for each unit, with white space."""
-    build(tmp_path, "A")
-    folder = tmp_path / ".stages/first"
-    lines = (folder / records.FILE).read_text().splitlines()
-    (folder / records.FILE).unlink()
-    for number, line in enumerate(lines):
-        (folder / f"{number}.json").write_text(line.replace("{", "{\n ").replace(",", ",\n ") + "\n")
-    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*-a")}
-    build(tmp_path, "A")
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*-a")} == stamps
-    (folder / "1-a").write_text("cut")
-    build(tmp_path, "A")
-    assert [path.name for path in folder.iterdir() if path.suffix.startswith(".json")] == [records.FILE]
-    assert len((folder / records.FILE).read_text().splitlines()) == 2
-    assert [path for path in stamps if path.stat().st_mtime_ns != stamps[path]] == [folder / "1-a"]
