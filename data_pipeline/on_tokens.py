@@ -23,6 +23,7 @@ class _Given(Section):
 def objective(name: str, tokenizer: Tokenizer, /, *, seed: int = 0, **settings: Any) -> OnTokens:
     """A function `apply(tokens, row=0, epoch=0)` that returns (inputs, targets), the token ids of an example.
 
+    `name`: an objective of docs/reference/settings.md, such as "span_corruption". `tokenizer`: a corpus's or a model's.
     `settings`: the keys of `rows.objective` in a corpus file, such as `noise_density=0.3`. The noise is a function of
     `seed`, `row` and `epoch`. It is the noise of the training row with this number in a corpus with this seed; only UL2
     draws the denoiser of a row again.

@@ -38,12 +38,20 @@ class Example:
 
 
 class Corpus(corpora.Corpus):
-    """A finished corpus. `tokenizer`, `manifest`, `objective` and `rows(split)` are attributes of it."""
+    """A finished corpus. `rows(split)` is the number of a split's rows.
+
+    Attributes:
+        location: the corpus's directory or URL.
+        tokenizer: the Tokenizer that made the rows' ids.
+        objective: the objective that the corpus was built for, with its settings.
+        manifest: the content of manifest.json: splits, counts, checksums and settings.
+    """
 
     def documents(self, split: str | None = None) -> Iterator[Document]:
         """The documents of `split`, or of all splits, in the order of their files.
 
-        A copy of a corpus that was published without documents has none. Raises FailedError for a damaged file.
+        A copy of a corpus that was published without documents has none. Raises UserError for a split that the corpus
+        doesn't have, and FailedError for a damaged file.
         """
         if split is not None:
             self._check(split)
@@ -78,9 +86,14 @@ class Corpus(corpora.Corpus):
         lanes: int = LANES,
         state: Mapping[str, Any] | None = None,
     ) -> "Loader":
-        """Batches of `batch_size` rows for each of `ranks`; see `Loader`. `state` continues where a `state_dict()` was.
+        """The batches of one rank; see `Loader`. A run with the same `run.seed` and `data.lanes` has the same rows.
 
-        A run with the same `run.seed` and `data.lanes` has the same rows in the same order.
+        `split`: a name in `manifest.splits`, such as "train". `batch_size`: rows of this rank in a batch. `rank`, from
+        0, and `ranks`: which rank this is, and of how many. `workers`: processes that prepare batches; 0: none, this
+        process does. `seed`, `lanes`: the seed of the order and the number of interleaved readers, as in `run.seed` and
+        `data.lanes`. `state`: what another loader's `state_dict()` returned, to continue there.
+
+        Raises UserError for a split that the corpus doesn't have, a number out of range, and a state of other rows.
         """
         from data_pipeline.loading.loader import Loader  # PyTorch takes 2 s, and other methods don't need it
 
@@ -96,7 +109,7 @@ class Corpus(corpora.Corpus):
 
 
 def open(location: str | Path) -> Corpus:
-    """The finished corpus in a directory or at an fsspec URL.
+    """The finished corpus at `location`, a directory or an fsspec URL.
 
     Blocks of a remote corpus are cached on this machine. Raises UserError if there is no corpus, FailedError if its
     manifest is damaged.

@@ -21,7 +21,12 @@ from pretrain.models.model import Losses
 
 
 class PretrainedModel(nn.Module):
-    """A model with its tokenizer. `model` is the network itself, `model.config` its settings."""
+    """A model with its tokenizer.
+
+    Attributes:
+        model: the network itself; `model.config` has its settings.
+        tokenizer: the Tokenizer that it was trained with.
+    """
 
     def __init__(self, trained: TrainedModel):
         super().__init__()
@@ -37,7 +42,7 @@ class PretrainedModel(nn.Module):
         return losses
 
     def generate(self, texts: Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[Answer]:
-        """The answer to each text, or its continuation if the model is causal.
+        """The answer to each of `texts`, or its continuation if the model is causal; `batch_size` texts at a time.
 
         `<extra_id_0>`, `<extra_id_1>`, … in a text stand for masked spans. `settings` have transformers' names and
         meanings: max_new_tokens, num_beams, temperature, top_k, top_p, seed, …; the default is greedy decoding. Raises

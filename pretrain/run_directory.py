@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in `directory`, at work or ended.
+    """The run in `directory`, at work or ended: `Run("runs/mine")`.
 
     Raises UserError if there is no such directory.
     """

@@ -13,13 +13,13 @@ _OF_FILES = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
 class UserError(Exception):
-    """A wrong argument, config or input. The message is one line; the command exits with `exit_code`."""
+    """A wrong argument, config or input. The message is one line; the command exits with `exit_code`, which is 2."""
 
     exit_code = 2
 
 
 class FailedError(UserError):
-    """The work could not be done, or damage was found."""
+    """The work could not be done, or damage was found; `exit_code` is 1."""
 
     exit_code = 1
 

@@ -16,7 +16,7 @@ _SPLIT = "split"
 
 
 class Loader:
-    """Batches of one rank, as dicts of int64 tensors: see `as_batch` for names and shapes.
+    """Batches of one rank, as dicts of int64 tensors; docs/reference/batches.md has their names and shapes.
 
     The split `train` has no end: epoch follows epoch, each in its own order. Other splits are passed once per `iter()`;
     in rows that only fill the last batches of the ranks, no label counts.
@@ -24,6 +24,8 @@ class Loader:
     `state_dict()` is plain JSON. After `load_state_dict()`, also with another number of ranks or another batch size,
     the next batch begins with the row after the last one that was returned. Batches that worker processes have made
     ahead don't count.
+
+    Iteration raises DamagedInput, a FailedError, at a damaged block, and FailedError if a worker process dies.
     """
 
     def __init__(
@@ -49,7 +51,6 @@ class Loader:
         self._state = StreamState.at(self._stream, 0, [])
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises DamagedInput, a FailedError, at a damaged block, and FailedError if a worker process dies."""
         if self._split == "train":
             made = TrainingBatches(self._stream, self._layout, self._state).loader(repeat(1), self._workers)
             for (batch,) in made:
@@ -67,11 +68,14 @@ class Loader:
         self._state = StreamState.at(self._stream, position, self._state.skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The split, and the position in its rows after the last batch that was returned."""
+        """The split, and the number of its rows up to the last batch that was returned, over all ranks and epochs."""
         return {_SPLIT: self._split, **asdict(self._state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises UserError for a state of another split, corpus, objective, seed or number of lanes."""
+        """Continues after the last batch of the loader whose `state_dict()` gave `state`.
+
+        Raises UserError for a state of another split, corpus, objective, seed or number of lanes.
+        """
         given = dict(state)
         if (split := given.pop(_SPLIT, None)) != self._split:
             raise UserError(f"the data state is of the split {split!r}, this loader of {self._split!r}")

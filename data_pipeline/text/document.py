@@ -15,9 +15,17 @@ _TRACKING = re.compile(r"\?(utm_|ref|feed).*")
 class Document:
     """A document as it is stored in `documents/*.parquet`.
 
-    `id` is the source's name, the path relative to the source's root and the record's ordinal, so it is the same on
-    every machine. `target` is set for text-to-text pairs, whose input is `text`. A field that the source doesn't give
-    is "", and so is one that was not read.
+    A field that the source doesn't give is "", and so is one that was not read.
+
+    Attributes:
+        id: the source's name, the path from its root and the ordinal of the record, so the same on all machines.
+        text: the text after cleaning; of a text-to-text pair, the input.
+        url, title: the page's.
+        language: the BCP 47 tag that the source states or has in the corpus file.
+        source: the source's name in the corpus file.
+        split: "train" or "validation".
+        timestamp: when the page was fetched or edited, in ISO 8601.
+        target: of a text-to-text pair, the target.
     """
 
     id: str = ""

@@ -64,7 +64,13 @@ class TokenizerDescription:
 
 
 class Tokenizer:
-    """`model` with ids for `special_tokens` and `sentinels` above its own."""
+    """`model` with ids for `special_tokens` and `sentinels` above its own.
+
+    Attributes:
+        model: the text model, such as sentencepiece's.
+        special_tokens: the names of the special tokens that were added to it.
+        sentinels: the number of sentinels.
+    """
 
     def __init__(self, model: TextModel, special_tokens: Sequence[str] = (), sentinels: int = 0):
         if taken := [name for name in special_tokens if model.has(name)]:

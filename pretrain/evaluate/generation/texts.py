@@ -28,6 +28,7 @@ class Answer:
         generated: the text that the model generated.
         whole: the continued text, or the text with its masked spans filled in brackets; the answer itself for a text
             without masked spans.
+        has_blanks: whether the text has masked spans.
     """
 
     text: str
