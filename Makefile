@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing results faults soak fuzz install lint bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing results faults soak fuzz install lint docs bench gpu gpu-wheels clean
 
 # two ranks, also beside a GPU. CPUs with the same vector instructions give the same losses; others differ in the last
 # digits (docs/explanation/determinism.md)
@@ -68,6 +68,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)  ## the documentation as a site in build/docs, without a broken link
+	$(BIN)/mkdocs build --strict
+	@echo "Read it: $(BIN)/mkdocs serve, or any web server on build/docs"
 
 bench: $(INSTALLED)  ## speed against peers, in less than 20 minutes on two quiet cores; writes docs/results/performance.md
 	$(BIN)/python benchmarks/performance.py

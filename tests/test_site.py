@@ -1,7 +1,11 @@
-"""The Python reference is what the code says."""
+"""The Python reference is what the code says, and the pages make a site."""
 
 import inspect
 import re
+import tomllib
+
+import yaml
+from packaging.requirements import Requirement
 
 import data_pipeline
 import launch
@@ -37,3 +41,12 @@ def test_the_reference_describes_every_parameter_of_every_public_name(package):
             parameters = inspect.signature(function).parameters.keys() - {"self"}
             assert set(re.findall(r"(\w+): ", code)) == parameters, heading
             assert [one for one in parameters if f"`{one}`" not in words] == [], heading
+
+
+def test_read_the_docs_installs_what_the_extra_declares():
+    config = yaml.safe_load((TOP / ".readthedocs.yaml").read_text())
+    (install,) = config["build"]["jobs"]["install"]
+    extra = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]["docs"]
+    packages = install.removeprefix("pip install --constraint constraints.txt ").split()
+    assert set(packages) == {Requirement(one).name for one in extra} - {"griffelib"}  # its page is committed
+    assert (TOP / config["mkdocs"]["configuration"]).is_file()

@@ -22,7 +22,7 @@ from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 
 _INTRODUCTION = """\
-# Reference
+# Settings
 
 Every key of corpus files and of run files. `pretrain reference` prints this page from the code, where each key's
 meaning stands below its field.
