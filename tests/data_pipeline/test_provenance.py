@@ -324,8 +324,9 @@ def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
 def test_a_plan_has_the_stages_of_the_build(folder, corpora):
     found, config = report.read(corpora[0]), load(folder / "clean.yaml", [], CorpusConfig)
     planned = forecast_build(config, found, "of it", workers=2)
-    assert [stage.name for stage in planned.stages] == [stage.name for stage in found.stages]
-    assert [stage.name for stage in found.stages] == [*table.stages_of(config)]  # in the order of the table
+    done = [stage.name for stage in found.stages]
+    assert [stage.name for stage in planned.stages] == done
+    assert done == [name for name in table.stages_of(config) if name in done]  # in the order of the table
 
 
 def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder, capsys):
