@@ -4,7 +4,7 @@ to replace one. Nodes need nothing in common but the bucket.
 A claim is an object `.stages/claims/NUMBER` that is created only if there is none of that number. Whoever created the
 one of the highest number has the corpus. The driver renews its claim by writing the object again; when it stays the
 same for `LEASE_SECONDS`, its driver is gone, and another may create the next number. So no clocks are compared. Workers
-look for their driver's claim before they write.
+look for their driver's claim before they write, at most ten times while it lasts.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ class ObjectStore(Store):
         self._protocols = stores.protocols(self._filesystem)
         self._is_away = False
         self._claimed = 0  # the number of this driver's claim
-        self._driver, self._looked = 0, 0.0  # the claim under which this worker writes, and when it was last seen
+        self._driver = 0  # the claim under which this worker writes
+        self._seen, self._looked = 0, 0.0  # the claim that was seen last, and when
         self._written: dict[str, tuple[int, str]] = {}
         self._pieces: dict[str, list[str]] = {}  # of each file of lines
 
@@ -127,7 +128,7 @@ class ObjectStore(Store):
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, **of_s3)
 
-        self._look_again()
+        self._look_again(self._driver)
         of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._ask(sent, name)
 
@@ -149,7 +150,7 @@ class ObjectStore(Store):
             yield Path(directory)
 
     def write(self, name: str, content: bytes) -> None:
-        self._look_again()
+        self._look_again(self._driver)
         self._ask(self._filesystem.pipe_file, name, content)
         self._written[name] = len(content), hashlib.sha256(content).hexdigest()
 
@@ -331,7 +332,7 @@ class ObjectStore(Store):
 
     @contextlib.contextmanager
     def at_work(self, token: str) -> Iterator[None]:
-        self._look(int(token))
+        self._look_again(int(token))
         self._driver = int(token)
         for folder in self.disk.glob(f"{_SCRATCH}*"):
             process = folder.name.removeprefix(_SCRATCH).partition(".")[0]
@@ -342,15 +343,16 @@ class ObjectStore(Store):
         finally:
             self._driver = 0
 
-    def _look_again(self) -> None:
-        if self._driver and time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS:
-            self._look(self._driver)
+    def _look_again(self, claim: int) -> None:
+        """Looks, unless this store has seen that claim a moment ago. A claim of 0 is that of no worker."""
+        if claim and (claim != self._seen or time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS):
+            self._look(claim)
 
     def _look(self, claim: int) -> None:
         """Raises NodeUnfit if another driver than that of `claim` has the corpus."""
         if not self._has(claim):
             raise NodeUnfit(f"{self}: another build has taken over, or this isn't the bucket that the build writes to")
-        self._looked = time.monotonic()
+        self._seen, self._looked = claim, time.monotonic()
 
     def _has(self, claim: int) -> bool:
         """Whether the driver of `claim` has the corpus. Asks for objects, since listings may be late."""

@@ -36,7 +36,7 @@ _TEMPORARY = {
     "botocore.IncompleteReadError",
     "botocore.ResponseParserError",
     "gcsfs.HttpError",
-    "google.GoogleAuthError",
+    "google.TransportError",
     "http.HTTPException",
     "httpx.TransportError",  # of huggingface_hub 1
     "httpx2.TransportError",
@@ -45,6 +45,7 @@ _TEMPORARY = {
     "urllib3.HTTPError",
 }
 _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"}
+_FORBIDDEN = {"PermissionError", "ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"}
 _BUSY = {
     "SlowDown",
     "InternalError",
@@ -218,7 +219,8 @@ def _refusal(error: Exception, url: str) -> StoreError | None:
         way_out = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true if it is public"
         return StoreError(f"{url}: no credentials: {way_out}")
     forbidden = type(error) is OSError and str(error).startswith("Forbidden: ")  # gcsfs's
-    if isinstance(error, PermissionError) or forbidden or status_of(error) in (401, 403):
+    forbidden |= bool(_FORBIDDEN & {kind.__name__ for kind in type(error).__mro__})
+    if forbidden or status_of(error) in (401, 403):
         return StoreError(f"{url}: permission denied: {code + ': ' if code else ''}{one_line(error)}")
     if type(error).__name__ == "FileExpired":
         return StoreError(f"{url}: was replaced while it was read; run the same command again")

@@ -34,7 +34,7 @@ from data_pipeline.tokenizer import in_corpus
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import OFF, family, trained, with_fault
 from tests.data_pipeline.object_store import ObjectStore, serving
-from tests.data_pipeline.test_cluster import Node, cluster
+from tests.data_pipeline.test_cluster import Node, can_unshare, cluster
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
@@ -99,7 +99,7 @@ def test_a_build_in_a_bucket_has_the_bytes_of_one_in_a_folder(in_folder, in_buck
 
 
 def test_a_finished_build_in_a_bucket_is_not_done_again_and_writes_its_claim_alone(file, in_bucket, store, monkeypatch):
-    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal
     told = done_here("data-pipeline", "build", file, f"output={URL}")
     assert "to do" not in told
     assert store.asked["PUT"] == 3  # the claim, the same again, which is to be refused, and its end
@@ -249,7 +249,7 @@ def test_the_lines_of_a_bucket_are_those_of_a_folder(store, tmp_path):
 
 
 def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a_stage(store, monkeypatch):
-    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal
     corpus = Bucket("s3://bucket/asked")
     assert corpus.names("nothing") == corpus.names("nothing", deep=False) == corpus.folders("nothing") == []
     assert store.asked == {"LIST": 3}
@@ -264,6 +264,22 @@ def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a
     assert store.asked == {"LIST": 1, "GET": 2, "PUT": 1}  # this driver's claim, and none that is newer
     assert [*records.read(Finished[Result])] == ["unit"]
     assert store.asked == {"LIST": 1, "GET": 3, "PUT": 1}
+    corpus.release()
+
+
+def test_a_worker_looks_for_its_driver_once_in_a_while_and_not_for_each_unit(store, monkeypatch):
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)
+    corpus = Bucket("s3://bucket/looking")
+    token = corpus.begin()
+    store.asked.clear()
+    for _ in range(3):
+        with corpus.at_work(token):
+            corpus.write("a", b"a")
+    assert store.asked == {"GET": 2, "PUT": 3}  # its claim, and none that is newer
+    corpus.write(".stages/claims/00000002", b"{}")
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 0.0)  # that was a while ago
+    with pytest.raises(NodeUnfit, match="another build has taken over"), corpus.at_work(token):
+        raise AssertionError
     corpus.release()
 
 
@@ -344,7 +360,7 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
         patch.setattr(stores, "_FIRST_PAUSE", 100.0)
         patch.setattr(stores, "_LONGEST_PAUSE", 100.0)
         patch.setattr(stores, "time", clock)
-        patch.setattr(object_store, "LEASE_SECONDS", 1000.0)  # no renewal, which would wait, too
+        patch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal, which would wait, too
         store.away_after = 14
         stopped = run_here("data-pipeline", "build", file, "output=s3://bucket/away")
     assert stopped.returncode == 75
@@ -401,6 +417,28 @@ def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_dr
     assert "documents: 4 of 4 units up to date" in printed
     assert contents(url) == in_folder
     psutil.wait_procs(tree)
+
+
+@pytest.mark.slow
+def test_three_nodes_with_nothing_in_common_but_the_bucket_write_the_bytes_of_one_process(
+    store, tmp_path, tmp_path_factory
+):
+    """The text is in the bucket, too. Two nodes see an empty folder in place of all that tests write."""
+    for part in range(6):
+        write_c4(tmp_path / f"c4-{part}.json.gz", records=12, skip=8 * part)
+        store.filesystem().put_file(str(tmp_path / f"c4-{part}.json.gz"), f"bucket/text/c4-{part}.json.gz")
+    source = {"format": "c4", "path": "s3://bucket/text/*.json.gz", "language": "en"}
+    dedup = {"urls": "newest", "lines": True, "documents": True, "minhash": True, "keys_per_bucket": 100}
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=[source], dedup=dedup)
+    hidden = tmp_path_factory.getbasetemp()
+    node = Node({"TMPDIR": str(hidden)}, hidden=hidden if can_unshare() else None)
+    with cluster(tmp_path, node, node) as (address, _):
+        command = [sys.executable, "-m", "data_pipeline", "build", str(config), "output=s3://bucket/apart"]
+        done = subprocess.run([*command, f"ray.address={address}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "node 127.0.0." not in done.stderr
+    assert Bucket("s3://bucket/apart").read_json(".stages/timings/documents.json", dict[str, Any])["workers"] == 3
+    assert contents("s3://bucket/apart") == contents(build(load(config, [], CorpusConfig)))
 
 
 @pytest.mark.slow

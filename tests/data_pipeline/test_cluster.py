@@ -71,35 +71,37 @@ class Node:
     hidden: Path | None = None
 
 
+# Workers take ports of the kernel's choice, instead of those that tests take.
+OF_A_NODE = [
+    *("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"),
+    *("--min-worker-port=0", "--max-worker-port=0"),
+]
+
+
+def start_node(started: list[subprocess.Popen], command: list[str], variables: dict[str, str], log: Path) -> None:
+    """Adds to `started` a node of Ray, once it is up. All of them have the same log."""
+    with log.open("ab") as file:
+        started.append(subprocess.Popen(command, stdout=file, stderr=file, env={**variables, **OF_RAY}))
+    while log.read_bytes().count(b"Ray runtime started") < len(started):
+        assert started[-1].poll() is None, log.read_text()
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def cluster(folder: Path, *nodes: Node, path: Path | None = TOP) -> Iterator[tuple[str, list[subprocess.Popen]]]:
     """(address, nodes) of a cluster of a head and `nodes`, with one CPU each: 127.0.0.1, 127.0.0.2, … `path`: where the
     head finds code, besides what is installed."""
     port = free_port()
-    # workers take ports of the kernel's choice, instead of those that tests take
-    common = ["--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
-    common += ["--min-worker-port=0", "--max-worker-port=0"]
-    program = [str(Path(sys.executable).with_name("ray")), "start", *common]
+    program, log = [str(Path(sys.executable).with_name("ray")), "start", *OF_A_NODE], folder / "ray.log"
     # Sockets are below Ray's directory, and their paths may have at most 107 characters.
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-") as own,
-        (folder / "ray.log").open("wb") as log,
-        processes() as started,
-    ):
-
-        def start(command: list[str], variables: dict[str, str]) -> None:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env={**variables, **OF_RAY}))
-            while (folder / "ray.log").read_bytes().count(b"Ray runtime started") < len(started):
-                assert started[-1].poll() is None, (folder / "ray.log").read_text()
-                time.sleep(0.2)
-
+    with tempfile.TemporaryDirectory(prefix="ray-") as own, processes() as started:
         head = [*program, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={own}"]
-        start(head, {**os.environ, "PYTHONPATH": str(path or "")})
+        start_node(started, head, {**os.environ, "PYTHONPATH": str(path or "")}, log)
         for number, node in enumerate(nodes, 2):
             command = [*program, f"--address=127.0.0.1:{port}", f"--node-ip-address=127.0.0.{number}"]
             if node.hidden is not None:
                 command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', node.hidden, *command]
-            start(command, {**os.environ, "PYTHONPATH": str(TOP), **node.variables})
+            start_node(started, command, {**os.environ, "PYTHONPATH": str(TOP), **node.variables}, log)
         yield f"127.0.0.1:{port}", started[1:]
 
 
