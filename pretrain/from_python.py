@@ -32,8 +32,9 @@ def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = Fa
 
     Ctrl-C saves and stops the run, which is then returned; before the first step nothing is there to save, and it
     raises KeyboardInterrupt. SIGTERM, SIGHUP and SIGUSR1 save and stop, too, and are then sent to this process again.
-    Signal handlers, environment variables, global generators and the settings of PyTorch are as before when `train`
-    returns or raises. Numbers below 1e-38 count as 0 meanwhile, which threads that PyTorch has started before don't do.
+    Signal handlers, environment variables, global generators and PyTorch's threads, precision and deterministic
+    algorithms are as before when `train` returns or raises. No watchdog ends this process. Numbers below 1e-38 count as
+    0 meanwhile, but not in threads that PyTorch has started before.
 
     Raises UserError for a wrong config, and FailedError if the run fails for a reason outside its code; other errors as
     they are.
@@ -41,8 +42,8 @@ def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = Fa
     settings = load_with(config, overrides, RunConfig)
     if is_launched():
         raise UserError(
-            "RANK is set: a launcher has started this process as a rank; `pretrain train` trains there, and this "
-            "function where RANK is unset"
+            "RANK is set: a launcher has started this process as a rank, which trains with `pretrain train`, or a "
+            'worker imports a script that calls this function outside `if __name__ == "__main__":`'
         )
     if dist.is_available() and dist.is_initialized():
         raise UserError(

@@ -323,6 +323,21 @@ def test_ranks_and_a_new_process_have_the_rows_of_training(small_corpus):
     assert json.loads(done.stdout) == [labels.tolist() for labels in expected[3:]]
 
 
+def test_a_script_whose_workers_would_start_it_again_is_told_so(small_corpus, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, data_pipeline\n"
+        "try:\n"
+        "    next(iter(data_pipeline.open(sys.argv[1]).loader('train', 2, workers=1)))\n"
+        "except data_pipeline.FailedError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, script, small_corpus], capture_output=True, text=True)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("data.workers: ")
+    assert line.endswith('`if __name__ == "__main__":` alone')
+
+
 def test_held_out_rows_are_passed_once_and_continue(small_corpus):
     corpus = data_pipeline.open(small_corpus)
     targets = sum(len(one.targets) for one in corpus.examples("validation"))

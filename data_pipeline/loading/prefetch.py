@@ -69,19 +69,24 @@ def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int
     # blocked until a worker has installed its handlers
     with blocked(server.REQUESTS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more workers than cores
-        made = iter(
-            DataLoader(
-                _Guarded(dataset),
-                batch_size=None,
-                sampler=numbers,
-                num_workers=workers,
-                multiprocessing_context="forkserver" if workers else None,
-                prefetch_factor=prefetch if workers else None,
-                worker_init_fn=_outlive_requests,
-                generator=torch.Generator(),  # leaves the global generator alone
-                pin_memory=pin,
-            )
+        loader = DataLoader(
+            _Guarded(dataset),
+            batch_size=None,
+            sampler=numbers,
+            num_workers=workers,
+            multiprocessing_context="forkserver" if workers else None,
+            prefetch_factor=prefetch if workers else None,
+            worker_init_fn=_outlive_requests,
+            generator=torch.Generator(),  # leaves the global generator alone
+            pin_memory=pin,
         )
+        try:
+            made = iter(loader)
+        except BrokenPipeError:  # Python has a worker import the script that has started it
+            raise FailedError(
+                "data.workers: a worker process has ended as it started; a Python script starts workers under "
+                '`if __name__ == "__main__":` alone'
+            ) from None
     while True:
         try:
             one = next(made)
