@@ -87,7 +87,8 @@ def _of_torch() -> Iterator[Callable[[], object]]:
     """For each of PyTorch's settings that a run changes, what sets it as it is now."""
     yield partial(torch.set_num_threads, torch.get_num_threads())
     yield partial(torch.set_flush_denormal, not torch.tensor(1e-40).mul(1).item())
-    yield partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    with contextlib.suppress(RuntimeError):  # for whom has set PyTorch's newer names, the older ones can't be read
+        yield partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
     yield partial(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
     deterministic, warns = (
         torch.are_deterministic_algorithms_enabled(),

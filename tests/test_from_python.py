@@ -33,6 +33,7 @@ from data_pipeline.loading.stream import Stream
 from pretrain.training.callback import Callback
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.in_process import done_here
+from tests.pretrain.rank_processes import PROCESSES
 from tests.pretrain.runs import MODEL, run_file, train
 from tests.tables import each
 
@@ -153,33 +154,46 @@ def of_run(run: pretrain.Run) -> list[object]:
     return [losses, {name: tensor.tolist() for name, tensor in weights.items()}]
 
 
+def in_a_new_process(function: Callable[..., None], *arguments: object) -> None:
+    """Runs `function` where nothing has used PyTorch yet, whose threads would keep what they were started with."""
+    process = PROCESSES.Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
 @each("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops_a_run_of_this_process_and_a_second_call_resumes_it(
     small_corpus, tmp_path, by_command, number
 ):
     config = {**json.loads(run_file(tmp_path, small_corpus).read_text()), "callbacks": CALLBACK}
+    in_a_new_process(stop_and_resume, config, number)
+    assert of_run(pretrain.Run(tmp_path / "run")) == of_run(by_command)
+
+
+def stop_and_resume(config: dict[str, object], number: signal.Signals) -> None:
     AtStep.do = partial(signal.raise_signal, number)
     received: list[int] = []
-    earlier = signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        before, environment = process_state(), {**os.environ}
-        run = pretrain.train(config)
-        assert (process_state(), {**os.environ}) == (before, environment)
-        assert (run.state, [path.name for path in run.checkpoints]) == ("stopped", ["step-00000004"])
-        assert received == [number] * (number != signal.SIGINT)  # Ctrl-C is over when the run has stopped
-        assert pretrain.train(config) == run
-        assert process_state() == before
-    finally:
-        signal.signal(number, earlier)
+    signal.signal(number, lambda number, frame: received.append(number))
+    before, environment = process_state(), {**os.environ}
+    run = pretrain.train(config)
+    assert (process_state(), {**os.environ}) == (before, environment)
+    assert (run.state, [path.name for path in run.checkpoints]) == ("stopped", ["step-00000004"])
+    assert received == [number] * (number != signal.SIGINT)  # Ctrl-C is over when the run has stopped
+    assert pretrain.train(config) == run
+    assert process_state() == before
     assert run.state == "finished"
-    assert of_run(run) == of_run(by_command)
 
 
-def test_other_loops_have_the_losses_of_a_run(small_corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("corpus").symlink_to(small_corpus)
+def test_other_loops_have_the_losses_of_a_run(small_corpus, tmp_path):
+    (tmp_path / "corpus").symlink_to(small_corpus)
     shared = {"model": {**MODEL, "dropout_rate": 0.0}, "batch": {"global_batch_size": 16, "micro_batch_size": 16}}
     run_file(tmp_path, small_corpus, run={"seed": 5, "max_steps": 2, "directory": "run"}, **shared)
+    in_a_new_process(train_in_other_loops, tmp_path)
+
+
+def train_in_other_loops(folder: Path) -> None:
+    os.chdir(folder)
     pretrain.train("run.yaml")
     optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0, "gradient_clipping": 0.0}
     changes = {"optimizer": optimizer, "schedule": {"name": "constant", "warmup_steps": 0}, "data": {"lanes": 64}}
@@ -193,10 +207,13 @@ def test_other_loops_have_the_losses_of_a_run(small_corpus, tmp_path, monkeypatc
 
 @each("error", [RuntimeError("boom"), KeyboardInterrupt(), data_pipeline.FailedError("disk: full")])
 def test_an_error_in_a_run_of_this_process_is_raised_and_leaves_the_directory_free(small_corpus, tmp_path, error):
+    in_a_new_process(fail_and_train, run_file(tmp_path, small_corpus, callbacks=CALLBACK), error)
+
+
+def fail_and_train(path: Path, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    path = run_file(tmp_path, small_corpus, callbacks=CALLBACK)
     AtStep.do = fail
     before = process_state()
     with pytest.raises(type(error)) as raised:

@@ -123,16 +123,16 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     end = error
     if isinstance(error, Exception):
         heartbeat.tell_failed(rank, error)
-    alone = dist.get_world_size() == 1
+    blocks = _exit_may_block()
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
             end = SystemExit(error.exit_code)
-    elif isinstance(error, Exception) and not alone:
+    elif isinstance(error, Exception) and (blocks or dist.get_world_size() > 1):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         end = SystemExit(1)
     elif isinstance(error, SystemExit):  # by code that the run calls; the other ranks wait for this one
         print(f"error: exited with code {error.code or 0} before the run's end", file=sys.stderr, flush=True)
-    if not alone and _exit_may_block():
+    if blocks:
         if isinstance(end, UserError):
             print_error(end)
         _exit_now(error.exit_code if isinstance(error, UserError) else 1)
@@ -150,7 +150,7 @@ def _leave_group() -> None:
 def _exit_may_block() -> bool:
     """True if leaving the process group may wait for ranks that wait for this one, as NCCL's communicators do, or end
     in an abort, as gloo does while a thread communicates."""
-    return dist.get_backend() == "nccl" or bool(_of_threads)
+    return dist.get_world_size() > 1 and (dist.get_backend() == "nccl" or bool(_of_threads))
 
 
 def _exit_now(code: int) -> NoReturn:

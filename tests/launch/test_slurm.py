@@ -1,7 +1,6 @@
 """Jobs of a real SLURM of two nodes: their script, the doctor, ranks of srun, a build, and a run that loses a node."""
 
 import json
-import shlex
 import subprocess
 import sys
 import time
@@ -55,8 +54,8 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     cluster.until(job, "COMPLETED")
     _, _, shown = said(folder, job).split("\n", 2)  # the job and the version come first
     assert shown.startswith(f"{name}\n")
-    *_, option, container, copy = shown.splitlines()
-    assert (option, shlex.split(container)) == ("--container", ["in it", "run"])
+    *_, command, head, copy = shown.splitlines()
+    assert (command, json.loads(head)["container"]) == ("head", ["in it", "run"])
     assert copy == f"{folder}/run/slurm/{job}.yaml"
     assert load(copy, [], RunConfig).run.name == name
     assert not (tmp_path / "run").exists()

@@ -289,7 +289,7 @@ def test_a_stop_before_the_ranks_start_leaves_nothing_to_save(small_corpus, tmp_
     """Exit code 75: a scheduler may start the run again. The agents never connect, or a job copies corpora first."""
     signalled, nothing = ["sh", "-c", f"kill -{name} {os.getpid()}; exec sleep 3600"], "nothing was saved, and the same"
     capfd.readouterr()
-    assert _run_before([["true"], signalled]) == Ended(75, interrupted)
+    assert _run_before(signalled) == Ended(75, interrupted)
     assert nothing in capfd.readouterr().err
     path = run_file(tmp_path, small_corpus)
     assert attempts.launch(Run(path, []), [Node("host", 1)], Access(lambda host: signalled)) == Ended(75, interrupted)

@@ -193,7 +193,7 @@ ERRORS = {
 }
 
 
-def wait_for_ever() -> None:
+def wait_for_ever(**_: object) -> None:
     time.sleep(3600)
 
 
