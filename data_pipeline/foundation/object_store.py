@@ -97,7 +97,9 @@ class ObjectStore(Store):
 
     def readable(self, name: str) -> BinaryIO:
         try:  # most files are no longer, and their size needn't be asked for
-            beginning = self._filesystem.cat_file(f"{self._root}/{name}", start=0, end=stores.READ_AHEAD)
+            beginning = self._ask(self._filesystem.cat_file, name, start=0, end=stores.READ_AHEAD)
+        except UserError:
+            raise
         except Exception:  # `open_file` says what is wrong, if anything: an empty file has no such range
             beginning = b""
         return stores.open_file(self.at(name), beginning)
