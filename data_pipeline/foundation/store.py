@@ -51,7 +51,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def local(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
-        """A folder of this machine that has those of these small files that are there, within the block."""
+        """Within the block, a folder on this machine with copies of the small files `names`, but for missing ones."""
 
     @abc.abstractmethod
     def put(self, name: str) -> contextlib.AbstractContextManager[Path]:

@@ -37,7 +37,7 @@ _CHARACTERS_OF_A_KEY = 40  # as a line counts when parts are cut; only MinHash w
 
 @dataclass(frozen=True)
 class LeftSpec:
-    """A group of neighbouring parts, whose documents that are left are written to `output`."""
+    """A group of neighbouring parts. The documents that are left of the parts are written to `output`."""
 
     parts: list[Part]
     earlier: Earlier
@@ -46,7 +46,7 @@ class LeftSpec:
 
 @dataclass(frozen=True)
 class KeysSpec(LeftSpec):
-    """A group of neighbouring parts, of which the keys of `step` are written, with an index of `slots`.
+    """A group of neighbouring parts. Their keys for `step` are written, with an index of `slots`.
 
     `new_changes`: the table to write of what the earlier steps changed; "": `earlier.changes` has everything.
     """

@@ -50,7 +50,7 @@ def forms(inputs: int, targets: int) -> dict[str, Form]:
 
 
 def passes(form: Form, device: torch.device, small: bool, rows: int | None = None) -> Callable[[], None]:
-    """TIMES forward and backward passes of attention. `rows`: instead of those of `_sizes`."""
+    """Takes TIMES forward and backward passes of attention when called. `rows`: by default those of `_sizes`."""
     dtype = torch.float32 if small else torch.bfloat16  # Triton's interpreter has no products in bf16
 
     def draw(*shape: int) -> torch.Tensor:
