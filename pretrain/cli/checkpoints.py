@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked
 from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app, open_checkpoint
 
 # A command imports what it runs, since --help and a mistyped option need none of it:
@@ -98,20 +96,6 @@ def export(
     context: typer.Context,
     checkpoint: Checkpoint,
     out: NewDirectory,
-    register: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Also register the export in the run's MLflow, as a new version of the model NAME."
-        ),
-    ] = None,
-    uri: Annotated[
-        str | None,
-        path_option(
-            "--uri",
-            "For --register: MLflow's tracking URI with its password, which the run doesn't record.",
-            paths.mlflow_uri,
-        ),
-    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -131,16 +115,12 @@ def export(
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.export import card, push
-    from pretrain.training.tracking import checkpoints as registry
 
-    if register is None:
-        refuse_options(context, "for --register", "uri")
     if push_to_hub is None:
         refuse_options(context, "for --push-to-hub", "public")
     directory = directories.checkpoint_in(checkpoint)
     destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
     trained = trained_models.TrainedModel.open(directory)
-    registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
         trained.model.state_dict(),
         trained.model.config,
@@ -154,10 +134,6 @@ def export(
     if destination is not None:
         print(destination.describe(out), flush=True)
         print(f"sent: {destination.send(out)}")
-    if registration is not None:
-        model = registration.register(out)
-        print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")
-        print(f"  mlflow artifacts download -u {model} -d {register}")
 
 
 @app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 FILE_NAME = "metrics.jsonl"
-_TAIL = 1 << 16  # bytes
+_TAIL = 1 << 16  # bytes: far more than the longest line
 _LARGEST = 1 << 63  # for steps and milliseconds: damage, and no store of curves holds more
 
 
@@ -80,22 +80,8 @@ def read_metrics(path: Path) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def rows_of_step(path: Path, step: int) -> Iterator[Row]:
-    """The rows of one step, in the order of the file; much faster than reading all rows."""
-    begin = f'{{"step": {step},'.encode()  # as MetricLog writes it
-    return (row for row, _ in rows_from(path, begin=begin))
-
-
-def last_step(run: Path) -> int:
-    """The step of the last row in the metrics of `run`; 0 without rows."""
-    path = run / FILE_NAME
-    begin = max(0, path.stat().st_size - _TAIL) if path.exists() else 0
-    return max((row.step for row, _ in rows_from(path, begin)), default=0)
-
-
-def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple[Row, int]]:
-    """Yields the rows from byte `offset` on that begin so, in the order of the file, each with the offset after its
-    line.
+def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
+    """Yields the rows from byte `offset` on in the order of the file, each with the offset after its line.
 
     Ends before a last line that is still being written, and skips lines that aren't rows.
     """
@@ -107,7 +93,7 @@ def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple
             if not line.endswith(b"\n"):
                 return
             offset += len(line)
-            if line.startswith(begin) and (row := _parse(line)):
+            if row := _parse(line):
                 yield row, offset
 
 
@@ -128,7 +114,7 @@ def _to_json(value: float) -> float | str:
 
 
 def last_row(path: Path) -> Row | None:
-    """The last row; None where there is none."""
+    """The last row of the file; None if it has no row or can't be read."""
     try:
         with path.open("rb") as file:
             rows = [_parse(line) for line in _tail(file)[1].splitlines()]
@@ -138,8 +124,8 @@ def last_row(path: Path) -> Row | None:
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:
-    """(offset, content) of the end of a file: far more than its longest line."""
-    start = max(0, file.seek(0, os.SEEK_END) - 65536)
+    """The end of a file, with the offset at which it begins."""
+    start = max(0, file.seek(0, os.SEEK_END) - _TAIL)
     file.seek(start)
     return start, file.read()
 

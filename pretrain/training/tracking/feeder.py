@@ -7,8 +7,6 @@ RUN/system/NODE.jsonl   the metrics of the machines
 RUN/artifacts/          every file that appears here is uploaded, under its own path, but for
   evaluation/NAME.json                 a table: MLflow's UI lists it as one
   evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
-RUN/checkpoints/        each checkpoint becomes a model with the metrics of its step; see checkpoints.py
-
 MLflow takes an equal point (name, step, time, value) only once. So sending lines again, after a kill came before the
 offset was saved, is harmless.
 """
@@ -33,7 +31,6 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import masked, printable
 from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
 from pretrain.run.system_metrics import files_of_machines
-from pretrain.training.tracking.checkpoints import log_checkpoints
 from pretrain.training.tracking.mlflow_store import (
     ARTIFACTS,
     HOST,
@@ -87,8 +84,7 @@ def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
 
 
 def feed(run: MlflowRun) -> int:
-    """Sends the description, new metrics, files and checkpoints, and how the run ended. Returns how many metrics MLflow
-    has taken.
+    """Sends the description, new metrics and files, and how the run ended. Returns how many metrics MLflow has taken.
 
     What MLflow refuses is set aside with a warning. Raises FailedError if anything else could not be sent, after the
     rest is sent, and every error of an MLflow that doesn't answer; calling it again continues.
@@ -109,8 +105,6 @@ def feed(run: MlflowRun) -> int:
                 sent += _feed_rows(run, name)
         with run.part(ARTIFACTS_DIRECTORY):
             _upload_files(run)
-        with run.part("checkpoints"):
-            log_checkpoints(run)
         if ended:
             with run.part("the end of the run"):
                 end = int((run.description.ended or time.time()) * 1000)
