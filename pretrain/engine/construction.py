@@ -151,7 +151,7 @@ def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> Non
     compiled = compiles(compute)
     if compiled:
         _watch_compilations()
-        torch._dynamo.config.recompile_limit = _GRAPHS
+        torch.compiler.config.recompile_limit = _GRAPHS
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
