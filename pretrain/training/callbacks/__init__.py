@@ -1,6 +1,6 @@
 """The callbacks of a run, in the order in which they are called.
 
-- Replaying, ComparingMemory, SkippedSteps, Spikes: detect steps that must not count, and may rewind the run.
+- Replaying, ComparingMemory, SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
 - Speed, Straggling, Profiling: measure steps.
 - The callbacks of the run file, and Alerting.
 - Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
@@ -26,12 +26,10 @@ from pretrain.training.callbacks.silent_errors.replay import Replaying
 from pretrain.training.callbacks.stops import Stops
 from pretrain.training.callbacks.stragglers import Straggling
 
-RENAMED = {"requests": "votes", "before_going_back": "before_rewind"}  # methods of callbacks, before → now
-
 
 def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = None) -> dict[str, Callback]:
-    """The callbacks of a run by name, in the order in which they are called. A callback whose setting is off isn't
-    among them. Raises UserError for a callback of the run file that can't be made."""
+    """The callbacks of a run by name, in the order in which they are called, without those whose setting is off. Raises
+    UserError for a callback of the run file that can't be made."""
     faults, alerts = config.faults, config.tracking.alerts
     waits_for_others = ranks > 1 or config.data.remote
     built_in: list[tuple[type[Callback], bool]] = [
@@ -59,7 +57,7 @@ def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = No
 
 
 def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
-    """The callbacks of a run file, by name, in its order. Raises UserError if one can't be made."""
+    """The callbacks of a run file by name, in the file's order. Raises UserError if one can't be made."""
     found: dict[str, Callback] = {}
     for number, one in enumerate(settings):
         module, _, name = one.name.partition(":")
@@ -69,8 +67,5 @@ def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
         if not isinstance(made, Callback):
             raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.training.callback.Callback")
-        for before, now in RENAMED.items():
-            if hasattr(made, before):
-                raise UserError(f"callbacks.{number}: {one.name}: the method {before} is named {now} now")
         found[one.name if one.name not in found else f"{one.name} {number}"] = made
     return found
