@@ -1,12 +1,12 @@
-"""The versions of DeepSpeed that the tests have passed with (docs/reference/deepspeed.md), and what the installed
-version can do."""
+"""Checks the installed version of DeepSpeed against the tested versions (docs/reference/deepspeed.md), and what it can
+do."""
 
 import deepspeed
 
 from data_pipeline.foundation.errors import UserError
 
 OLDEST, NEWEST = "0.19.8", "0.19.8"
-REPORT = "please report this, with environment.json and the run file"  # where one of them does something else
+REPORT = "please report this, with environment.json and the run file"  # if DeepSpeed does something unexpected
 
 
 def check_version() -> None:
@@ -34,7 +34,7 @@ def was_built_with(extension: str) -> bool:
 
 
 def can_build_async_io() -> bool:
-    """True if the extension with which DeepSpeed reads NVMe is built or can be built."""
+    """True if DeepSpeed's extension for NVMe is built or can be built."""
     return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)
 
 
