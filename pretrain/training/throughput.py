@@ -36,7 +36,8 @@ def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)  # leaves the global generator as it is
     for width in _WIDTHS:
-        matrix, times = torch.rand(width, width, device=device, generator=generator).to(dtype), []
+        matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
+        times: list[float] = []
         for _ in range(1 + _TIMES):
             started = time.perf_counter()
             result = matrix @ matrix

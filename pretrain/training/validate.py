@@ -201,7 +201,8 @@ def _opened(location: str, cache: CacheSection) -> Corpus:
 
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
     """The settings that may not change over the life of a run, under their keys in a run file."""
-    data, weights, wrapper = config.data, _weights_in_rows(config, training), None
+    data, weights = config.data, _weights_in_rows(config, training)
+    wrapper: checkpoint_index.Identity | None = None
     if config.wrapper:
         from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
 

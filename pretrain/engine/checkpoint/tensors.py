@@ -33,7 +33,7 @@ _BLOCKS_BETWEEN_FLUSHES = 1 << 8
 
 
 def header(shapes: Mapping[str, list[int]]) -> bytes:
-    """The beginning of a safetensors file of fp32 tensors, whose elements follow in the same order."""
+    """The header of a safetensors file of fp32 tensors, whose elements follow in the same order."""
     about, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 4 * math.prod(shape)
@@ -46,11 +46,11 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 def write_part(
     directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
 ) -> Files:
-    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and the table of its fragments; returns
-    their descriptions.
+    """Writes a rank's safetensors file with the bytes `image` (bytes,), and the table of its fragments. Returns their
+    descriptions.
 
-    Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
-    disk soon: a write that gets on can be told from one that hangs.
+    The sha256 is computed while writing, so that nothing is read back. `progress` is called after each block. Blocks
+    are flushed to the disk regularly, so that a slow write isn't taken for a hang.
     """
     name = f"{rank_file(rank)}.safetensors"
     content = image.numpy().data
@@ -78,8 +78,7 @@ def verify_share(stored: "StoredTensors") -> None:
 
 
 def verify_together(directory: Path, config: models.ModelConfig) -> None:
-    """Raises FailedError on all ranks, of which each verifies its share, if a checkpoint is damaged or not of this
-    model."""
+    """Raises FailedError on all ranks if a checkpoint is damaged or not of this model. Each rank verifies its share."""
     problem = None
     try:
         stored = StoredTensors(directory)
@@ -115,8 +114,8 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # with the file of each
-        self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
+        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # by parameter: its pieces, each with its file
+        self._opened: dict[str, Any] = {}  # opening a file reads its header
         for rank in range(self.index.world_size):
             for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
                 self._pieces.setdefault(name, []).append((piece, f"{rank_file(rank)}.safetensors"))
@@ -125,10 +124,10 @@ class StoredTensors:
                 raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
 
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
-        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
+        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN, or a parameter
+        infinity.
 
-        Parameters must also be finite. `share` selects among the files, sorted by name. `progress` is called as they
-        are read.
+        `share` selects among the files, sorted by name. `progress` is called while files are read.
         """
         index.verify(self.directory, self.index, share, progress)
         self.check_shapes(self.index.model, "the model it names")
@@ -238,9 +237,9 @@ def _incomplete(pieces: list[Piece]) -> str | None:
 
 
 def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
-    """The damage of a stored tensor, if there is any. `elements` is None for a state with a shape of its own.
+    """The damage of a stored tensor, if any. `elements`: the expected number; None for a state with its own shape.
 
-    A parameter must be `finite`. A second moment may overflow; its element then no longer changes.
+    `finite`: infinity is damage, too, as in a parameter. A second moment may overflow; its element then stays as it is.
     """
     if tensor.dtype != torch.float32:
         return f"is {str(tensor.dtype).removeprefix('torch.')}, expected float32"
