@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.atomic import atomic_file
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain import models
@@ -28,6 +29,7 @@ from pretrain.models.model import Model
 from pretrain.run import watchdog
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
+_NAMES_SHOWN = 5
 _BLOCK = 1 << 22  # bytes
 _BLOCKS_BETWEEN_FLUSHES = 1 << 8
 
@@ -99,11 +101,6 @@ def load_weights(model: Model, directory: Path) -> None:
     load_buffers(model, directory)
 
 
-def _shortened(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 class StoredTensors:
     """The tensors of a checkpoint by name and range, whichever ranks wrote them.
 
@@ -151,7 +148,7 @@ class StoredTensors:
             "extra": [name for name in found if name not in expected],
             "misshapen": [f"{one} {found[one]} for {expected[one]}" for one in both if found[one] != expected[one]],
         }
-        problems = [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
+        problems = [f"{kind}: {first_few(names, _NAMES_SHOWN)}" for kind, names in kinds.items() if names]
         if problems:
             raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import first_few
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.engine import Engine
 from pretrain.run import heartbeat, watchdog
@@ -38,10 +39,8 @@ def sums(values: Tensor, start: int = 0) -> Tensor:
 
 
 def named(names: list[str], wrong: Tensor) -> str:
-    """The names of the first tensors that are `wrong` (names,), and the number of further ones."""
-    chosen = [name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong]
-    more = f" and {len(chosen) - _MOST_NAMED} more" if len(chosen) > _MOST_NAMED else ""
-    return ", ".join(chosen[:_MOST_NAMED]) + more
+    """The names of the first tensors that are `wrong` (names,)."""
+    return first_few((name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong), _MOST_NAMED)
 
 
 @dataclass(frozen=True)
