@@ -77,9 +77,7 @@ class Adapted(NamedTuple):
     new: dict[str, int]
 
 
-def adapt(
-    decoder: Path, out: Path, style: str, encoder: Path | None = None, sentinels: int | None = None, seed: int = 0
-) -> list[str]:
+def adapt(decoder: Path, out: Path, style: str, encoder: Path | None, sentinels: int | None, seed: int) -> list[str]:
     """Writes the checkpoint `out` of step 0. Returns lines that say which weights were copied, and which are new.
 
     `decoder` and `encoder`: directories that transformers saved, checkpoints or runs. `sentinels`: the tokenizer's

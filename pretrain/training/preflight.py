@@ -31,12 +31,7 @@ def unbuilt(config: RunConfig, folder: Path) -> list[str]:
 
 
 def preflight(
-    config: RunConfig,
-    ranks: int,
-    fresh: bool = False,
-    may_train: bool = False,
-    here: bool = True,
-    folder: Path = Path(),
+    config: RunConfig, ranks: int, fresh: bool = False, *, folder: Path, may_train: bool = False, here: bool = True
 ) -> ValidatedRun:
     """Checks a run of so many `ranks`, which resumes from its newest checkpoint unless it is `fresh`.
 

@@ -44,7 +44,7 @@ class RunReport:
     Use it as a context manager: if an exception leaves the block, the tracker marks the run as failed.
     """
 
-    def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):
+    def __init__(self, run: ValidatedRun, stop_at_step: int | None):
         self.run, self._stop_at_step = run, stop_at_step
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory

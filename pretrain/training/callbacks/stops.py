@@ -55,7 +55,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 class Stops(Callback):
     """Has all ranks stop after the same step, whichever rank is asked to stop. The run saves this step."""
 
-    def __init__(self, stop_at_step: int | None = None):
+    def __init__(self, stop_at_step: int | None):
         self._stop_at_step = stop_at_step
         self._began = time.monotonic()
 

@@ -88,9 +88,8 @@ class Tracker:
                 logger.warning("%s: %s; metrics are kept in memory until it can be written", self._log.path, error)
             self._log_failing = True
 
-    def close(self, status: Status, timeout: float | None = None) -> None:
-        """Ends the run. The last feed may take `timeout` seconds (default: 30), or a few if MLflow is away. May be
-        called twice."""
+    def close(self, status: Status) -> None:
+        """Ends the run. The last feed may take 30 seconds, or a few if MLflow is away. May be called twice."""
         if self._run.ended is not None:
             return
         self._run.status, self._run.ended = status, time.time()
@@ -102,7 +101,7 @@ class Tracker:
         self._log.close()
         self._closing.set()
         if self._uri:
-            self._feeding.join(SECONDS_FOR_THE_REST if timeout is None else timeout)
+            self._feeding.join(SECONDS_FOR_THE_REST)
         self._closed.set()
         if not self._complete:
             logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
