@@ -28,7 +28,7 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", Path(self.directory))
         if not self.directory.is_dir():
-            raise UserError(f"{self.directory}: no such directory; expected that of a run")
+            raise UserError(f"{self.directory}: no such directory; give a run directory")
 
     def metrics(self) -> "pd.DataFrame":
         """A row for each logged step, with `step`, `attempt`, `time` in seconds since 1970, and the metrics by name.

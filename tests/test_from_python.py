@@ -244,7 +244,7 @@ def fail_and_train(path: Path, error: BaseException) -> None:
             lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
             "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
         ),
-        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; expected that of a run"),
+        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; give a run directory"),
         (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
         (
             lambda: launch.local("configs:runs/quickstart.yaml", optimizer={"learning_rat": 1}),

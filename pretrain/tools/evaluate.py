@@ -153,7 +153,7 @@ def evaluate(
         if session.rank == 0 and as_json:
             print(json.dumps(metrics, indent=1))
     if failed:
-        raise FailedError("not every hook gave a result")
+        raise FailedError("some hooks failed; their lines above say why")
 
 
 def _show(findings: Findings, stream: TextIO) -> None:

@@ -50,10 +50,10 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
         use("triton")
         return None
     use("sdpa")
-    line = f"compute.attention: this project's kernels fail here: {problem or 'on another rank'}"
+    line = f"compute.attention: the Triton kernels fail: {problem or 'on another rank'}"
     if asked == "triton":
         raise FailedError(f"{line}; set auto or sdpa")
-    return f"{line}; PyTorch's are taken"
+    return f"{line}; using PyTorch's attention (sdpa)"
 
 
 def _rows(run: ValidatedRun) -> Iterator[Batch]:

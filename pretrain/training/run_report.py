@@ -219,7 +219,7 @@ def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracke
     uri = mlflow.uri if mlflow else None
     if mlflow and not uri:
         if slurm.disk_is_shared(len(machines)):
-            print("MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's", flush=True)
+            print("MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server", flush=True)
         else:
             uri = MLFLOW_FILE
     return Tracker(run.directory, tracked, uri)
