@@ -89,7 +89,7 @@ def plan_command(
 
         settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == device_speed.CPU
         if on_cpu and (gpus or nodes or price is not None):
-            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes and --price")
+            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price")
         if gpus is None and not on_cpu:
             raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
         kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)

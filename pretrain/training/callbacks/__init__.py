@@ -31,29 +31,27 @@ def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = No
     """The callbacks of a run by name, in the order in which they are called, without those whose setting is off. Raises
     UserError for a callback of the run file that can't be made."""
     faults, alerts = config.faults, config.tracking.alerts
-    waits_for_others = ranks > 1 or config.data.remote
-    built_in: list[tuple[type[Callback], bool]] = [
-        (Replaying, faults.replay_every_steps is not None),
-        (ComparingMemory, faults.checksum_every_steps is not None),
-        (SkippedSteps, True),
-        (Spikes, faults.spikes is not None),
-        (Speed, True),
-        (Straggling, faults.straggler_factor is not None and waits_for_others),
-        (Profiling, config.trainer.profile),
-    ]
-    callbacks = {one.__name__: one() for one, is_on in built_in if is_on}
-    callbacks |= users_callbacks(config.callbacks)
-    if alerts:
-        callbacks["Alerting"] = Alerting(alerts, config.run.name)
-    built_in = [
-        (Reporting, True),
-        (CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
-        (EvaluationHooks, bool(config.evaluation)),
-        (WeightComparison, True),
-        (Checkpointing, True),
-    ]
-    callbacks |= {one.__name__: one() for one, is_on in built_in if is_on}
-    return {**callbacks, "Stops": Stops(stop_at_step)}
+
+    def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
+        return {kind.__name__: kind()} if is_on else {}
+
+    return {
+        **built_in(Replaying, faults.replay_every_steps is not None),
+        **built_in(ComparingMemory, faults.checksum_every_steps is not None),
+        **built_in(SkippedSteps),
+        **built_in(Spikes, faults.spikes is not None),
+        **built_in(Speed),
+        **built_in(Straggling, faults.straggler_factor is not None and (ranks > 1 or config.data.remote)),
+        **built_in(Profiling, config.trainer.profile),
+        **users_callbacks(config.callbacks),
+        **({"Alerting": Alerting(alerts, config.run.name)} if alerts else {}),
+        **built_in(Reporting),
+        **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
+        **built_in(EvaluationHooks, bool(config.evaluation)),
+        **built_in(WeightComparison),
+        **built_in(Checkpointing),
+        "Stops": Stops(stop_at_step),
+    }
 
 
 def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
