@@ -19,7 +19,8 @@ ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
 def device_type() -> str:
     """The kind of device that this process computes on: "cuda" if there is a GPU, else "cpu".
 
-    DS_ACCELERATOR in the environment overrides this. Raises UserError if it is neither cpu nor cuda.
+    DS_ACCELERATOR in the environment overrides this. Raises UserError if it is neither cpu nor cuda, or if it is cuda
+    and PyTorch finds no GPU.
     """
     requested = _requested()
     if requested == "cpu":
