@@ -277,7 +277,8 @@ def _parts(plan: Plan) -> Iterator[str]:
 
 def _corpora_on_disk(config: RunConfig, corpus_file: str | None) -> str:
     """The disk space of the run's local corpora, and the corpora that aren't built."""
-    names = dict.fromkeys(entry.corpus for entry in [*config.data.train, *config.data.validation])
+    data = config.data
+    names = dict.fromkeys([*(entry.corpus for entry in data.train), *(entry.corpus for entry in data.validation)])
     local = [name for name in names if "://" not in name]
     built = [name for name in local if (Path(name) / MANIFEST).exists()]
     size = sum(shard.bytes for name in built for shard in read_manifest(Path(name)).shards)

@@ -162,18 +162,18 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     free = SAFE * memory.free() - _to_come(run, engine)
     if not _fits(run, engine, rows):  # the first pass also allocates kernels and buffers of collectives, once
         return [1]
-
-    def passes(count: int) -> None:
-        first = {name: tensor[:count] for name, tensor in rows.items()}
-        for _ in range(PASSES):
-            engine.measure(first)
-
-    peaks = [memory.peak(partial(passes, count)) for count in (few, more)]
+    parts = [{name: tensor[:count] for name, tensor in rows.items()} for count in (few, more)]
+    peaks = [memory.peak(partial(_passes, engine, part)) for part in parts]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
     largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
     agreed = least(largest, engine.device)
     return [n for n in sizes if n <= agreed]
+
+
+def _passes(engine: Engine, batch: Batch) -> None:
+    for _ in range(PASSES):
+        engine.measure(batch)
 
 
 def _to_come(run: ValidatedRun, engine: Engine) -> int:

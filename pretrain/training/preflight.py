@@ -25,7 +25,8 @@ def unbuilt(config: RunConfig, folder: Path) -> list[str]:
 
     Corpus files are looked for in `folder`, which has the run file, and among the files that ship.
     """
-    named = dict.fromkeys(entry.corpus for entry in [*config.data.train, *config.data.validation])
+    data = config.data
+    named = dict.fromkeys([*(entry.corpus for entry in data.train), *(entry.corpus for entry in data.validation)])
     missing = (name for name in named if "://" not in name and not (Path(name) / MANIFEST).exists())
     return [f"{name}/{MANIFEST}: no such file; {how_to_build(name, [folder])} makes it" for name in missing]
 
