@@ -1,6 +1,6 @@
-"""The files that Common Crawl and Wikimedia publish, and their download, several at a time.
+"""Lists the files that Common Crawl and Wikimedia publish, and downloads several at a time.
 
-Each is resumed by byte range, and gets its name once it is checked.
+A download resumes by byte range. A file gets its name once it has been checked.
 """
 
 import bz2
@@ -27,11 +27,11 @@ from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.packages import package_version
 from data_pipeline.foundation.progress import track
 
-_STATE = ".fetch"  # below the output directory: partial files, and a lock
+_STATE = ".fetch"  # the folder of partial files and the lock, below the output directory
 
 
 class Retry(urllib3.Retry):
-    """Says once for each request that it is repeated, and why."""
+    """Retries of requests; a line on stderr says why at the first retry of a request."""
 
     def increment(self, *request: Any, **failed: Any) -> "Retry":
         left = super().increment(*request, **failed)
@@ -51,18 +51,21 @@ RETRIES = Retry(
 )
 _BLOCK = 1 << 16
 _TIMEOUT = 60.0  # seconds without a byte
-_PIECES = 20  # in which a file may arrive before it is given up; the next command continues it
-_WRONG_CONTENTS = 2  # the first may be two versions of the file, joined
-_FAILURES_IN_A_ROW = 10  # then the rest would fail too; don't ask a server that refuses us 50,000 times
+_PIECES = 20  # connections for a file; after that, the next command continues it
+_WRONG_CONTENTS = 2  # wrong downloads of a file: the first one may have joined two versions
+_FAILURES_IN_A_ROW = 10  # of files: a server that refuses isn't asked 50,000 times
 
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file in a publisher's list: its address, its place below the output directory, its bytes, and its checksum as
-    "sha1:…" or "md5:…", or that of another algorithm of hashlib. The last two are None if the publisher gives none.
+    """A file in a publisher's list.
 
-    Lists come from the network. FailedError refuses a path that could leave the output directory, and names that start
-    with a dot, as the folder for partial files does.
+    Raises FailedError for a path that could lead out of the output directory, and for names that begin with a dot.
+
+    Attributes:
+        path: relative to the output directory.
+        size: bytes; None if the publisher gives none.
+        checksum: "sha1:…", "md5:…" or another algorithm of hashlib; None if the publisher gives none.
     """
 
     url: str
@@ -94,18 +97,18 @@ class _DumpStatus:  # dumpstatus.json of a Wikimedia dump
 
 
 def open_session(contact: str = "") -> requests.Session:
-    """Requests that are repeated while a server is busy or doesn't answer. `contact` tells its operators who asks."""
+    """A session that retries while a server is busy or doesn't answer. `contact` tells the operators who asks."""
     session = requests.Session()
     about = f"data-pipeline fetch{'; ' + contact if contact else ''}"
     session.headers["User-Agent"] = f"encdec-pretrain/{package_version()} ({about})"
-    session.headers["Accept-Encoding"] = "identity"  # else a .gz would not arrive with the published bytes
+    session.headers["Accept-Encoding"] = "identity"  # so that a .gz arrives with the published bytes
     for scheme in ("http://", "https://"):
         session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=16, max_retries=RETRIES))
     return session
 
 
 def _read(session: requests.Session, url: str, if_missing: str) -> bytes:
-    """The content of a small file, such as a list. Raises UserError if it doesn't exist, else FailedError."""
+    """The content of a small file. Raises UserError if it doesn't exist, FailedError if it can't be read."""
     try:
         response = session.get(url, timeout=_TIMEOUT)
         if response.status_code in (404, 410):
@@ -152,16 +155,19 @@ def wikipedia_files(session: requests.Session, wiki: str, date: str, job: str, b
 
 
 class Download:
-    """One file on its way to its place below `folder`; `folder`/.fetch/PATH.part has the bytes received so far.
+    """The download of a file to its place below `folder`. FOLDER/.fetch/PATH.part has the bytes so far.
 
-    `present`: whether the file is there already; `missing`: bytes to receive, as far as its size is published;
-    `received`: those that came; `problem`: why the file can't be fetched, or "".
+    Attributes:
+        present: True if the file is there already.
+        missing: number of bytes to receive, if the size is published.
+        received: number of bytes received.
+        problem: why the file can't be fetched; "" if it can.
     """
 
     def __init__(self, file: PublishedFile, folder: Path, session: requests.Session):
         self.file, self._session, self.received, self.problem = file, session, 0, ""
         self._path, self._part = folder / file.path, folder / _STATE / f"{file.path}.part"
-        # The file was checked before it got its name.
+        # a file was checked before it got its name
         self.present = self._path.exists() and file.size in (None, _size(self._path))
         self.missing = 0 if self.present else max(0, (file.size or 0) - _size(self._part))
 
@@ -189,7 +195,7 @@ class Download:
         return self
 
     def _receive(self) -> str:
-        """Why the file didn't come to its end, or "": the next call resumes from there."""
+        """Receives the rest of the file; returns why the connection broke, or "". The next call resumes."""
         self._part.parent.mkdir(parents=True, exist_ok=True)
         have = _size(self._part)
         if self._part.exists() and have == self.file.size:
@@ -197,7 +203,7 @@ class Download:
         headers = {"Range": f"bytes={have}-"} if have else {}
         with self._session.get(self.file.url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             if have and response.status_code == 416:
-                return ""  # nothing is missing, or this is another file now; its content says which
+                return ""  # nothing is missing, or the file has changed; `_fault` finds out
             response.raise_for_status()
             with self._part.open("ab" if response.status_code == 206 else "wb") as part:
                 try:
@@ -211,7 +217,7 @@ class Download:
         return ""
 
     def _fault(self) -> str:
-        """What is wrong with the content, or "". Without a published checksum, it must decompress to its end."""
+        """What is wrong with the content, or "". Without a published checksum, the file must decompress to its end."""
         size = _size(self._part)
         if self.file.size not in (None, size):
             return f"{size:,} bytes were received, but the published size is {self.file.size:,}"
@@ -232,10 +238,10 @@ class Download:
 def fetch_files(
     files: Sequence[PublishedFile], folder: Path, session: requests.Session, connections: int = 4
 ) -> list[Download]:
-    """Downloads `files` below `folder`, except those already there. Called again, it continues where it stopped.
+    """Downloads `files` below `folder`, except those that are there. The same call continues after an interruption.
 
-    A file that can't be fetched has a `problem`, and the others are still fetched. Only one process may fetch to
-    a folder. Raises FailedError when nothing more can be fetched: the disk is full, or ten files in a row failed.
+    A file that can't be fetched has a `problem` and doesn't stop the others. Raises FailedError if the disk is full,
+    ten files in a row have failed, or another process fetches to this folder.
     """
     downloads = [Download(file, folder, session) for file in files]
 
@@ -243,7 +249,7 @@ def fetch_files(
         return sum(one.received for one in downloads)
 
     missing, failures = sum(one.missing for one in downloads), 0
-    with sole_user(folder), ThreadPool(connections) as pool:  # daemon threads: Ctrl-C doesn't wait for a server
+    with sole_user(folder), ThreadPool(connections) as pool:  # of daemon threads: Ctrl-C doesn't wait for a server
         done = pool.imap_unordered(Download.run, downloads)
         for download in track(
             done, len(files), "fetch", lambda _: 0, missing, received, lambda: human_size(received())
@@ -258,7 +264,7 @@ def fetch_files(
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Keeps a second command out of `folder`: both would write to the same .part files."""
+    """Locks `folder`, so that no second command writes to the same .part files."""
     with failing_in_one_line(folder, "name another folder"):
         (folder / _STATE).mkdir(parents=True, exist_ok=True)
         file = (folder / _STATE / "lock").open("w")
