@@ -64,22 +64,19 @@ def doctor(
     """
     if with_numerics and path is None:
         raise UserError("--numerics: give RUN.yaml; DeepSpeed is checked with its settings")
-    findings = list(_examined(nodes, access, _settings(path, overrides), with_numerics))
+    settings = Settings()
+    if path:
+        config = load(path, overrides, RunConfig)
+        mlflow = config.tracking.mlflow
+        settings = Settings(
+            workers=config.data.workers,
+            directory=str(Path(config.run.directory).absolute()),
+            tracking=(mlflow.uri or "") if mlflow else None,
+            run_file=(str(path.absolute()), *overrides),
+        )
+    findings = list(_examined(nodes, access, settings, with_numerics))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
     return int(any(finding.level == "error" for finding in findings))
-
-
-def _settings(path: Path | None, overrides: list[str]) -> Settings:
-    if path is None:
-        return Settings()
-    config = load(path, overrides, RunConfig)
-    mlflow = config.tracking.mlflow
-    return Settings(
-        workers=config.data.workers,
-        directory=str(Path(config.run.directory).absolute()),
-        tracking=(mlflow.uri or "") if mlflow else None,
-        run_file=(str(path.absolute()), *overrides),
-    )
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,8 @@ def _objective(config: ModelConfig, name: str | None) -> Objective:
     if name and name not in known:
         raise UserError(f"--objective: {config.family} doesn't learn {name!r}; expected one of {', '.join(known)}")
     name = name or _OBJECTIVES.get(config.family, known[0])
-    changes = [f"rows.objective={{name: {name}}}"] if name != _of_corpus(name).name else []
-    objective = _of_corpus(name, changes)
+    changes = [f"rows.objective={{name: {name}}}"] if name != _corpus_for(name).rows.objective.name else []
+    objective = _corpus_for(name, changes).rows.objective
     if config.longest_sequence and config.longest_sequence < objective.shape[0]:
         return objective.model_copy(update={"length": config.longest_sequence})
     return objective
@@ -228,19 +228,15 @@ def _corpus_for(objective: str, changes: Sequence[str] = ()) -> CorpusConfig:
     return load(paths.config(f"configs:corpora/{_CORPORA[objective]}.yaml"), changes, CorpusConfig)
 
 
-def _of_corpus(objective: str, changes: Sequence[str] = ()) -> Objective:
-    return _corpus_for(objective, changes).rows.objective
-
-
 def _changes(objective: Objective, config: ModelConfig, vocab_size: int) -> str:
     """Lines of YAML with the differences from the objective's shipped corpus file."""
-    rows: dict[str, Any] = {}
-    if objective.name != _of_corpus(objective.name).name:
+    rows, shipped = dict[str, Any](), _corpus_for(objective.name)
+    if objective.name != shipped.rows.objective.name:
         rows["name"] = objective.name
     if objective.shape[0] == config.longest_sequence:
         rows["length"] = config.longest_sequence  # the model has no more positions
     tokenizer: dict[str, Any] = {"vocab_size": vocab_size}
-    if objective.sentinels > _corpus_for(objective.name).tokenizer.sentinels:
+    if objective.sentinels > shipped.tokenizer.sentinels:
         tokenizer["sentinels"] = objective.sentinels
     lines = f"tokenizer: {_flow(tokenizer)}   # as many as the text can fill, and the model has\n"
     return lines + (f"rows: {{objective: {_flow(rows)}}}\n" if rows else "")
