@@ -1,4 +1,4 @@
-"""Runs that Python code starts on this machine."""
+"""Starts a run on this machine from Python, as `launch local` does."""
 
 import operator
 import tempfile
