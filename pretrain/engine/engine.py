@@ -6,7 +6,6 @@ summed over micro-batches and ranks.
 """
 
 import contextlib
-import hashlib
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import fact, to_device, without_facts
+from data_pipeline.objectives.randomness import hashed
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
@@ -156,8 +156,10 @@ class Engine:
         self.unlogged: dict[str, tuple[float, int]] = {}
         """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
 
-    def step(self, step: int, position: int, batches: list[Batch], votes: Mapping[str, bool] | None = None) -> Outcome:
-        """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
+    def step(
+        self, step: int, firsts: Sequence[int], batches: list[Batch], votes: Mapping[str, bool] | None = None
+    ) -> Outcome:
+        """Trains on this rank's micro-batches of `step`. `firsts`: the positions of their first rows in the stream.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
@@ -168,8 +170,8 @@ class Engine:
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
-        for number, batch in enumerate(batches):
-            torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
+        for number, (first, batch) in enumerate(zip(firsts, batches, strict=True)):
+            self._seed_dropout(step, first)
             losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
             watchdog.mark()
             for name, total in losses.items():
@@ -185,19 +187,17 @@ class Engine:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
         return self._agreed(batches, {})["labels"]
 
-    def replay(
-        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, Tensor]
-    ) -> None:
-        """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
+    def replay(self, step: int, first: int, batch: Batch, counted: dict[str, Tensor]) -> None:
+        """Computes the gradient of a micro-batch of `step`, of this rank or another, once more.
 
-        Only hooks on parameters see it: it is neither added to that of the step nor reduced. Weights, random numbers
-        and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
-        in `step` and from `counted`.
+        Only hooks on parameters see the gradient: it is neither added to that of the step nor reduced. Weights, random
+        numbers and times of the step stay as they are. All ranks call this together, between steps. `first`: the
+        position of the first row. `counted`: from the method of this name.
         """
         watchdog.mark()
         self._release_graphs()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
+            self._seed_dropout(step, first)
             self.module.begin_step(self.config.run.seed, step)
             losses = _summed(self._wrapped(self.module)(**self._inputs(batch)))
             parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -359,11 +359,9 @@ class Engine:
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
         return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
 
-    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
-        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
-        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
-        key = f"{self.config.run.seed}/dropout/{step}/{position + (rank * batches + number) * rows}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
+    def _seed_dropout(self, step: int, first: int) -> None:
+        """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""
+        torch.manual_seed(hashed(f"{self.config.run.seed}/dropout/{step}/{first}") >> 1)
 
     def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
         """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its

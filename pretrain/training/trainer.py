@@ -117,7 +117,8 @@ class Trainer:
                     votes[name] = votes.get(name, False) or vote
                 callback.before_step(self)
                 stack.enter_context(callback.during_step(self))
-            self.outcome = self.engine.step(before.step, before.position, self.micro_batches, votes)
+            firsts = self.layout.firsts(before.position, len(self.micro_batches))
+            self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
         watchdog.step_done()
         self._tell_warnings()
         self._votes = self.outcome.votes
@@ -137,7 +138,7 @@ class Trainer:
         in_few_shapes = self.engine.in_few_shapes
         rows = StreamState.at(stream, start.position, start.skipped)
         self._training_batches = TrainingBatches(stream, self.layout, rows, self.run.lengths if in_few_shapes else None)
-        accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
+        accumulations = self.plan.accumulations(start.step, config.run.max_steps)
         pin = self.engine.device.type == "cuda"
         loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch_factor, pin)
         self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None
