@@ -6,7 +6,7 @@ take step after step. Callbacks (`pretrain.training.callbacks`) do everything be
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +92,10 @@ class Trainer:
     def _train_until_rewind(self) -> bool:
         """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
         self._rewound = False
-        for seconds, micro_batches in _timed(self._batches()):
-            self.waited = seconds
+        steps = self._batches()
+        asked = time.perf_counter()
+        for micro_batches in steps:
+            self.waited = time.perf_counter() - asked
             self.micro_batches = micro_batches
             if not self._compiled:
                 self.engine.compile(micro_batches[0])
@@ -105,6 +107,7 @@ class Trainer:
                     return False
             if self.stopping:
                 break
+            asked = time.perf_counter()
         return True
 
     def _train_step(self) -> None:
@@ -251,11 +254,3 @@ class Trainer:
     def _tell_warnings(self) -> None:
         while self.engine.warnings:
             self.report.warn(self.engine.warnings.pop(0))
-
-
-def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:
-    """Yields each item with the seconds spent waiting for it."""
-    started = time.perf_counter()
-    for item in steps:
-        yield time.perf_counter() - started, item
-        started = time.perf_counter()
