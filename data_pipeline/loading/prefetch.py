@@ -253,8 +253,3 @@ def with_facts(batch: Batch) -> Batch:
 def fact(name: str, batch: Batch) -> torch.Tensor:
     """A fact of a batch that has it, or of which it is counted now."""
     return batch[name] if name in batch else FACTS[name](batch)
-
-
-def without_facts(batch: Batch) -> Batch:
-    """What a model reads of a batch."""
-    return {name: tensor for name, tensor in batch.items() if name not in FACTS}

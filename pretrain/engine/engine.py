@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import fact, to_device, without_facts
+from data_pipeline.loading.prefetch import FACTS, fact, to_device
 from data_pipeline.objectives.randomness import hashed
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
@@ -52,22 +52,6 @@ class Outcome(NamedTuple):
     votes: dict[str, bool]
 
 
-class OnHost:
-    """The values that `tensor` has now, for later. The host doesn't wait for their copy until it asks for them."""
-
-    def __init__(self, tensor: Tensor):
-        self._copy = tensor.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if tensor.is_cuda else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def tolist(self) -> list:
-        """Waits for the copy, if the device hasn't got that far."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._copy.tolist()
-
-
 class Totals:
     """Tables of scalars, by title and name, summed over the ranks in one collective.
 
@@ -79,12 +63,17 @@ class Totals:
         self._names = {title: list(table) for title, table in tables.items()}
         self._sums = torch.stack([value for table in tables.values() for value in table.values()])
         dist.all_reduce(self._sums)
-        self._on_host = OnHost(self._sums)
+        self._on_host = self._sums.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if self._sums.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
 
     def __getitem__(self, title: str) -> dict[str, Tensor]:
         return self._named(self._sums.unbind())[title]
 
     def read(self) -> dict[str, dict[str, float]]:
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._named(self._on_host.tolist())
 
     def _named(self, values: Sequence[Value]) -> dict[str, dict[str, Value]]:
@@ -172,7 +161,9 @@ class Engine:
         sums: dict[str, Tensor] = {}
         for number, (first, batch) in enumerate(zip(firsts, batches, strict=True)):
             self._seed_dropout(step, first)
-            losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
+            with self._timed(self._local):
+                inputs, last = self._inputs(batch), number + 1 == len(batches)
+                losses = (self._graphs or self._computed)(inputs, counted, number == 0, last)
             watchdog.mark()
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
@@ -223,12 +214,12 @@ class Engine:
         dist.barrier()
 
     def _discard(self, batch: Batch, counted: dict[str, Tensor]) -> None:
-        self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
+        self._gradients.discard(self._loss(_summed(self.training_losses(self._inputs(batch))), counted))
 
-    def training_losses(self, batch: Batch) -> Losses:
-        """The model's losses of a micro-batch in training, with dropout and its wrapper."""
+    def training_losses(self, inputs: Batch) -> Losses:
+        """The model's losses in training, with dropout and its wrapper. `inputs`: a micro-batch on the device."""
         with self._timed(not (self._local or self._sharded)):
-            return self._trained_model(**self._inputs(batch))
+            return self._trained_model(**inputs)
 
     @property
     def in_few_shapes(self) -> bool:
@@ -330,18 +321,14 @@ class Engine:
         dist.barrier()
         self.deepspeed.destroy()
 
-    def _micro_batch(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
-        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses."""
-        with self._timed(self._local):
-            return (self._graphs or self._computed)(self._inputs(batch), counted, first, last)
-
     def _timed(self, alone: bool) -> AbstractContextManager[None]:
         """Encloses a part of the step, which is timed if this rank is `alone` in it: it waits for no other."""
         return self.times.computing() if self.times and alone else contextlib.nullcontext()
 
-    def _computed(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
-        """The same, one operation after the other; captured, if there are graphs."""
-        losses = _summed(self.training_losses(batch))
+    def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses.
+        Captured, if there are graphs."""
+        losses = _summed(self.training_losses(inputs))
         self._trained |= {name for name, total in losses.items() if total.requires_grad}
         self._gradients.add(self._loss(losses, counted), first, last)
         return {name: total.detach().double() for name, total in losses.items()}
@@ -382,7 +369,8 @@ class Engine:
 
     def _inputs(self, batch: Batch) -> Batch:
         """What the model reads of a batch, on the device."""
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in without_facts(batch).items()}
+        read = {name: tensor for name, tensor in batch.items() if name not in FACTS}
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in read.items()}
 
 
 @contextlib.contextmanager
