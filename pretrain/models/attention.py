@@ -197,7 +197,11 @@ class Attention(nn.Module):
         x, joined = one_use(x), None
         if memory is None:
             joined = self._joined(x) if mask.rotary is None and cache is None else None
-            queries, keys, values = self._projected(x, self.q, self.k, self.v) if joined is None else apart(joined)
+            if joined is None:
+                products = fused_linear(x, self.q, self.k, self.v, fused=self.fused)
+                queries, keys, values = [self._heads(product) for product in products]
+            else:
+                queries, keys, values = apart(joined)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
             own = _with_positions(keys, self.k_norm, mask.rotary), values
             keys, values = own if cache is None else cache.update(lambda: own)
@@ -227,8 +231,7 @@ class Attention(nn.Module):
 
     def queries(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
-        (queries,) = self._projected(x, self.q)
-        return _with_positions(queries, self.q_norm, rotary)
+        return _with_positions(self._heads(self.q(x)), self.q_norm, rotary)
 
     def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
@@ -246,11 +249,8 @@ class Attention(nn.Module):
         joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and alike)
         return None if joined is None else joined.unflatten(-1, (3, -1, self.d_kv))
 
-    def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
-        """`x` (batch, length, d_model) times each of `matrices`: (batch, heads, length, d_kv)."""
-        return [self._heads(one) for one in fused_linear(x, *matrices, fused=self.fused)]
-
     def _heads(self, x: Tensor) -> Tensor:
+        """(batch, length, inner) → (batch, heads, length, d_kv)."""
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 
