@@ -182,6 +182,7 @@ class Attention(nn.Module):
         self.v = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
         self.o = Linear(inner, d_model, settings.out_std or std or inner**-0.5, bias)
         self.q_norm, self.k_norm = settings.new_head_norm(), settings.new_head_norm()
+        self.alike = inner_kv == inner and self.q_norm is None  # queries, keys, values: one shape, no norms
 
     def forward(
         self,
@@ -196,11 +197,13 @@ class Attention(nn.Module):
         """
         x, joined = one_use(x), None
         if memory is None:
-            joined = self._joined(x) if mask.rotary is None and cache is None else None
+            whole = self.alike and mask.rotary is None and cache is None
+            joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and whole)
             if joined is None:
                 products = fused_linear(x, self.q, self.k, self.v, fused=self.fused)
                 queries, keys, values = [self._heads(product) for product in products]
             else:
+                joined = joined.unflatten(-1, (3, -1, self.d_kv))
                 queries, keys, values = apart(joined)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
             own = _with_positions(keys, self.k_norm, mask.rotary), values
@@ -241,13 +244,6 @@ class Attention(nn.Module):
     def of_products(self, keys: Tensor, values: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """`keys_and_values` from the products with `k` and `v`, each (batch, length, inner)."""
         return _with_positions(self._heads(keys), self.k_norm, rotary), self._heads(values)
-
-    def _joined(self, x: Tensor) -> Tensor | None:
-        """(batch, length, 3, heads, d_kv) Queries, keys and values by one product; None where they are made apart, or
-        normalised."""
-        alike = self.k.out_features == self.width and self.q_norm is None
-        joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and alike)
-        return None if joined is None else joined.unflatten(-1, (3, -1, self.d_kv))
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, length, inner) → (batch, heads, length, d_kv)."""
