@@ -134,16 +134,16 @@ class Engine:
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self.warnings: list[str] = []
-        """Lines about what doesn't run as configured. Who has told one takes it away."""
+        """Lines about what doesn't run as configured. The trainer reports and removes them."""
         self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self._rate = 0.0  # of the last step
         self.before_update: Callable[[], None] = lambda: None
-        """Called in each step when its gradients are there, and before the weights change."""
+        """Called in each step after its gradients are computed and before the weights change."""
         self.applied = False
         """True if the last step changed the weights: a step without a finite gradient is skipped."""
         self.unlogged: dict[str, tuple[float, int]] = {}
-        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
+        """The sum of each loss since the last log line, and the number of labels that its mean is over, by name."""
 
     def step(
         self, step: int, firsts: Sequence[int], batches: list[Batch], votes: Mapping[str, bool] | None = None
@@ -201,10 +201,11 @@ class Engine:
         self._discard(batch, self.counted([batch]))
 
     def compile(self, batch: Batch) -> None:
-        """Has one rank of each node compile the layers for micro-batches like `batch`. The others wait, and then find
-        what it has compiled in the node's cache. All ranks call this together, before the first step.
+        """Compiles the layers for micro-batches like `batch` on one rank of each node. The other ranks wait, then find
+        the compiled code in the node's cache. All ranks call this together, before the first step.
 
-        Nothing happens where layers aren't compiled or DeepSpeed reduces gradients: passes of ranks then meet.
+        Does nothing if layers aren't compiled, or if DeepSpeed reduces gradients: the ranks' passes then meet in
+        collectives.
         """
         if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self._ranks:
             return
@@ -223,7 +224,7 @@ class Engine:
 
     @property
     def in_few_shapes(self) -> bool:
-        """True if micro-batches should come in few shapes: each takes a CUDA graph of its own."""
+        """True if micro-batches should come in few shapes: each shape takes a CUDA graph."""
         return self._graphs is not None
 
     @torch.no_grad()
@@ -322,7 +323,7 @@ class Engine:
         self.deepspeed.destroy()
 
     def _timed(self, alone: bool) -> AbstractContextManager[None]:
-        """Encloses a part of the step, which is timed if this rank is `alone` in it: it waits for no other."""
+        """Encloses a part of the step. The part is timed if this rank is `alone` in it: it waits for no other rank."""
         return self.times.computing() if self.times and alone else contextlib.nullcontext()
 
     def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
@@ -351,15 +352,14 @@ class Engine:
         torch.manual_seed(hashed(f"{self.config.run.seed}/dropout/{step}/{first}") >> 1)
 
     def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
-        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
-        gradient."""
+        """The micro-batch's part of the loss of the step, from its sums of `losses`, scaled for its gradient."""
         shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
         share = torch.stack(shares).sum()
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
 
     def _outcome(self, losses: dict[str, float], labels: dict[str, float], votes: dict[str, float]) -> Outcome:
-        """The outcome of a step: by its sums of losses, and what the ranks agreed on."""
+        """The outcome of a step, from its sums of losses and what the ranks agreed on."""
         if self.applied:
             for name, added in losses.items():
                 before, counted_before = self.unlogged.get(name, (0.0, 0))
@@ -395,8 +395,8 @@ def _count(counted: dict[str, Value], name: str) -> Value:
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Sets every parameter group's learning rate for `step` (from 0), 0 while it is frozen. Returns that of groups
-    without a rate of their own."""
+    """Sets the learning rate of each parameter group for `step` (from 0); 0 while the group is frozen. Returns the rate
+    of groups that don't set their own."""
     factor = config.schedule.factor(step, config.run.max_steps, config.optimizer.learning_rate)
     for group in optimizer.param_groups:
         group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0

@@ -70,7 +70,7 @@ def self_attention_mask(
 
 
 class LayerMasks:
-    """Layers that see the same share one mask: a stack has one or two kinds of layers, where the config says so.
+    """One mask for all layers that see the same keys. A stack has one kind of layers, or two: local and global ones.
 
     `window` maps the config's number of tokens to the keys that a query of this stack sees.
     """
@@ -85,7 +85,8 @@ class LayerMasks:
     def for_layers(
         self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
     ) -> list[AttentionMask]:
-        """The mask of each layer. `new_mask` makes one for a window, None if that hides nothing, and a rotary base."""
+        """The mask of each layer. `new_mask(window, base)` makes a mask for a window and a rotary base. A window that
+        hides nothing is None."""
         masks = [
             new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
             for window, base in self._distinct

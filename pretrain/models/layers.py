@@ -25,7 +25,7 @@ def one_use(x: Tensor) -> Tensor:
 
 
 class NotDrawn(TorchFunctionMode):
-    """Within the block, nothing is drawn from N(μ, σ²): for a model whose weights are then loaded."""
+    """Within the block, no weights are drawn from N(μ, σ²): for a model whose weights are loaded next."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0].zero_() if function is Tensor.normal_ else function(*args, **(kwargs or {}))

@@ -145,7 +145,7 @@ class Stack(nn.Module):
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
-        that of query i and key j stands at queries − 1 − i + j. None: there is none."""
+        that of query i and key j stands at queries − 1 − i + j. None: no bias."""
         return linear_bias(self.num_heads, not self.causal, queries, keys, x) if self.position_kind == "alibi" else None
 
     def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
