@@ -1,5 +1,5 @@
-"""What is made ahead of the step that trains: items by worker processes, the next step, its copy on the accelerator,
-and what is counted of a batch, since on a GPU each count would take some launches."""
+"""Prepares batches ahead of the step that trains on them: worker processes make items, the next step is fetched and
+copied to the accelerator, and labels and examples are counted on the host, since a GPU would take launches for it."""
 
 import atexit
 import contextlib
@@ -128,8 +128,8 @@ def _death(error: Exception) -> str:
 
 
 class Lookahead(Iterator[Item], Generic[Item]):
-    """The same items. Each is returned once the next one has been fetched, or has failed to be: a run learns that its
-    store has failed while it still has an item to use.
+    """Yields the same items, each after the next one has been fetched or has failed to be fetched. So a run learns that
+    its store has failed while it still has an item to use.
 
     If a remote store failed, `lost` is its error. The item that was fetched before is still returned; then the error
     is raised. A run that stops after the current item has used everything that it was given.
@@ -170,9 +170,9 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
     """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory, on a stream of their
     own, while this step computes.
 
-    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
-    that looked for them itself would wait for the device. `in_few_shapes`: there are few numbers of them. And they have
-    their FACTS.
+    On CUDA, batches also have `target_indices` (n,), the indices of the labels that aren't ignored: a model that
+    searched for them would wait for the device. `in_few_shapes`: n is rounded up to one of few numbers. Batches on CUDA
+    also have their FACTS.
     """
     return _copied_ahead(steps, device, in_few_shapes) if device.type == "cuda" else iter(steps)
 
@@ -240,7 +240,7 @@ def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:
 
 
 FACTS = {"label_counts": label_counts, "example_sizes": example_sizes}
-"""By the names under which batches on a GPU have them; no model reads these."""
+"""What is counted of a batch. Batches on a GPU have the counts under these names; no model reads them."""
 
 
 def with_facts(batch: Batch) -> Batch:
@@ -251,10 +251,5 @@ def with_facts(batch: Batch) -> Batch:
 
 
 def fact(name: str, batch: Batch) -> torch.Tensor:
-    """A fact of a batch that has it, or of which it is counted now."""
+    """A fact of a batch: the batch's own, or counted now."""
     return batch[name] if name in batch else FACTS[name](batch)
-
-
-def without_facts(batch: Batch) -> Batch:
-    """What a model reads of a batch."""
-    return {name: tensor for name, tensor in batch.items() if name not in FACTS}

@@ -185,7 +185,7 @@ def compare(config: RunConfig, accumulation: int) -> Comparison:
     small, wrong = _small(config, accumulation, ranks), ""
     with torch.random.fork_rng(devices=[]), _engine(small) as engine:
         for step, expected in enumerate(plain_loop(accumulation, ranks)):
-            engine.step(step, 0, micro_batches(step, accumulation, ranks)[rank])
+            engine.step(step, range(accumulation), micro_batches(step, accumulation, ranks)[rank])
             # what one rank alone finds ends the comparison on all of them
             if found := first_value(_wrong(engine, expected) or None):
                 wrong = f"wrong from step {step + 1} on: {found}"

@@ -51,13 +51,16 @@ class CausalStack(Encoder):
             subtracts = config.subtract_positions != "none"  # also the position after the last token
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
 
-    def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
+    def forward(
+        self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
+    ) -> Tensor:
         if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
-            return real_positions(inputs.encoder_attention_mask)[:, past_length:]
-        return inputs.encoder_positions
-
-    def prefix(self, inputs: AttentionInputs) -> Tensor | None:
-        return inputs.prefix_mask if self.config.prefix_attention == "bidirectional" else None
+            past_length = cache[0].length if cache else 0
+            given = real_positions(inputs.encoder_attention_mask)[:, past_length:]
+            inputs = inputs._replace(encoder_positions=given)
+        if self.config.prefix_attention != "bidirectional":
+            inputs = inputs._replace(prefix_mask=None)
+        return super().forward(x, inputs, cache)
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         x = self.final_norm(x)

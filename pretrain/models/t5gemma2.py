@@ -7,6 +7,7 @@ embeddings and the output.
 """
 
 import re
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from pretrain.models.attention import (
     Attention,
     AttentionInputs,
     AttentionMask,
-    KeysAndValues,
     KeyValueCache,
     positions_from,
 )
@@ -74,22 +74,12 @@ class MergedAttention(Attention):
         x, states = one_use(x), one_use(states)
         queries = self.queries(x, mask.rotary)
 
-        def project() -> KeysAndValues:
-            return self.keys_and_values(x, mask.rotary)
-
-        def project_memory() -> KeysAndValues:
-            return self.keys_and_values(states, mask.memory_rotary)
-
+        project = partial(self.keys_and_values, x, mask.rotary)
+        project_memory = partial(self.keys_and_values, states, mask.memory_rotary)
         own = project() if cache is None else cache[0].update(project)
         memory = project_memory() if cache is None else cache[1].update(project_memory)
         keys, values = (torch.cat(both, dim=2) for both in zip(own, memory, strict=True))
         return self.output(self.attend(queries, keys, values, mask))
-
-
-def _side_by_side(own: Tensor, theirs: Tensor, targets: int, inputs: int) -> Tensor:
-    """(rows, 1, queries, targets + inputs) from two that broadcast to each part's keys."""
-    rows, queries = max(own.size(0), theirs.size(0)), own.size(2)
-    return torch.cat([own.expand(rows, 1, queries, targets), theirs.expand(rows, 1, queries, inputs)], dim=-1)
 
 
 def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs) -> Tensor:
@@ -108,7 +98,9 @@ def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs
     assert targets is not None
     if memory is None:
         memory = targets.new_ones(1, 1, 1, 1)
-    bias = masked(None, _side_by_side(targets, memory, keys, length), x.dtype)
+    rows = max(targets.size(0), memory.size(0))  # 1 where all rows see the same
+    parts = targets.expand(rows, 1, queries, keys), memory.expand(rows, 1, queries, length)
+    bias = masked(None, torch.cat(parts, dim=-1), x.dtype)
     assert bias is not None
     return bias
 

@@ -26,7 +26,7 @@ from pretrain.run.train_state import Health
 from pretrain.training.run import configure_arithmetic
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config, trained
+from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config, trained
 from tests.tables import each
 
 STAGE_3 = {"stage": 3}
@@ -167,7 +167,7 @@ def norms_and_output(stage: int) -> tuple[list[float], str]:
     with contextlib.redirect_stdout(io.StringIO()) as told:
         engine = engine_of(run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9}))
         for step in range(3):
-            engine.step(step, 0, micro_batches(own_layout(), step))
+            engine.step(step, firsts(own_layout(), step), micro_batches(own_layout(), step))
             norms.append(engine.take_metrics()["train/gradient_norm"])
     engine.close()
     return norms, told.getvalue()
@@ -218,7 +218,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     layout = own_layout()
     engine = engine_of(config)
     for step in range(2):
-        engine.step(step, 8 * step, micro_batches(layout, step))
+        engine.step(step, firsts(layout, step), micro_batches(layout, step))
     fragments.check(engine.deepspeed)
     parameter = next(engine.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
@@ -285,7 +285,7 @@ def _through(
     while sum(outcome.applied for outcome in outcomes) < 3:
         trouble = troubles.get(len(outcomes), "")
         applied = sum(outcome.applied for outcome in outcomes)
-        outcomes.append(engine.step(applied, 0, micro_batches(layout, applied)))
+        outcomes.append(engine.step(applied, firsts(layout, applied), micro_batches(layout, applied)))
     parameters = {
         name: safe_get_full_fp32_param(parameter).to("cpu", copy=True)
         for name, parameter in engine.deepspeed.module.named_parameters()

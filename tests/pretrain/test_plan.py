@@ -159,7 +159,7 @@ def allocated(*case: Any) -> dict[str, float]:
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated
-            engine.step(number, 0, [batch, batch])
+            engine.step(number, [0, 1], [batch, batch])
     optimizer = engine.deepspeed.optimizer.optimizer
     parameters = list(engine.deepspeed.module.parameters())
     shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]  # at stage 3

@@ -13,6 +13,7 @@ the noisiest tensor, so ten of them don't occur by chance.
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -66,9 +67,9 @@ class Replaying(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         config, engine = trainer.config, trainer.engine
-        self._engine, self._machines = engine, trainer.report.machines
+        self._engine, self._machines, self._layout = engine, trainer.report.machines, trainer.layout
         asked, save_every = config.faults.replay_every_steps, config.checkpoint.every_steps
-        self._every = interval(asked, trainer.layout.accumulation, trainer.run.ranks, save_every)
+        self._every = interval(asked, self._layout.accumulation, trainer.run.ranks, save_every)
         self._model: nn.Module = engine.module
         self._names = [name for name, _ in self._model.named_parameters()]
         self._repeats = engine.device.type == "cpu" or config.compute.deterministic
@@ -118,8 +119,9 @@ class Replaying(Callback):
 
         def computed(batch: Batch, rank: int) -> Tensor:
             watchdog.alive()
+            first, *_ = replace(self._layout, rank=rank).firsts(position, len(batches))
             with self._taken() as table:
-                self._engine.replay(step, position, rank, len(batches), batch, counted)
+                self._engine.replay(step, first, batch, counted)
             return table
 
         again = computed(batches[0], self._rank)
