@@ -102,9 +102,6 @@ def export(
             "--for", metavar="ENGINE", help="The library that will run the model: transformers or ctranslate2."
         ),
     ] = "transformers",
-    encoder_only: Annotated[
-        bool, typer.Option("--encoder-only", help="Export the encoder without the decoder.")
-    ] = False,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
     ] = None,
@@ -127,7 +124,6 @@ def export(
         trained.tokenizer,
         out,
         engine=engine,
-        encoder_only=encoder_only,
         lineage=card.lineage(directory),
     )
     print(f"{out}: {usage}")
@@ -168,25 +164,14 @@ def average(
 
 @app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
 def import_(
-    model: Annotated[
-        Path,
-        path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint file of Yan's code."),
-    ],
+    model: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
     out: NewDirectory,
-    tokenizer: Annotated[
-        Path | None,
-        path_option("--tokenizer", "For a file of Yan's code: a directory with GPT-2's vocab.json and merges.txt."),
-    ] = None,
 ) -> None:
-    """Convert a Hugging Face model, or a file of Yan's code, to a checkpoint that a run can start from."""
+    """Convert a Hugging Face model to a checkpoint that a run can start from."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import tensors
 
-    if model.is_file() and tokenizer is None:
-        raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
-    if not model.is_file() and tokenizer is not None:
-        raise UserError(f"--tokenizer: {model} is no file; a directory has its own tokenizer")
-    config = huggingface.import_yan(model, tokenizer, out) if tokenizer else huggingface.import_(model, out)
+    config = huggingface.import_(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
     for name, values in tensors.read_buffers(out).items():
         print(f"{name} is kept: {int(values.count_nonzero()):,} of its numbers aren't 0. Training doesn't change it.")

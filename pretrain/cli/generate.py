@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,6 @@ class GenerateOptions:
     likeliest: Annotated[
         int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
     ] = 0
-    engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2, which is faster on CPUs, for T5 and BART.")] = (
-        "pytorch"
-    )
-    quantization: Annotated[str | None, typer.Option(help="int8: 8-bit weights, with --engine ctranslate2.")] = None
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")] = (
         False
     )
@@ -75,18 +71,12 @@ def generate(context: typer.Context, options: GenerateOptions) -> None:
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import models
-    from pretrain.evaluate.generation import blanks, ctranslate2_engine
+    from pretrain.evaluate.generation import blanks
     from pretrain.evaluate.generation import settings as generation
     from pretrain.evaluate.generation import texts as answering
 
     given = {name: getattr(options, name) for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
-    if options.engine not in ("pytorch", "ctranslate2"):
-        raise UserError(f"--engine: expected pytorch or ctranslate2, got {options.engine!r}")
-    if options.quantization not in (None, "int8"):
-        raise UserError(f"--quantization: expected int8, got {options.quantization!r}")
-    if options.quantization and options.engine == "pytorch":
-        raise UserError("--quantization is for --engine ctranslate2")
     if options.corpus is None:
         refuse_options(context, "for --corpus", "number")
     if options.out is not None and options.out.exists():
@@ -103,17 +93,10 @@ def generate(context: typer.Context, options: GenerateOptions) -> None:
         blanked = blanks.blank_out(corpora.open_corpus(options.corpus), trained.tokenizer, options.number, options.seed)
         prompts += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
-    with ExitStack() as stack:
-        other = None
-        if options.engine == "ctranslate2":
-            other = stack.enter_context(
-                ctranslate2_engine.ctranslate2_engine(trained, options.quantization or "float32", settings)
-            )
-        else:
-            trained = trained.on_best_device()
-        written = answering.answer_texts(trained, prompts, settings, options.batch_size, other)
-        likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
-        stream = stack.enter_context(new_file(options.out)) if options.out else sys.stdout
+    trained = trained.on_best_device()
+    written = answering.answer_texts(trained, prompts, settings, options.batch_size)
+    likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
+    with new_file(options.out) if options.out else nullcontext(sys.stdout) as stream:
         show(written, originals, options.jsonl, stream, likely)
 
 
