@@ -218,7 +218,7 @@ def fed(folder, uri, started, host="here", name="mine"):
     return run_id(folder)
 
 
-def test_runs_that_died_are_ended_by_the_next_in_their_place_and_names_differ(tmp_path, uri, client):
+def test_runs_that_died_are_ended_by_the_next_in_their_place(tmp_path, uri, client):
     run, old = tmp_path / "run", tmp_path / "run.old-1"
     died, far = fed(run, uri, 1000.0), fed(run, uri, 2000.0, host="there")
     others = [fed(tmp_path / "other", uri, 3000.0), fed(tmp_path / "another", uri, 4000.0, name="'another'")]
@@ -235,9 +235,6 @@ def test_runs_that_died_are_ended_by_the_next_in_their_place_and_names_differ(tm
     tracking.end_failed(old)
     feeder.feed(feeder.connected(run, TrackedRun.load(run), uri))
     assert states() == ["FAILED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
-    names = [client.get_run(one).info.run_name for one in (died, far, others[0], new)]
-    at = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) for started in (2000, 3000, 5000)]
-    assert names == ["mine", *(f"mine {one}" for one in at)]
 
 
 @pytest.mark.slow

@@ -55,10 +55,9 @@ from pretrain.training.tracking.mlflow_store import (
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY, _DIRECTORY = "run_key", "run_directory"  # tags
 _ROWS_AT_ONCE = 100
-_UNFILTERED = re.compile(r"['\"\\]|[^ -\U0010ffff]")  # characters that a filter of MLflow can't hold
 _STEP = re.compile(r"step-(\d+)\.png")
 _TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
-_PARAMETER_LENGTH, _TAG_LENGTH = 6000, 8000  # MLflow cuts longer values
+_PARAMETER_LENGTH = 6000  # MLflow cuts longer values
 # of names of artifacts: MLflow adds up to 100 characters to an image's name, and a letter may take four bytes
 _FILE_LENGTH, _FOLDER_LENGTH = 120, 60
 
@@ -140,9 +139,8 @@ def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -
 def _describe(run: MlflowRun) -> None:
     """Sends parameters, tags and datasets. MLflow never changes a parameter, so a changed value becomes a tag."""
     description, run_id = run.description, run.state.run_id
-    found = run.client.get_run(run_id)
-    data, directory = found.data, printable(str(run.directory.resolve()))
-    run.client.update_run(run_id, status="RUNNING", name=_name(run, found.info.start_time))
+    data, directory = run.client.get_run(run_id).data, printable(str(run.directory.resolve()))
+    run.client.update_run(run_id, status="RUNNING", name=description.run_name[:KEY_LENGTH])
     _end_the_dead(run, directory)
     known, parameters = data.params, flatten(description.parameters)
     tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
@@ -162,20 +160,6 @@ def _describe(run: MlflowRun) -> None:
         dataset = Dataset(**info.in_mlflow, source_type="local", source=source, profile=profile)
         with run.part(f"corpus {info.name}"):
             run.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)])])
-
-
-def _name(run: MlflowRun, started: int) -> str:
-    """The name of the run in MLflow. If an earlier run has the same name, the time when this run `started` (ms) is
-    added."""
-    name = run.description.run_name[:KEY_LENGTH]
-    if _UNFILTERED.search(name):
-        return name
-    same = run.client.search_runs([run.state.experiment_id], f"attributes.run_name = '{name}'")
-    others = (one.info for one in same if _RUN_KEY in one.data.tags and one.info.run_id != run.state.run_id)
-    if all(other.start_time >= started for other in others):
-        return name
-    apart = time.strftime(" %Y-%m-%d %H:%M:%S", time.localtime(started / 1000))
-    return name[: KEY_LENGTH - len(apart)] + apart
 
 
 def _end_the_dead(run: MlflowRun, directory: str) -> None:
@@ -247,12 +231,10 @@ def _upload(run: MlflowRun, path: Path, target: PurePosixPath) -> None:
 
 
 def _list_tables(run: MlflowRun) -> None:
-    """Tells MLflow's UI which artifacts are tables, as many as a tag holds."""
+    """Tells MLflow's UI which artifacts are tables."""
     tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
-    listed = [{"path": table, "type": "table"} for table in tables]
-    while len(value := json.dumps(listed)) > _TAG_LENGTH:
-        listed.pop()
-    run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", value)
+    listed = json.dumps([{"path": table, "type": "table"} for table in tables])
+    run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", listed)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
