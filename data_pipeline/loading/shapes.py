@@ -7,7 +7,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.packing.examples import width_of
 
 Batch = dict[str, torch.Tensor]
-_DIGITS = 4  # binary ones of a number of targets: it grows by an eighth at most
+_DIGITS = 4  # leading binary digits of a number of targets, which grows by an eighth at most
 
 
 def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
