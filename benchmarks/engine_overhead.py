@@ -59,7 +59,7 @@ def under_the_engine(config: RunConfig, batch: dict[str, Tensor]) -> Side:
 
     rows = len(batch["labels"])
     engine, number = Engine.initialize(construct(config, config.model), config), iter(range(1, 1 << 30))
-    return lambda: engine.step(step := next(number), step * rows, [batch])
+    return lambda: engine.step(step := next(number), [step * rows], [batch])
 
 
 def plain(config: RunConfig, batch: dict[str, Tensor], device: str) -> Side:

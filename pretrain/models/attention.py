@@ -4,6 +4,7 @@ Options of later models: fewer heads of keys and values (Ainslie et al. 2023), n
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -211,13 +212,11 @@ class Attention(nn.Module):
             keys, values = own if cache is None else cache.update(lambda: own)
         else:
             queries = self.queries(x, mask.rotary)
-
-            def project() -> KeysAndValues:
-                if isinstance(memory, tuple):
-                    return memory
-                return self.keys_and_values(one_use(memory), mask.memory_rotary)
-
-            keys, values = project() if cache is None else cache.update(project)
+            if isinstance(memory, tuple):
+                keys, values = memory
+            else:
+                project = partial(self.keys_and_values, one_use(memory), mask.memory_rotary)
+                keys, values = project() if cache is None else cache.update(project)
         return self.output(self.attend(queries, keys, values, mask, joined))
 
     def attend(
