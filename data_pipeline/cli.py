@@ -217,9 +217,8 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
             print(_WRAPPED.fill(coverage))
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
-    print(
-        f"took {time.monotonic() - started:.0f} s; the report is {open_store.open_store(directory).at(report.MARKDOWN)}"
-    )
+    page = open_store.open_store(directory).at(report.MARKDOWN)
+    print(f"took {time.monotonic() - started:.0f} s; the report is {page}")
     return directory
 
 

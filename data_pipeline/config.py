@@ -137,18 +137,16 @@ class TokenizerConfig(Section):
     def _only_sentencepiece_is_trained(cls, path: str | None, others: ValidationInfo) -> str | None:
         kind = others.data.get("kind", "sentencepiece")
         if path is None and kind != "sentencepiece":
-            raise ValueError(
-                f"kind {kind} needs the directory of an existing tokenizer; only sentencepiece can be trained"
-            )
+            only = "only sentencepiece can be trained"
+            raise ValueError(f"kind {kind} needs the directory of an existing tokenizer; {only}")
         return path
 
     @model_validator(mode="after")
     def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":
         if self.path is None and self.byte_fallback and self.vocab_size < _LEAST_WITH_BYTES:
-            raise ValueError(
-                f"vocab_size: {self.vocab_size} tokens are too few for byte_fallback, which takes 256 of them beside 3 "
-                "special ones: ask for more, or set byte_fallback to false, and rare characters are unknown"
-            )
+            few = "tokens are too few for byte_fallback, which takes 256 of them beside 3 special ones"
+            way_out = "ask for more, or set byte_fallback to false, and rare characters are unknown"
+            raise ValueError(f"vocab_size: {self.vocab_size} {few}: {way_out}")
         return self
 
     @field_validator("special_tokens")
@@ -252,9 +250,8 @@ class CorpusConfig(Section):
         pairs = [source.name for source in self.sources if source.format == "pairs"]
         text_to_text = isinstance(self.rows.objective, TextToText)
         if pairs and not text_to_text:
-            raise ValueError(
-                f"rows.objective: {self.rows.objective.name} would lose the targets of the pairs in {', '.join(pairs)}"
-            )
+            lost = f"would lose the targets of the pairs in {', '.join(pairs)}"
+            raise ValueError(f"rows.objective: {self.rows.objective.name} {lost}")
         if text_to_text and len(pairs) < len(self.sources):
             raise ValueError("rows.objective: text_to_text needs every source to have format pairs")
         return self

@@ -32,21 +32,13 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys that override the file: run.max_steps=100")
 ]
 _MOST_RANKS = 1024  # of a machine, which has fewer cores and GPUs
-StopAtStep = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Save and stop after this step (exit code 75). A run that has reached it takes no further step.",
-    ),
-]
+StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop after this step (exit code 75).")]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start a new run; an existing run directory is renamed to RUN.old-N.")
 ]
 MinNodes = Annotated[
-    int | None,
-    typer.Option(min=1, help="When a node is lost, continue on the others if at least this many nodes are left."),
+    int | None, typer.Option(min=1, help="Continue without a lost node if at least this many nodes are left.")
 ]
-
 Launcher = Annotated[
     Literal["agent", "deepspeed"],
     typer.Option(help="What starts the ranks of a node. deepspeed: DeepSpeed's launcher, without restarts."),
@@ -58,41 +50,28 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the files, the corpus and the run.")] = "first",
     text: Annotated[
         str | None,
-        path_option(
-            "--text", "The text to train on: a path, glob or URL. Default: the sample text that ships.", paths.location
-        ),
+        path_option("--text", "Text to train on: a path, glob or URL. Default: a sample text.", paths.location),
     ] = None,
     text_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format", help="Format of --text: text, jsonl, csv, … Default: detected from names and first bytes."
-        ),
+        str | None, typer.Option("--format", help="Format of --text: text, jsonl, csv, … Default: detected.")
     ] = None,
     corpus: Annotated[
-        str | None,
-        path_option(
-            "--corpus", "A finished corpus to train on, instead of --text. No corpus file is written.", paths.location
-        ),
+        str | None, path_option("--corpus", "A finished corpus to train on, instead of --text.", paths.location)
     ] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Model family: t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
     ] = None,
     size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Model size: small, base, … Default: the size that this machine can train in --hours."
-        ),
+        str | None, typer.Option(metavar="NAME", help="Model size: small, base, … Default: what --hours allow.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="A file in configs/models, instead of --family and --size.")
     ] = None,
     objective: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, prefix_lm, … Default: the family's."),
+        str | None, typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, … Default: the family's.")
     ] = None,
     hours: Annotated[
-        float,
-        typer.Option(min=0.01, max=100_000, help="How long training may take, in hours. Sets the number of steps."),
+        float, typer.Option(min=0.01, max=100_000, help="Maximum time of training, in hours; sets the steps.")
     ] = 1.0,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
@@ -164,11 +143,7 @@ def slurm_command(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=_MOST_RANKS,
-            help="GPUs per node, and so ranks per node. Default: gpus_per_node of the cluster file, or one.",
-        ),
+        typer.Option(min=1, max=_MOST_RANKS, help="GPUs (ranks) per node. Default: the cluster file's, or 1."),
     ] = None,
     cluster: Annotated[
         Path | None, path_option("--cluster", "The cluster file: partition, environment, …", config_path)
@@ -241,10 +216,7 @@ def head(
 def doctor_command(
     context: typer.Context,
     config: Annotated[
-        Path | None,
-        path_argument(
-            "RUN.yaml", "The run file to check. Without a run file, doctor checks only the machine.", config_path
-        ),
+        Path | None, path_argument("RUN.yaml", "The run file to check. Default: only the machine.", config_path)
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
@@ -255,12 +227,7 @@ def doctor_command(
     ] = None,
     ssh: Annotated[str, typer.Option(metavar="OPTIONS", help="Further options of ssh.")] = "",
     cluster: Annotated[
-        Path | None,
-        path_option(
-            "--cluster",
-            "In a SLURM allocation: the cluster file, whose container and variables the checks use.",
-            config_path,
-        ),
+        Path | None, path_option("--cluster", "The cluster file of this SLURM allocation.", config_path)
     ] = None,
     numerics: Annotated[
         bool, typer.Option("--numerics", help="Also compare DeepSpeed with plain PyTorch on a small model.")

@@ -42,7 +42,7 @@ def example_of(words: tuple[str, ...]) -> list[str]:
 
 
 def test_every_package_has_its_commands():
-    assert {("data-pipeline", "fetch", "wet"), ("pretrain", "train"), ("launch", "slurm")} <= {*ALL}
+    assert {("data-pipeline", "build"), ("pretrain", "train"), ("launch", "slurm")} <= {*ALL}
 
 
 @each("words", ALL)

@@ -34,11 +34,13 @@ def atomic_path(path: Path, begun_in: Path | None = None) -> Iterator[Path]:
     may lose the new name until the caller has flushed the file's folder.
     """
     temporary = temporary_path(path if begun_in is None else begun_in / path.name)
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    if not temporary.parent.exists():  # spares a mkdir for each file
+        temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         flush(temporary)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(path)
         if begun_in is None:
             flush(path.parent)

@@ -169,9 +169,8 @@ class LocalStore(Store):
                 return
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise FailedError(
-                        f"{self}: workers of an earlier build are still writing to it; stop them and rerun the command"
-                    ) from None
+                    reason = "workers of an earlier build are still writing to it; stop them and rerun the command"
+                    raise FailedError(f"{self}: {reason}") from None
                 time.sleep(0.1)
 
     @contextlib.contextmanager

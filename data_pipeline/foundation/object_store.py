@@ -241,10 +241,8 @@ class ObjectStore(Store):
         if self._claimed:
             return
         if not stores.OBJECT_STORES & self._protocols:
-            way_out = "build in a folder, then data-pipeline publish"
-            raise UserError(
-                f"output: {self}: expected a path, or a URL of an object store (s3, gs, az, abfs); {way_out}"
-            )
+            expected = "expected a path, or a URL of an object store (s3, gs, az, abfs)"
+            raise UserError(f"output: {self}: {expected}; build in a folder, then data-pipeline publish")
         self._pieces.clear()  # another driver may have added pieces
         token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
         while True:
@@ -252,9 +250,8 @@ class ObjectStore(Store):
             if content != known:
                 known, since = content, time.monotonic()
                 if told and not _is_released(content):
-                    raise FailedError(
-                        f"{self}: another build is at work on it ({_holder(content)}); wait for it or stop it"
-                    )
+                    other = f"another build is at work on it ({_holder(content)})"
+                    raise FailedError(f"{self}: {other}; wait for it or stop it")
             if not content or _is_released(content) or time.monotonic() - since > LEASE_SECONDS:
                 mine = _holding(token, 0)
                 # if the first request's answer was lost, a retry finds this driver's own object

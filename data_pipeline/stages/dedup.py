@@ -248,7 +248,7 @@ class _Order:
         self._groups = grouped(parts, config)
         in_order = in_order_of_ids(self._groups)
         self._number = {group[0].name: position for position, group in enumerate(in_order)}
-        characters = sum(part.characters or 0 for part in parts)
+        characters = sum(part.characters for part in parts)
         self._slots = KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
         self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
         self._changes = ""  # the stage with the newest tables of changes
@@ -312,11 +312,9 @@ class _Order:
         keys = sum(unit.result.keys for unit in read)
         buckets = KeyBucket.enough(keys, config.dedup.keys_per_bucket)
         if buckets > self._slots:
-            raise UserError(
-                f"dedup.keys_per_bucket: {config.dedup.keys_per_bucket:,} of the {keys:,} keys of {step} can't be "
-                f"compared at once in {self._slots:,} tasks, the most there may be; set it to "
-                f"{-(-keys // self._slots):,} or more"
-            )
+            found = f"{config.dedup.keys_per_bucket:,} of the {keys:,} keys of {step} can't be compared at once"
+            most = f"in {self._slots:,} tasks, the most there may be; set it to {-(-keys // self._slots):,} or more"
+            raise UserError(f"dedup.keys_per_bucket: {found} {most}")
         listed = write_names(self._corpus, self._merge(keys_of(step), files, buckets))
         units = []
         for number in range(buckets):

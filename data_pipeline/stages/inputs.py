@@ -115,9 +115,8 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
             info = files[file]
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
-                raise UserError(
-                    f"{file}: {kind} {source.name!r} already has a file {name!r}; put this one in a separate {kind}"
-                )
+                other = f"{kind} {source.name!r} already has a file {name!r}"
+                raise UserError(f"{file}: {other}; put this one in a separate {kind}")
             stamp = next(filter(None, map(info.get, _STAMPS)), "")
             url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
             found[name] = InputFile(source, url, name, size, f"{stamp}{sample}", sha256)

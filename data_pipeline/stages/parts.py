@@ -45,8 +45,8 @@ class WrittenPart:
     Attributes:
         first_id: the id of the first record. Sorted by it, parts hold documents in the order of their ids.
         documents: number of documents by split.
+        characters: the sum of the documents' `size_of`.
         urls: the file of the URLs of dropped pages, which the dedup step "urls" compares, too; "" without this step.
-        characters: the sum of the documents' `size_of`; None if an earlier version wrote the part.
     """
 
     path: str
@@ -54,8 +54,8 @@ class WrittenPart:
     first_id: str
     text_bytes: int
     documents: dict[str, int]
+    characters: int
     urls: str = ""
-    characters: int | None = None
 
     @property
     def name(self) -> str:
@@ -93,14 +93,14 @@ def grouped(parts: Sequence[Item], config: CorpusConfig) -> list[list[Item]]:
     """
     if len(parts) <= _ENOUGH_UNITS:
         return [[part] for part in parts]
-    most = min(config.characters_per_part, sum(part.characters or 0 for part in parts) // _ENOUGH_UNITS)
-    return neighbours(parts, lambda part: math.inf if part.characters is None else part.characters, most)
+    most = min(config.characters_per_part, sum(part.characters for part in parts) // _ENOUGH_UNITS)
+    return neighbours(parts, lambda part: part.characters, most)
 
 
-def neighbours(items: Sequence[Item], size: Callable[[Item], float], most: float) -> list[list[Item]]:
+def neighbours(items: Sequence[Item], size: Callable[[Item], int], most: int) -> list[list[Item]]:
     """`items`, in order, in groups of one source with a sum of sizes of at most `most`. A larger item is alone."""
     groups: list[list[Item]] = []
-    total = 0.0
+    total = 0
     for item in items:
         total += size(item)
         if not groups or total > most or groups[-1][-1].source != item.source:
@@ -189,7 +189,7 @@ class PartFile:
 
     def describe(self, path: str, source: str, first_id: str) -> WrittenPart:
         documents = dict(sorted(self.documents.items()))
-        return WrittenPart(path, source, first_id, self.text_bytes, documents, characters=self.characters)
+        return WrittenPart(path, source, first_id, self.text_bytes, documents, self.characters)
 
 
 @contextlib.contextmanager

@@ -152,9 +152,8 @@ def plan(
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
-            raise UserError(
-                f"tokenizer.vocab_size: {config.path} has {tokenizer.vocab_size} tokens, not {config.vocab_size}"
-            )
+            has = f"{config.path} has {tokenizer.vocab_size} tokens, not {config.vocab_size}"
+            raise UserError(f"tokenizer.vocab_size: {has}")
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
@@ -220,12 +219,10 @@ def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Fini
     if not sample.documents:
         return ""
     there = sum(unit.result.documents.get("train", 0) for unit in documents)
-    taken, text = sample.bytes / 1e6, sum(unit.result.text_bytes for unit in documents) / 1e6
+    text = sum(unit.result.text_bytes for unit in documents)
+    size = f"{sample.bytes / 1e6:,.1f} of {text / 1e6:,.1f} MB of text"
     limits = " (tokenizer.sample_documents, tokenizer.sample_bytes)" if sample.documents < there else ""
-    return (
-        f"tokenizer: trained on {sample.documents:,} of {there:,} training documents, "
-        f"{taken:,.1f} of {text:,.1f} MB of text{limits}"
-    )
+    return f"tokenizer: trained on {sample.documents:,} of {there:,} training documents, {size}{limits}"
 
 
 def expected(config: TokenizerConfig) -> Vocabulary:

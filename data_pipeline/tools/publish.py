@@ -91,20 +91,16 @@ def _refuse_another(target: Store, fingerprint: str) -> None:
     except FailedError:  # left by a killed writer
         return
     if other.get("fingerprint") != fingerprint:
-        raise UserError(
-            f"{target}: has another corpus, {other.get('name')!r}, whose fingerprint differs; "
-            "publish to another URL, or delete that one first"
-        )
+        found = f"has another corpus, {other.get('name')!r}, whose fingerprint differs"
+        raise UserError(f"{target}: {found}; publish to another URL, or delete that one first")
 
 
 def _copied(source: Store, target: Store, name: str, expected: str, may_be_there: bool) -> _Copy:
     """Copies a file, unless it is there. `expected`: the sha256 that it must have in `source`; "" if unknown."""
     path, checksum = Path(source.at(name)), source.checksum(name)
     if expected and checksum[1] != expected:
-        raise FailedError(
-            f"{path}: sha256 differs from the manifest's; to rebuild it byte for byte: "
-            "data-pipeline build CORPUS.yaml --repair"
-        )
+        way_out = "to rebuild it byte for byte: data-pipeline build CORPUS.yaml --repair"
+        raise FailedError(f"{path}: sha256 differs from the manifest's; {way_out}")
     with _in_one_line(target, name):
         if may_be_there and target.is_copy(name, path, checksum):
             return _Copy(checksum[0], sent=False)

@@ -323,8 +323,6 @@ def test_a_crawl_has_two_thousand_units_in_each_later_stage():
     assert [len(group) for group in groups[-3:]] == [1, 1, 50]
     few = parts.grouped(written[:1000], CONFIG)
     assert few == [[part] for part in written[:1000]]  # as many as there were without groups
-    uncounted = [replace(part, characters=None) for part in written]
-    assert len(parts.grouped(uncounted, CONFIG)) == len(written)  # of an earlier version
 
 
 def test_a_plan_counts_the_units_of_the_build(config, unmerged):
@@ -347,7 +345,7 @@ def test_more_keys_get_more_slots_and_too_many_are_refused(config, unmerged, tmp
     assert checksums(Path(build(more))) == unmerged
     with safe_open(tmp_path / "more/.stages/lines-keys/part-00001.safetensors", "numpy") as file:
         slots = len(file.get_tensor("slots")) - 1
-    read = sum(part.characters or 0 for part in parts.parts_of(open_build(tmp_path / "more").documents))
+    read = sum(part.characters for part in parts.parts_of(open_build(tmp_path / "more").documents))
     assert read > sum(len(one["text"]) for one in documents_of(tmp_path / "more"))
     assert slots / 2 < read / 40 / 100 <= slots  # a line counts as 40 characters at least; 100 keys a bucket
     monkeypatch.setattr(keys, "_MOST_SLOTS", 2)
