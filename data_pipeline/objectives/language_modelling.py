@@ -170,7 +170,8 @@ class PrefixLM(Objective):
             left = 1 + uniform(bits, self._most_left(rows.lengths))
             right = rows.lengths - left
             parts = Stretch(start, right), Stretch(right, left)
-            return Examples(*(concatenated(rows, pad, part, eos) for part in parts))
+            inputs, targets = (concatenated(rows, pad, part, eos) for part in parts)
+            return Examples(inputs, targets)
         half = rows.lengths // 2
         split = 1 + uniform(bits, half - 1)
         rest = half - split
