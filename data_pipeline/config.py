@@ -112,9 +112,8 @@ class TokenizerConfig(Section):
     """The kind of tokenizer; only sentencepiece can be trained. `tokenizer_json` is that of Llama, Qwen or Gemma."""
     path: LocalPath | None = Field(None, validate_default=True)
     """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
-    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt, and for BART's ids
-    fairseq's dict.txt; `wordpiece` has vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json
-    and config.json where there are."""
+    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
+    vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json and config.json where there are."""
     vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published vocabularies
     """Number of tokens to train, without special tokens and sentinels."""
     special_tokens: list[str] = []

@@ -227,13 +227,21 @@ def corpus_built_with_noise() -> Path:
 
 @pytest.fixture(scope="session")
 def byte_level_bpe() -> Path:
-    """A directory with two tokenizers: gpt2, GPT-2's files, and bart, the same with fairseq's dictionary."""
+    """A directory with two tokenizers: gpt2, GPT-2's files, and bart, BART's as on the Hub, with the ids of fairseq's
+    dictionary: <s>, <pad>, </s>, <unk>, then a line for each of GPT-2's tokens, by its id, or a filler; <mask> last."""
 
     def make(folder: Path) -> None:
-        for kind, name in itertools.product(("gpt2", "bart"), ("encoder.json", "vocab.bpe", "dict.txt")):
-            if (kind, name) != ("gpt2", "dict.txt"):
-                (folder / kind).mkdir(exist_ok=True)
-                (folder / kind / name).write_bytes(lzma.decompress((DATA / f"tokenizers/{name}.xz").read_bytes()))
+        names = ("encoder.json", "vocab.bpe", "dict.txt")
+        ids, merges, dictionary = (lzma.decompress((DATA / f"tokenizers/{name}.xz").read_bytes()) for name in names)
+        tokens = {str(id_): token for token, id_ in json.loads(ids).items()}
+        lines = (tokens.get(line.split()[0], line.split()[0]) for line in dictionary.decode().splitlines())
+        order = ["<s>", "<pad>", "</s>", "<unk>", *lines, "<mask>"]
+        barts_ids = json.dumps({token: id_ for id_, token in enumerate(order)}).encode()
+        for name, content in (("gpt2/encoder.json", ids), ("bart/vocab.json", barts_ids)):
+            (folder / name).parent.mkdir()
+            (folder / name).write_bytes(content)
+        for name in ("gpt2/vocab.bpe", "bart/merges.txt"):
+            (folder / name).write_bytes(merges)
 
     return made_once("byte_level_bpe", make)
 

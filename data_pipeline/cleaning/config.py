@@ -41,19 +41,20 @@ class CleaningConfig(Section):
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
     the file are on."""
     max_page_characters: PositiveInt | None = None
-    """Longer pages are dropped, in characters. null: no limit."""
+    """Maximum number of characters of a page. Longer pages are dropped. null: no limit."""
     web_rules: bool = False
-    """C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces and citation marks."""
+    """Apply C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces, citation marks."""
     max_word_length: PositiveInt | None = None
-    """Lines with a longer word are dropped, in characters between white space. null: no limit."""
+    """Maximum length of a word, in characters between white space. Lines with a longer word are dropped. null: no
+    limit."""
     min_words_per_line: NonNegativeInt = 0
-    """Lines of fewer words are dropped. 0: off."""
+    """Minimum number of words of a line. Lines with fewer are dropped. 0: off."""
     min_sentences_per_page: NonNegativeInt = 0
-    """Pages of fewer sentences are dropped. 0: off."""
+    """Minimum number of sentences of a page. Pages with fewer are dropped. 0: off."""
     paragraphs: NonNegativeInt = 0
-    """Pages with fewer lines of at least 200 characters are dropped. Multilingual C4: 3. 0: off."""
+    """Minimum number of lines of at least 200 characters. Pages with fewer are dropped. Multilingual C4: 3. 0: off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
-    """Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
+    """Apply Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
     rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []

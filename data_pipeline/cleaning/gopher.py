@@ -32,40 +32,38 @@ Length = Annotated[int, Field(gt=0, le=100), BeforeValidator(_number)]
 
 
 class GopherConfig(Section):
-    """Gopher's rules for whole pages. A page exactly at a threshold is kept."""
+    """Gopher's rules for whole pages: a page beyond a threshold is dropped. A page exactly at a threshold is kept."""
 
     min_words: NonNegativeInt = 50
-    """Pages of fewer words are dropped. 0: off."""
+    """Minimum number of words of a page. 0: off."""
     max_words: PositiveInt | None = 100_000
-    """Pages of more words are dropped. null: no limit."""
+    """Maximum number of words of a page. null: no limit."""
     min_mean_word_length: float = Field(3.0, ge=0)
-    """Pages whose words are shorter on average are dropped, in characters. 0: off."""
+    """Minimum mean length of a page's words, in characters. 0: off."""
     max_mean_word_length: float | None = Field(10.0, gt=0)
-    """Pages whose words are longer on average are dropped, in characters. null: no limit."""
+    """Maximum mean length of a page's words, in characters. null: no limit."""
     max_symbols_per_word: float | None = Field(0.1, ge=0)
-    """Pages with more hash signs per word, or with more ellipses per word, are dropped. null: no limit."""
+    """Maximum number of hash signs per word, and of ellipses per word. null: no limit."""
     max_bullet_lines: Fraction = 0.9
-    """Pages in which a larger fraction of lines starts with a bullet point are dropped. 1: off."""
+    """Maximum fraction of lines that start with a bullet point. 1: off."""
     max_ellipsis_lines: Fraction = 0.3
-    """Pages in which a larger fraction of lines ends with an ellipsis are dropped. 1: off."""
+    """Maximum fraction of lines that end with an ellipsis. 1: off."""
     min_alphabetic_words: Fraction = 0.8
-    """Pages in which a smaller fraction of words has a letter are dropped. 0: off."""
+    """Minimum fraction of words that have a letter. 0: off."""
     min_stop_words: NonNegativeInt = 2
-    """Pages with fewer different English stop words (the, be, to, of, and, that, have, with) are dropped. 0: off."""
+    """Minimum number of different English stop words: the, be, to, of, and, that, have, with. 0: off."""
     max_duplicate_lines: Fraction = 0.3
-    """Pages in which a larger fraction of lines repeats earlier ones are dropped. 1: off."""
+    """Maximum fraction of lines that repeat earlier lines. 1: off."""
     max_duplicate_paragraphs: Fraction = 0.3
-    """Pages in which a larger fraction of paragraphs repeats earlier ones are dropped. 1: off."""
+    """Maximum fraction of paragraphs that repeat earlier paragraphs. 1: off."""
     max_duplicate_line_characters: Fraction = 0.2
-    """Pages in which repeated lines have a larger fraction of the characters are dropped. 1: off."""
+    """Maximum fraction of characters in repeated lines. 1: off."""
     max_duplicate_paragraph_characters: Fraction = 0.2
-    """Pages in which repeated paragraphs have a larger fraction of the characters are dropped. 1: off."""
+    """Maximum fraction of characters in repeated paragraphs. 1: off."""
     max_top_ngrams: dict[Length, Fraction] = {2: 0.20, 3: 0.18, 4: 0.16}
-    """For each n, pages in which the most frequent n-gram of words has a larger fraction of the characters are dropped.
-    {}: off."""
+    """For each n, the maximum fraction of characters in the most frequent n-gram of words. {}: off."""
     max_duplicate_ngrams: dict[Length, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-    """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. {}:
-    off."""
+    """For each n, the maximum fraction of characters in repeated n-grams of words. {}: off."""
 
 
 def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:

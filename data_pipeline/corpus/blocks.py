@@ -84,8 +84,8 @@ def examples_in(blocks: list[Block], rows: list[int]) -> Examples:
         extra["predicted"] = extra["predicted"].astype(bool)
     if "next_sentence" in blocks[0]:
         extra["next_sentence"] = column_in(blocks, rows, "next_sentence")
-    sides = (_gather(blocks, rows, f"{side}s", f"{side}_offsets") for side in ("input", "target"))
-    return Examples(*sides, **extra)
+    inputs, targets = (_gather(blocks, rows, f"{side}s", f"{side}_offsets") for side in ("input", "target"))
+    return Examples(inputs, targets, **extra)
 
 
 def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Padded:

@@ -64,7 +64,7 @@ class Denoising(Objective):
     random_ratio: float = Field(0.1, ge=0, le=1)
     """The share of the masks that are random tokens of the text instead."""
     insert_ratio: float = Field(0.0, ge=0, lt=1)
-    """Tokens inserted at random positions, as a share of the row's length. 0: off."""
+    """Number of tokens inserted at random positions, as a share of the row's length. 0: off."""
     permute_sentence_ratio: float = Field(1.0, ge=0, le=1)
     """The share of a row's sentences that change places with one another. 0: off."""
     rotate_probability: float = Field(0.0, ge=0, le=1)

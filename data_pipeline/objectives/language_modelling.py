@@ -15,7 +15,7 @@ class NextToken(Objective):
     """The targets are the inputs shifted by one token."""
 
     length: int = Field(1024, gt=0, le=LONGEST)
-    """Tokens of the inputs and of the targets."""
+    """Number of tokens of the inputs, and of the targets."""
 
     @property
     def raw_length(self) -> int:
@@ -42,7 +42,7 @@ class CausalLM(NextToken):
 
     name: Literal["causal_lm"] = "causal_lm"
     after_marks: bool = True
-    """Whether a token after EOS or BOS, the first of a document, has a loss."""
+    """Whether the first token of a document, which follows EOS or BOS, has a loss."""
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The inputs are all but the last token of each row, the targets all but the first. Nothing is random."""
@@ -131,7 +131,7 @@ class PrefixLM(Objective):
     length: int = Field(512, ge=2, le=LONGEST)
     """Maximum number of tokens of the encoder's input, EOS included; also the length of a row that isn't packed."""
     packed: bool = False
-    """Rows hold two examples, which together fill inputs and targets without padding."""
+    """Pack two examples into a row; together they fill inputs and targets without padding."""
     noise_density: float = Field(0.5, gt=0, le=0.5)
     """The mean share of a row that goes to the decoder. T5: 0.5, so the split is uniform over the row. UL2's S-denoiser
     (Tay et al. 2022, table 1): 0.25."""
@@ -170,7 +170,8 @@ class PrefixLM(Objective):
             left = 1 + uniform(bits, self._most_left(rows.lengths))
             right = rows.lengths - left
             parts = Stretch(start, right), Stretch(right, left)
-            return Examples(*(concatenated(rows, pad, part, eos) for part in parts))
+            inputs, targets = (concatenated(rows, pad, part, eos) for part in parts)
+            return Examples(inputs, targets)
         half = rows.lengths // 2
         split = 1 + uniform(bits, half - 1)
         rest = half - split
@@ -194,7 +195,7 @@ class FullLM(Objective):
 
     name: Literal["full_lm"] = "full_lm"
     length: int = Field(512, ge=2, le=LONGEST)
-    """Tokens of the targets, EOS included."""
+    """Number of tokens of the targets, EOS included."""
 
     @property
     def raw_length(self) -> int:

@@ -48,7 +48,7 @@ class MaskedLM(Objective):
     whole_words: bool = False
     """Predict all tokens of a word or none."""
     next_sentence: bool = False
-    """Rows are two texts, and the model also predicts whether the second follows the first."""
+    """Make rows of two texts; the model also predicts whether the second text follows the first."""
 
     @model_validator(mode="after")
     def _shares_and_texts_fit(self) -> "MaskedLM":

@@ -39,7 +39,7 @@ class SpanCorruption(Objective):
 
     name: Literal["span_corruption"] = "span_corruption"
     inputs_length: int = Field(512, gt=0, le=LONGEST)
-    """Tokens of the encoder's input, EOS included."""
+    """Number of tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """The share of a row's tokens that are masked."""
     mean_span_length: float = Field(3.0, ge=1)

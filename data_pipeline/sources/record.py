@@ -161,7 +161,7 @@ class RecordOptions(Section):
     """Options of every text format."""
 
     max_record_bytes: int = Field(64 << 20, gt=0, le=1 << 33)  # a record is in memory as a whole
-    """Longer records, in bytes, are noted as damage and skipped."""
+    """Maximum size of a record, in bytes. Longer records are damage and are skipped."""
 
 
 class TextOptions(RecordOptions):

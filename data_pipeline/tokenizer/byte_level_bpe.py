@@ -1,4 +1,4 @@
-"""Byte-level BPE: GPT-2's merges of bytes (Radford et al. 2019), with GPT-2's ids or, by fairseq's dictionary, BART's.
+"""Byte-level BPE: GPT-2's merges of bytes (Radford et al. 2019), with GPT-2's ids, or with BART's.
 
 Every text can be encoded and decodes to itself. Special tokens ("<s>", "<|endoftext|>") never match text: text that
 spells one is merged from its letters like any other text.
@@ -16,7 +16,7 @@ from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, read_file
 
-VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
 _VERSION = "#version: 0.2"
@@ -42,9 +42,11 @@ class ByteLevelBPE(FastTokenizer):
     def read(cls, directory: Path) -> "ByteLevelBPE":
         """The model in `directory`: encoder.json and vocab.bpe, or vocab.json and merges.txt.
 
-        dict.txt beside them, fairseq's dictionary, renumbers the tokens. Raises UserError if a file is missing or
-        doesn't match the others, FailedError if it is damaged.
+        Raises UserError if a file is missing or doesn't match the other, FailedError if it is damaged.
         """
+        if (directory / "dict.txt").exists():
+            what = "fairseq's dictionary, by which BART's ids differ from GPT-2's"
+            raise UserError(f"{directory / 'dict.txt'}: {what}; read vocab.json and merges.txt of facebook/bart-base")
         pairs = [tuple(directory / name for name in names) for names in (_GPT2_NAMES, (VOCABULARY, MERGES))]
         found = [pair for pair in pairs if all(path.is_file() for path in pair)]
         if not found:
@@ -53,8 +55,6 @@ class ByteLevelBPE(FastTokenizer):
         ids, merges = _read_ids(ids_path), _read_merges(merges_path)
         if missing := sorted(_tokens_of(merges) - ids.keys()):
             raise UserError(f"{ids_path}: lacks {len(missing)} tokens of {merges_path.name}, {missing[0]!r} first")
-        if (directory / DICTIONARY).exists():
-            ids = _renumbered(ids, _tokens_of(merges), directory / DICTIONARY)
         if not ({_END_OF_TEXT, "</s>"} & ids.keys()):
             raise UserError(f"{ids_path}: has no EOS: neither {_END_OF_TEXT} nor </s>")
         return cls(ids, merges)
@@ -78,7 +78,7 @@ class ByteLevelBPE(FastTokenizer):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The files under Hugging Face's names, with the final ids, so without a dictionary."""
+        """The files under Hugging Face's names."""
         ids = dict(sorted(self._ids.items(), key=lambda item: item[1]))
         lines = [_VERSION, *(f"{left} {right}" for left, right in self._merges)]
         return {
@@ -112,25 +112,6 @@ def _read_merges(path: Path) -> Merges:
             raise UserError(f"{path}: line {number}: expected two tokens")
         merges.append((left, right[0]))
     return merges
-
-
-def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict[str, int]:
-    """Ids as in fairseq: <s>, <pad>, </s>, <unk>, then the dictionary's lines in their order, <mask> last.
-
-    Each line has a token's number in `ids`, or a filler word that only pads the dictionary, and a count.
-    """
-    if "</s>" in ids:
-        wrong = "the tokens beside it aren't GPT-2's: they include </s>"
-        raise UserError(f"{dictionary}: renumbers GPT-2's tokens, but {wrong}")
-    by_number = {str(id_): token for token, id_ in ids.items()}
-    lines = [line.split(" ")[0] for line in read_file(dictionary).split("\n") if line]
-    order = ["<s>", "<pad>", "</s>", "<unk>", *(by_number.get(line, line) for line in lines), "<mask>"]
-    renumbered = {token: number for number, token in enumerate(order)}
-    if len(renumbered) < len(order):
-        raise UserError(f"{dictionary}: lists a token twice")
-    if missing := sorted(ids[token] for token in tokens - renumbered.keys()):
-        raise UserError(f"{dictionary}: lacks {len(missing)} tokens that text may need, {missing[0]} first")
-    return renumbered
 
 
 def _tokens_of(merges: Merges) -> set[str]:

@@ -59,7 +59,7 @@ def corpus_file(tmp_path):
             ["sources.0={format: text, path: a, options: {sampel_by: line, max_record_bytes: x}}"],
             [
                 "sources.0.options: format text: max_record_bytes: expected integer > 0, ≤ 8,589,934,592, got 'x' "
-                "(longer records, in bytes, are noted as damage and skipped)",
+                "(maximum size of a record, in bytes)",
                 "sources.0.options: format text: sampel_by: unknown key; nearest valid key: sample_by",
             ],
         ),

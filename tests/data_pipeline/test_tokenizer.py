@@ -76,10 +76,8 @@ def test_ids_are_those_of_transformers(gpt2, bart, byte_level_bpe):
     merges = [tuple(line.split(" ")) for line in lines if line]
     theirs = transformers.GPT2Tokenizer(vocab=ids, merges=merges)
     assert theirs(c4_texts).input_ids == gpt2.encode(c4_texts)
-    tokens = {str(id_): token for token, id_ in ids.items()}
-    lines = [line.split()[0] for line in (byte_level_bpe / "bart/dict.txt").read_text().splitlines()]
-    order = ["<s>", "<pad>", "</s>", "<unk>", *(tokens.get(line, line) for line in lines), "<mask>"]
-    theirs = transformers.BartTokenizer(vocab={token: id_ for id_, token in enumerate(order)}, merges=merges)
+    ids = json.loads((byte_level_bpe / "bart/vocab.json").read_text(encoding="utf-8"))
+    theirs = transformers.BartTokenizer(vocab=ids, merges=merges)
     assert theirs(c4_texts).input_ids == [[0, *text, 2] for text in bart.encode(c4_texts)]
     assert (theirs.mask_token_id, len(theirs)) == (bart.vocabulary.mask, bart.size)
 
@@ -150,13 +148,11 @@ def test_what_is_described_gives_the_same_tokenizer(kind, request, tmp_path):
         load(tmp_path)
 
 
-def test_names_of_files_and_a_dictionary_change_nothing_but_ids(gpt2, bart, byte_level_bpe, tmp_path):
-    """Hugging Face's names for GPT-2's files, and BART's ids in full, describe the same tokenizers."""
+def test_names_of_files_change_nothing(gpt2, bart, byte_level_bpe, tmp_path):
+    """Hugging Face's names for GPT-2's files describe the same tokenizer."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
-    assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256
-    shutil.copy(byte_level_bpe / "bart/dict.txt", tmp_path)
-    assert ByteLevelBPE.read(tmp_path).sha256 == bart.sha256 != gpt2.sha256
+    assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256 != bart.sha256
     save(bart, tmp_path)
     theirs = transformers.BartTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert theirs("Hello world").input_ids == [0, 31_414, 232, 2]
@@ -324,8 +320,7 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
         ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with consecutive ids from 0, each used once"),
         ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
         ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
-        ({"dict.txt": "13 7\n13 5\n"}, "dict.txt: lists a token twice"),
-        ({"dict.txt": "13 7\n262 5\n"}, "dict.txt: lacks 50254 tokens that text may need, 0 first"),
+        ({"dict.txt": "13 7\n"}, "dict.txt: fairseq's dictionary, by which BART's ids differ from GPT-2's; read vocab"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, problem):
@@ -341,11 +336,7 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
     assert problem in str(error.value)
 
 
-def test_what_is_no_model_and_a_dictionary_beside_barts_own_ids_are_refused(bart, byte_level_bpe, tmp_path):
-    save(bart, tmp_path)
-    shutil.copy(byte_level_bpe / "bart/dict.txt", tmp_path / "tokenizer")
-    with pytest.raises(UserError, match="the tokens beside it aren't GPT-2's"):
-        ByteLevelBPE.read(tmp_path / "tokenizer")
+def test_what_is_no_sentencepiece_model_is_refused(tmp_path):
     (tmp_path / "spiece.model").write_bytes(b"no model")
     with pytest.raises(FailedError, match=r"spiece\.model: not a sentencepiece model"):
         SentencePiece.read(tmp_path / "spiece.model")
