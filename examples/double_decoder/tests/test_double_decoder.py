@@ -38,10 +38,12 @@ def made(std: float | None = 0.2, **changes: Any) -> DoubleDecoder:
     torch.manual_seed(0)
     model = build(parse({"family": "double_decoder", "vocab_size": 300, **SIZES, **changes})).eval()
     assert isinstance(model, DoubleDecoder)
-    for parameter in model.parameters() if std else ():
+    if std is None:
+        return model
+    for parameter in model.parameters():
         drawn = std * torch.randn_like(parameter)
         parameter.data = drawn if parameter.dim() > 1 else parameter.data + drawn
-    return model.double() if std else model
+    return model.double()
 
 
 def ids(*shape: int, seed: int = 0) -> Tensor:
