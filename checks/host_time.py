@@ -85,7 +85,7 @@ def measured(stage: int, graph: bool) -> list[float]:
             engine, taken = engine_of(config), list[float]()
             for step in range(STEPS):
                 began = time.process_time()
-                engine.step(step, step, [dict(batch) for _ in range(count)])
+                engine.step(step, range(count), [dict(batch) for _ in range(count)])
                 taken.append(time.process_time() - began)
                 assert engine.applied
             assert not engine.warnings

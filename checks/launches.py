@@ -153,7 +153,7 @@ def _update(count: int) -> tuple[Counter[str], Counter[str], int]:
     weights = list(model.parameters())
     for step in range(2):  # the first makes the moments
         with Launches() as found:
-            engine.step(step, 0, [with_facts(batch)] * count)
+            engine.step(step, range(count), [with_facts(batch)] * count)
     assert engine.applied
     with Launches() as passed:
         torch.autograd.grad(model(**batch)["labels"].sum(), weights)

@@ -16,15 +16,12 @@ from data_pipeline.foundation import paths, progress
 from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
 from data_pipeline.foundation.errors import FailedError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted
-from data_pipeline.tools.fetch import fetch_app
 
-# A command imports what it runs, since --help and a mistyped option need none of it: NumPy, PyArrow and pydantic take
-# 0.8 s and 105 MB.
+# Commands import what they run: NumPy, PyArrow and pydantic take 0.8 s and 105 MB, and --help needs none of them.
 
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-app.add_typer(fetch_app, name="fetch")
 
 ConfigPath = Annotated[
     Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.", config_path)
@@ -77,9 +74,7 @@ def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = Fals
 
 
 @app.command("verify", epilog="Example: data-pipeline verify corpora/quickstart")
-def verify_command(
-    location: Built,
-) -> None:
+def verify_command(location: Built) -> None:
     """Check every checksum and count; name the damaged files."""
     from data_pipeline import corpus as corpora
     from data_pipeline.corpus import verify

@@ -1,4 +1,4 @@
-"""The settings of a corpus file (YAML)."""
+"""The settings of a corpus file (YAML), with their checks."""
 
 import math
 from fractions import Fraction
@@ -41,13 +41,13 @@ class SourceConfig(Section):
     """The files: a path, a glob, or a list of them, local or as fsspec URLs; `hf://datasets/OWNER/NAME/…` is on the
     Hugging Face Hub."""
     name: str = ""
-    """Part of every document's id, different for each source. `""`: the format's name."""
+    """Name of the source, which begins its documents' ids; different for each source. `""`: the format's name."""
     language: str = ""
-    """The language of the documents, as a BCP 47 tag, in place of the one that they state. `""`: theirs."""
+    """Language of the documents, a BCP 47 tag, instead of the language that they state. `""`: the stated language."""
     options: dict[str, Any] = {}
     """Options of the format."""
     split: Literal["train", "validation"] | None = None
-    """Where all of the source's documents go, for data that comes divided already. null: `split` of the corpus
+    """The split of all documents of the source, for data that is divided already. null: the corpus's `split`
     decides."""
     cleaning: CleaningConfig | None = None
     """Replaces the corpus's section `cleaning` for this source. null: the corpus's rules; for pairs, none."""
@@ -79,7 +79,7 @@ class SourceConfig(Section):
 
     @property
     def together(self) -> int:
-        """How many consecutive documents of a file follow each other in the rows; 1 if all are shuffled."""
+        """Number of consecutive documents of a file that stay together in the shuffle; 1: none."""
         return plain_text.Options(**self.options).together if self.format == "text" else 1
 
 
@@ -87,12 +87,12 @@ class SplitConfig(Section):
     """Which documents are held out."""
 
     by: Literal["hash", "files", "position"] = "hash"
-    """What chooses them. `hash`: the md5 of the normalised URL or, without a URL, of the id. `files`: whole files, in
-    the order of their names' md5, until they have `validation_fraction` of a source's bytes. `position`: the last
-    `validation_fraction` of each source, by the bytes of its files as they are stored, in order; in the file where it
-    begins, by characters before cleaning."""
+    """How held-out documents are chosen. `hash`: by the md5 of the normalised URL or, without a URL, of the id.
+    `files`: whole files, in the order of the md5 of their names, until they have `validation_fraction` of a source's
+    bytes. `position`: the last `validation_fraction` of each source, in bytes of its files as stored; in the file where
+    this part begins, in characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
-    """The share held out for validation: of the documents (`hash`), or of the bytes."""
+    """The share that is held out for validation: of the documents (`hash`), or of the bytes."""
 
     @property
     def ratio(self) -> tuple[int, int]:
@@ -115,21 +115,21 @@ class TokenizerConfig(Section):
     the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt, and for BART's ids
     fairseq's dict.txt; `wordpiece` has vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json
     and config.json where there are."""
-    vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published ones
-    """Tokens to train; special tokens and sentinels come on top."""
+    vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published vocabularies
+    """Number of tokens to train, without special tokens and sentinels."""
     special_tokens: list[str] = []
     """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
     sentinels."""
     sentinels: int = Field(100, ge=0, le=LONGEST)
-    """Sentinels, the tokens that stand for masked spans."""
+    """Number of sentinels, the tokens that stand for masked spans."""
     sample_documents: PositiveInt = 1_000_000
-    """The most documents to train on."""
+    """Maximum number of documents to train on."""
     sample_bytes: PositiveInt = 50_000_000
-    """The most UTF-8 text to train on, in bytes; the trainer takes up to 23 bytes of memory for each."""
+    """Maximum size of the text to train on, in bytes of UTF-8; the trainer takes up to 23 bytes of memory for each."""
     character_coverage: float = Field(0.9995, ge=0.98, le=1)  # as sentencepiece requires
-    """The share of the sample's characters that get tokens of their own; the rest become bytes, or unknown."""
+    """The share of the sample's characters that get tokens of their own; other characters become bytes, or unknown."""
     byte_fallback: bool = True
-    """Encode characters without a token as the bytes of their UTF-8, which are 256 of the tokens. false: they are
+    """Encode characters without a token as UTF-8 bytes, which are 256 of the tokens. false: these characters are
     unknown, and lost."""
 
     @field_validator("path")
@@ -197,9 +197,9 @@ class ShardsConfig(Section):
     """The size of the shards, which are WebDataset tars."""
 
     rows_per_block: PositiveInt = 1024
-    """Rows of a block, the unit that is read and checked at once."""
+    """Number of rows in a block, which is read and checked at once."""
     blocks_per_shard: PositiveInt = 64
-    """Blocks of a shard. A task holds the tokens of one shard in memory."""
+    """Number of blocks in a shard. A worker holds the tokens of one shard in memory."""
 
 
 class CorpusConfig(Section):
@@ -212,17 +212,18 @@ class CorpusConfig(Section):
     output: Location
     """The directory of the corpus, which all nodes see, or an fsspec URL (s3://bucket/corpus)."""
     seed: int = 0
-    """Seed of every random choice: the tokenizer's sample, the order of rows, the noise."""
+    """Seed of all random choices: the tokenizer's sample, the order of rows, the noise."""
     sources: Annotated[list[SourceConfig], Field(min_length=1)]
     """The texts to read."""
     bytes_per_shared_unit: NonNegativeInt = 8 * 2**20
-    """How many bytes of small files, which follow each other by name, are read as one unit of work; 0: each alone."""
+    """Maximum size of small files that are read as one unit of work, in bytes; they follow each other by name. 0: each
+    file is a unit."""
     bytes_per_unit: PositiveInt = 64 * 2**20
     """Size of the ranges into which a multistream bz2 dump is cut, in bytes."""
     characters_per_part: PositiveInt = 500_000_000
-    """Characters read for one file of documents, the unit of later stages."""
+    """Number of characters that are read for one file of documents, which is a unit of work of later stages."""
     cleaning: CleaningConfig = CleaningConfig()
-    """Which pages and lines are dropped for what they say."""
+    """Which pages and lines are dropped for their content."""
     dedup: DedupConfig = DedupConfig()
     """Which duplicates are dropped."""
     decontamination: DecontaminationConfig = DecontaminationConfig()
@@ -276,8 +277,8 @@ class CorpusConfig(Section):
 
     @property
     def steps(self) -> list[str]:
-        """Steps of dedup. "filters", which checks language and bad words, follows the last step that shortens texts;
-        "decontamination" follows all steps."""
+        """The steps of deduplication, in order. "filters", the check of language and bad words, follows the last step
+        that shortens texts. "decontamination" comes last."""
         steps = self.dedup.steps
         behind = [number for number, step in enumerate(steps, 1) if STEPS[step].shortens]
         if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
@@ -289,5 +290,5 @@ class CorpusConfig(Section):
         return self.shards.rows_per_block * self.shards.blocks_per_shard * self.rows.objective.raw_length
 
     def buckets(self, tokens: int) -> int:
-        """Number of buckets, one shard each, for a split of `tokens` tokens."""
+        """Number of buckets, and so of shards, for a split of `tokens` tokens."""
         return max(1, math.ceil(tokens / self.tokens_per_shard))

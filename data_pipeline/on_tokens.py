@@ -1,4 +1,4 @@
-"""An objective as a function of one text's tokens, to try it without a corpus."""
+"""Applies an objective to the tokens of a text, without a corpus."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A finished corpus as Python code uses it: its documents, its examples, and a loader of its batches."""
+"""Opens a finished corpus in Python: its documents, its examples, and a loader of its batches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from data_pipeline.text.document import Document
 if TYPE_CHECKING:
     from data_pipeline.loading.loader import Loader
 
-LANES = 64  # a run's, unless `data.lanes` says otherwise
+LANES = 64  # the default of `data.lanes`
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""From raw text to a finished corpus: the stages, in order."""
+"""Builds a corpus: runs the stages in order, and writes the report and the manifest."""
 
 import contextlib
+import fnmatch
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from data_pipeline import report, report_pages, write_manifest
 from data_pipeline.cleaning import classifier
@@ -13,19 +14,7 @@ from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.corpus.lineage import LINEAGE
 from data_pipeline.execution import workers
 from data_pipeline.execution.checking import forget_damaged
-from data_pipeline.execution.merging import without_level
-from data_pipeline.execution.work_units import (
-    KEPT,
-    Finished,
-    Result,
-    ResultType,
-    Spec,
-    Stage,
-    Unit,
-    keep_only,
-    outputs_of,
-    run,
-)
+from data_pipeline.execution.work_units import KEPT, Finished, ResultType, Spec, Stage, Unit, outputs_of, run
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.foundation.formatting import counted, first_few, printable
@@ -44,16 +33,15 @@ from data_pipeline.write_manifest import BLOCKS
 
 _ERRORS_SHOWN = 10
 _LANGUAGES_SHOWN = 5
-_MARK = ".stages/complete"  # which units of each stage the report and the manifest were made from
+_MARK = ".stages/complete"  # fingerprints of the units that the report and the manifest were made from
 
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> str:
-    """Brings the corpus up to date, as far as the command `until` does, and writes the report; returns its path or URL.
+    """Builds the corpus as far as the command `until` does, and writes the report; returns the corpus's path or URL.
 
-    Warns about damaged inputs and continues. With `strict` it raises FailedError instead, after reading all inputs.
-
-    Work from an earlier run is kept if its input and config haven't changed and its files have the expected sizes.
-    `repair` also reads the files, and rebuilds those whose checksum differs.
+    Units of earlier builds are kept if their input and config haven't changed and their files have the expected sizes.
+    `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
+    FailedError instead, after reading all inputs.
     """
     corpus = open_store(config.output)
     try:
@@ -68,7 +56,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
 def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
     config, commits = revisions.pin(config, corpus)
     inputs = []
-    for source in config.sources:  # report a missing input before writing anything
+    for source in config.sources:  # a missing input is reported before anything is written
         with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
             inputs += list_files(source, output=config.output)
     evaluation_sets.check(config.decontamination)
@@ -79,7 +67,7 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
     with workers.without_ray() if small else contextlib.nullcontext():
-        corpus.claim()  # before removing anything that another build may be using
+        corpus.claim()  # before anything is removed: another build may be using it
         corpus.remove_leftovers(WRITTEN)
         revisions.keep(commits, corpus)
         if repair:
@@ -92,19 +80,18 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
 
 
 def _run_stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], until: str, strict: bool) -> Built:
-    """Runs the stages that the command `until` needs, or as many as there are documents to train on."""
+    """Runs the stages that the command `until` needs, fewer if no documents are left to train on."""
     table.forget(corpus, config)
     built = Built()
     for command in _stages(config, corpus, inputs, strict, built):
         if command == until:
             break
-    shown = table.stages_of(config, built.with_urls)
-    built.units = {name: units for name, units in built.units.items() if without_level(name) in shown and units}
+    built.units = {name: units for name, units in built.units.items() if units}
     return built
 
 
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs one stage after the other, and notes its units in `built`. Yields each command that has no more to do."""
+    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage."""
 
     def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
         built.units[stage.name] = finished = run(stage, units, corpus, config.ray)
@@ -115,12 +102,11 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     _report_unchecked(read)
     parts = parts_of(read)
     if LAST.applies(config):
-        _keep_only(PARTS, corpus, read)
-        shown = table.stages_of(config, built.with_urls)
-        steps, left = dedup.deduplicate(config, corpus, parts, lambda stage: stage.name in shown)
+        keep_only(PARTS, corpus, outputs_of(read))
+        steps, left = dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
         built.units |= {**steps, LAST.name: left}
         parts = parts_of(left)
-    _keep_only(DOCUMENTS, corpus, built.left)
+    keep_only(DOCUMENTS, corpus, outputs_of(built.left))
     _report_without_list(config, built.left)
     yield LAST.ends
     if not documents.total(built.left, "train"):
@@ -138,18 +124,21 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     built.units |= merged
     rows = done(shards.COUNT, shards.plan_counts(config, corpus, tokenized, files, trained))
     written = done(shards.STAGE, shards.plan(config, corpus, tokenized, files, trained, rows))
-    _keep_only(SHARDS, corpus, written)
+    keep_only(SHARDS, corpus, outputs_of(written))
     yield shards.STAGE.ends
 
 
-def _keep_only(kind: Kind, corpus: Store, units: Sequence[Finished[Result]]) -> None:
-    keep_only(corpus, kind.folder, kind.files, outputs_of(units))
+def keep_only(kind: Kind, corpus: Store, names: Collection[str]) -> None:
+    """Removes the files of `kind` that aren't among `names`. A build with another config, or one whose records were
+    damaged, may have left them."""
+    found = fnmatch.filter(corpus.names(kind.folder), f"*/{kind.files}")
+    corpus.delete(name for name in found if name not in names)
 
 
 def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
-    """Prints one line for each damaged input: its first damage, and the number of damaged records.
+    """Prints a line for each damaged input, with its first damage and the number of damaged records.
 
-    Raises FailedError if nothing could be read from a source or, with `strict`, if there is any damage.
+    Raises FailedError if nothing could be read from a source or, with `strict`, if any input is damaged.
     """
     inputs = [(unit.result.source, read) for unit in units for read in unit.result.inputs]
     readable = {source for source, read in inputs if read.status != "unreadable"}
@@ -174,17 +163,15 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
 
 
 def _report_unchecked(units: list[Finished[DocumentsResult]]) -> None:
-    """Prints how many input files have no checksums, though their formats may have some."""
+    """Prints how many input files have no checksums inside, although their formats may."""
     files = [read for unit in units for read in unit.result.inputs if read.range.start == 0]
     if unchecked := sum(read.unchecked for read in files):
-        print(
-            f"input files without checksums: {unchecked:,} of {len(files):,}; a flipped bit in them goes unseen",
-            file=sys.stderr,
-        )
+        of_all = f"{unchecked:,} of {len(files):,}"
+        print(f"input files without checksums: {of_all}; a flipped bit in them goes unseen", file=sys.stderr)
 
 
 def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:
-    """Prints how many documents weren't searched for bad words, since the list of their language isn't enabled."""
+    """Prints how many documents weren't searched for bad words because their language's list isn't enabled."""
     lists = {source.name: config.cleaning_of(source).bad_words for source in config.sources}
     without = Counter[str]()
     for unit in left:
@@ -193,17 +180,14 @@ def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResu
             without.update({tag: n for tag, n in unit.result.languages.items() if list_of(tag) not in of_lists})
     if without:
         shown = first_few((f"{tag} {n:,}" for tag, n in most_common(without, len(without)).items()), _LANGUAGES_SHOWN)
-        print(
-            f"documents in languages whose list cleaning.bad_words doesn't name: {without.total():,} ({shown}); they "
-            "weren't searched for bad words",
-            file=sys.stderr,
-        )
+        found = f"documents in languages whose list cleaning.bad_words doesn't name: {without.total():,} ({shown})"
+        print(f"{found}; they weren't searched for bad words", file=sys.stderr)
 
 
 def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
-    """Removes the records of damaged files, so that the stages rebuild them."""
+    """Removes the records of damaged files, so that their stages rebuild them."""
     damaged = forget_damaged(corpus, config.ray)
-    corpus.delete_folder(".stages/plans")  # they have no checksums
+    corpus.delete_folder(".stages/plans")  # files without checksums
     corpus.delete([_MARK])
     for name in damaged:
         print(f"{corpus.at(name)}: damaged, will be rebuilt")
@@ -211,10 +195,7 @@ def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
 
 
 def _record(config: CorpusConfig, corpus: Store, built: Built) -> report.Report:
-    """Writes the report and, for a complete corpus, the manifest, unless they already describe these units.
-
-    Returns the report.
-    """
+    """Writes the report and, for a complete corpus, the manifest, unless they are up to date. Returns the report."""
     write_manifest.write_settings(config, corpus)
     settings = write_manifest.recorded(config)
     stages = {
@@ -224,11 +205,11 @@ def _record(config: CorpusConfig, corpus: Store, built: Built) -> report.Report:
     recorded = corpus.read_valid_json(_MARK, dict[str, str]) or {}
     files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in built.units else ())}
     if recorded and stages.items() <= recorded.items() and corpus.sizes(files).keys() == files:
-        found = report.read(corpus)  # perhaps of more stages than this command asks for
+        found = report.read(corpus)  # may have later stages, too
         if corpus.sizes(found.files).keys() == found.files.keys():
             return found
     if recorded:
-        corpus.write_json(_MARK, {})  # it speaks of the manifest and report that are replaced now
+        corpus.write_json(_MARK, {})  # the manifest and the report are replaced below
     if shards.STAGE.name in built.units:
         write_manifest.write(config, corpus, built)
     made = report.of(corpus, config.name, built)

@@ -1,4 +1,7 @@
-"""What came in, what each rule dropped, and the speed of each stage: report.json, and lines that a command prints."""
+"""The report of a build: what came in, what each rule dropped, and how fast each stage was.
+
+Writes and reads report.json, and makes the lines that commands print.
+"""
 
 import hashlib
 import unicodedata
@@ -48,7 +51,7 @@ class SpanCounts:
 
 @dataclass(frozen=True)
 class EvaluationSetCounts:
-    """`found`: the items that documents contain; `too_short`: those that aren't looked for."""
+    """`found`: number of items that documents contain; `too_short`: number of items that aren't looked for."""
 
     bytes: int
     items: int
@@ -60,7 +63,7 @@ class EvaluationSetCounts:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Tokens in all, unknown ones, bytes of characters without a token, and the most frequent of those characters."""
+    """Numbers of all tokens, of unknown tokens and of bytes; the most frequent characters without a token."""
 
     tokens: int
     unknown: int
@@ -70,7 +73,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """`text_read_bytes`: of the text before deduplication; `text_bytes`: of the text that is kept."""
+    """`text_read_bytes`: the text before deduplication; `text_bytes`: the text that is kept."""
 
     inputs: int
     bytes: int
@@ -106,9 +109,9 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class StageSpeed:
-    """The speed of a stage and, of its last run that had units to do, where the wall time went (`workers.Timing`).
+    """The speed of a stage, and the times of its last run that had units to do (`workers.Timing`).
 
-    `keys`: how many it gathered, if that is what it does.
+    `keys`: number of keys that the stage has written; None for other stages.
     """
 
     name: str
@@ -127,7 +130,7 @@ class StageSpeed:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of report.json. Counts are by rule, kind or split; `lengths` by the power of two of the length."""
+    """The content of report.json. Counts are by rule, kind or split; `lengths` are by powers of two."""
 
     name: str
     documents: DocumentCounts
@@ -151,11 +154,11 @@ class Report:
     tokenizer_sample: Sample | None
     stages: list[StageSpeed]
     files: dict[str, str] = field(default_factory=dict)
-    """The sha256 of each page that shows this report."""
+    """The sha256 of each page that shows the report."""
 
 
 def write(corpus: Store, report: Report, page: str) -> Report:
-    """Writes report.md, which is `page`, and report.json. Returns the report with the page's checksum."""
+    """Writes report.md, the `page`, and report.json. Returns the report with the page's checksum."""
     content = page.encode()
     corpus.write(MARKDOWN, content)
     report = replace(report, files={MARKDOWN: hashlib.sha256(content).hexdigest()})
@@ -178,7 +181,7 @@ def read(location: str | Path | Store) -> Report:
 
 
 def summary(report: Report) -> str:
-    """One line: how many files and documents were read, how many were kept, and how many each rule dropped."""
+    """A line: how many files and documents were read, how many were kept, and how many each rule dropped."""
     documents = report.documents
     files = sum(source.inputs for source in report.sources.values())
     line = f"documents: {counted(files, 'file')} → {counted(documents.read, 'document')}, {documents.kept:,} kept"
@@ -187,7 +190,8 @@ def summary(report: Report) -> str:
 
 
 def coverage(report: Report) -> str:
-    """One line: how many tokens are unknown or bytes, and the characters behind most of them; "" before tokens."""
+    """A line: how many tokens are unknown or bytes, and the most frequent characters without a token; "" before the
+    tokens stage."""
     if (found := report.coverage) is None:
         return ""
     if not found.unknown + found.bytes:
@@ -200,13 +204,13 @@ def coverage(report: Report) -> str:
 
 
 def visible(character: str) -> str:
-    """A character, or its code point if it can't be seen by itself: "K", "U+00AD"."""
+    """A character, or its code point if it is invisible: "K", "U+00AD"."""
     shows = character.isprintable() and not character.isspace() and not unicodedata.combining(character)
     return character if shows else f"U+{ord(character):04X}"
 
 
 def cut_pairs(report: Report) -> list[str]:
-    """One line for each split in which inputs or targets of pairs are longer than the objective allows."""
+    """A line for each split with inputs or targets of pairs that are longer than the objective allows."""
     return [
         f"warning: {split}: {counts.cut_inputs:,} inputs and {counts.cut_targets:,} targets of "
         f"{counts.documents:,} pairs are longer than rows.objective allows (inputs_length, targets_length) "
@@ -217,7 +221,7 @@ def cut_pairs(report: Report) -> list[str]:
 
 
 def why_nothing_is_left(documents: DocumentCounts, lines: LineCounts) -> str:
-    """One line: which rules dropped all documents, and which rules dropped lines."""
+    """A line: which rules dropped all documents, and which rules dropped lines."""
     if documents.kept:
         held_out = counted(documents.kept, "document")
         return f"no document for training: {held_out} left, all held out (split.validation_fraction)"
@@ -233,7 +237,7 @@ def _rules(dropped: dict[str, int]) -> str:
 
 
 def of(corpus: Store, name: str, built: Built) -> Report:
-    """The report of the stages that have run."""
+    """The report of the stages in `built`."""
     read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
     tokenized = [unit.result for unit in built.of(tokens.STAGE)]
@@ -284,13 +288,13 @@ def of(corpus: Store, name: str, built: Built) -> Report:
 
 
 def _lines_read(read: Sequence[PartsResult], deduplicated: Sequence[PartsResult]) -> int:
-    """Lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
+    """Number of lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
     checked = sum(one.counts.lines_passed + one.counts.dropped_lines.total() for one in read)
     return checked or sum(one.counts.lines_seen for one in deduplicated)
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
+    total = Counter[str]()
     for count in counts:
         total.update(count)
     return Counter(dict(sorted(total.items())))
@@ -304,7 +308,7 @@ def _coverage(parts: Sequence[TokensResult]) -> Coverage:
 
 
 def _most_common(counts: Iterable[dict[str, int]], number: int = 20) -> dict[str, int]:
-    """The most frequent keys of several counts, added."""
+    """The most frequent keys of the sum of several counts."""
     return most_common(_sum(counts), number)
 
 
@@ -345,7 +349,7 @@ def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
 
 
 def _by_power(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Histograms by powers of two, added."""
+    """The sum of histograms by powers of two."""
     return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
 
 
@@ -369,7 +373,7 @@ def _splits(shards: list[ShardResult]) -> dict[str, SplitCounts]:
 
 
 def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
-    """`size`: the bytes that the stage worked on."""
+    """The speed of a stage that worked on `size` bytes."""
     megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
     written = sum(output.bytes for unit in units for output in unit.outputs.values())
     keys = [unit.result.keys for unit in units if isinstance(unit.result, KeysResult)]

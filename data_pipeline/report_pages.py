@@ -1,4 +1,4 @@
-"""The page of a corpus's report, in Markdown."""
+"""Renders the report of a corpus as a Markdown page, report.md."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,37 +7,29 @@ from data_pipeline.foundation.formatting import human_size, markdown
 from data_pipeline.report import InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.document import LINE, SPAN, most_common
 
-_ROWS = 20  # the most rows of a chart
-_BAR = 40  # characters of its longest bar
-_INPUTS = 100  # the most inputs in the table
+_ROWS = 20  # maximum number of rows in a chart
+_BAR = 40  # characters of the longest bar
+_INPUTS = 100  # maximum number of inputs in the table
 _MARKUP = re.compile(r"[\\`*\[\]<>|#]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word marks nothing
 _ABOUT_CHARACTERS = (
     " A larger tokenizer.character_coverage gives more characters tokens of their own. With tokenizer.byte_fallback "
     "the others are bytes, and no text is lost."
+)
+_NEXT = (
+    "## Next\n\n`data-pipeline show CORPUS` prints rows as a model gets them. `launch init NAME --corpus CORPUS` "
+    "writes a run file for this machine, and `launch local NAME.run.yaml` trains."
 )
 
 Cell = str | int | float | list[str]  # a list has example texts
 
 
 def render(report: Report) -> str:
-    """report.md."""
+    """The content of report.md."""
     title = f"# Corpus {_escaped(report.name)}"
-    return "\n\n".join([title, _lead(report), *_tables(report), _next(report)]) + "\n"
-
-
-def _lead(report: Report) -> str:
-    """What the corpus has, in a line."""
     read = sum(one.bytes for one in report.sources.values())
-    parts = [f"{report.documents.kept:,} of {report.documents.read:,} documents kept, of {human_size(read)} read"]
-    parts += [f"{name}: {one.rows:,} rows, {one.tokens:,} tokens" for name, one in report.splits.items()]
-    return "; ".join(parts) + "."
-
-
-def _next(report: Report) -> str:
-    return (
-        "## Next\n\n`data-pipeline show CORPUS` prints rows as a model gets them. `launch init NAME --corpus CORPUS` "
-        "writes a run file for this machine, and `launch local NAME.run.yaml` trains."
-    )
+    lead = [f"{report.documents.kept:,} of {report.documents.read:,} documents kept, of {human_size(read)} read"]
+    lead += [f"{name}: {one.rows:,} rows, {one.tokens:,} tokens" for name, one in report.splits.items()]
+    return "\n\n".join([title, "; ".join(lead) + ".", *_tables(report), _NEXT]) + "\n"
 
 
 def _tables(report: Report) -> Iterator[str]:
@@ -134,7 +126,7 @@ def _tables(report: Report) -> Iterator[str]:
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], note: str = "") -> Iterator[str]:
-    """A section with a note and a table; none without either."""
+    """A section with a note and a table; none if both are empty."""
     if rows or note:
         cells = [[_markdown(cell) for cell in row] for row in rows]
         table = ["\n".join(markdown(header, cells, numbers=False))] if rows else []
@@ -142,7 +134,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], no
 
 
 def _chart(title: str, what: str, counts: Mapping[str, int]) -> Iterator[str]:
-    """A bar for each key."""
+    """A section with a bar for each key."""
     rows: list[list[Cell]] = [[key, n, _bar(n, counts)] for key, n in list(counts.items())[:_ROWS]]
     yield from _table(title, [what, "count", ""], rows)
 
@@ -160,7 +152,7 @@ def _escaped(text: str) -> str:
 
 
 def _bar(n: float, beside: Mapping[str, float]) -> str:
-    """A bar for `n`, one of the values of `beside`."""
+    """A bar for `n`; the largest value of `beside` has the longest bar."""
     most = max(beside.values())
     return "█" * round(_BAR * n / most) if most else ""
 
@@ -170,7 +162,7 @@ def _share(n: int, total: int) -> str:
 
 
 def _ranges(powers: Mapping[str, int]) -> dict[str, int]:
-    """Counts by the range of lengths, without gaps."""
+    """Counts by range of lengths, without gaps."""
     span = range(min(map(int, powers)), max(map(int, powers)) + 1) if powers else ()
     return {f"{2**power:,}–{2 ** (power + 1) - 1:,}": powers.get(str(power), 0) for power in span}
 

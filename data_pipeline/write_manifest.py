@@ -1,4 +1,4 @@
-"""What a build records of what it has finished: its blocks, lineage, manifest and settings."""
+"""Writes what a finished build records: blocks.parquet, lineage.parquet, manifest.json and the settings."""
 
 import json
 from collections.abc import Sequence
@@ -108,16 +108,15 @@ def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
 
 
 def write_settings(config: CorpusConfig, corpus: Store) -> None:
-    """Writes the settings with the paths of the sources, for commands that read the sources again.
+    """Writes the settings, with the paths of the sources, for commands that read the sources again.
 
-    The file is the build's own, below `.stages`: no copy of a corpus needs it. Passwords in URLs are left out.
+    The file is below `.stages`, since no copy of a corpus needs it. Passwords in URLs are masked.
     """
     settings = config.model_dump(mode="json", exclude_unset=True)
     for given, source in zip(settings["sources"], config.sources, strict=True):
         given["path"] = _absolute(source.path)
-    for given, one in zip(
-        settings.get("decontamination", {}).get("sets", []), config.decontamination.sets, strict=False
-    ):
+    sets = settings.get("decontamination", {}).get("sets", [])
+    for given, one in zip(sets, config.decontamination.sets, strict=False):
         given["path"] = _absolute(one.path)
     settings = masked_values({**settings, "output": _absolute(str(corpus))[0]})
     if corpus.read_valid_json(SETTINGS, dict[str, Any]) != settings:
@@ -130,10 +129,10 @@ def _absolute(path: str | list[str]) -> list[str]:
 
 
 def recorded(config: CorpusConfig) -> dict[str, Any]:
-    """The settings that the documents, the tokenizer and the shards were made with, defaults included, as in JSON.
+    """The settings that documents, tokenizer and shards were made with, defaults included, as JSON has them.
 
-    It has no paths, but the commits of the Hugging Face Hub's repositories: lineage.parquet lists the files that were
-    read, by name and checksum.
+    Paths are left out: lineage.parquet lists the files that were read, by name and checksum. Commits of the Hugging
+    Face Hub's repositories are included.
     """
     settings = {
         "sources": [
@@ -154,5 +153,5 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
         "bytes_per_unit": config.bytes_per_unit,
         "characters_per_part": config.characters_per_part,
     }
-    as_json: dict[str, Any] = json.loads(json.dumps(settings))  # keys are text, so that it equals what is read back
+    as_json: dict[str, Any] = json.loads(json.dumps(settings))  # keys become strings, as when read from a file
     return as_json

@@ -1,1 +1,1 @@
-"""What is built on the packages, as an outsider would: experiments, and minimal pairs. Run from a checkout."""
+"""Built on the packages as an outsider would: experiments, minimal pairs, an import. Run them from a checkout."""

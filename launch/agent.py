@@ -1,6 +1,6 @@
-"""The agent of a node: it starts processes for the head, reports their events, and ends them when the head is gone.
+"""The agent of a node: starts processes for the head, reports their events, and ends them when the head is gone.
 
-On the head's own machine, the head's process does this itself. On other nodes ssh or srun starts an agent. The first
+On the head's own machine, the head's process does this itself. On other nodes, ssh or srun starts an agent. The first
 line of the agent's stdin has the user's environment, so that no secret is on a command line.
 """
 
@@ -30,8 +30,8 @@ _LAST_LINES = 10
 _POLL_SECONDS = 0.2
 _SIGNAL, _NOT_STARTED = 128, 127  # exit codes of shells: the first is added to the number of a signal
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
-_WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how threads of libgomp wait; the second comes before the first
-_SPIN_COUNT = "1000"  # turns of libgomp's loop: docs/results/operations.md compares it with others
+_WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how libgomp's threads wait; the second takes precedence
+_SPIN_COUNT = "1000"  # docs/results/operations.md compares it with other values
 
 
 def agent() -> int:
@@ -41,8 +41,8 @@ def agent() -> int:
             given = json.loads(stdin.readline())  # and not a byte more
         os.environ |= given["environment"]
         os.chdir(given["directory"])
-        head = given["head"] or os.environ["SSH_CONNECTION"].split()[0]
-        node = NodeProcesses(address_towards(head), network_interface_to(head))
+        address = address_towards(given["head"] or os.environ["SSH_CONNECTION"].split()[0])
+        node = NodeProcesses(address, interface_of(address))
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         connection = Connection(_arrived, lambda message: os.write(1, message))
@@ -73,7 +73,7 @@ def _arrived() -> bytes:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to `host`. Raises UserError if the name doesn't resolve."""
+    """The local address that routes to `host`. Raises UserError if the name doesn't resolve."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -84,13 +84,12 @@ def address_towards(host: str) -> str:
 
 
 class NodeProcesses:
-    """The processes that the head has started on this node. The head sends and receives messages as through a
-    `Connection`.
+    """The processes that the head has started on this node, which has the `address` and the network `interface`.
+
+    Has the interface of a `Connection`, for the head's own machine. `interface`: None: gloo chooses.
 
     Attributes:
         started: the programs, and the ranks of the running attempt.
-        address: the node's address.
-        interface: the network interface of the ranks; None: gloo chooses.
     """
 
     silent, quiet, said = 0.0, False, ()
@@ -98,11 +97,11 @@ class NodeProcesses:
     def __init__(self, address: str, interface: str | None):
         self.started: list[Ranks | Program] = []
         self.dismissed = False
-        # by default gloo takes the address of the host's name, which is often a loopback one
+        # by default gloo resolves the host's name, often to a loopback address
         self._network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
         self._machine = Machine(address, count_gpus(), 0)
-        self._run: Path | None = None  # the directory of the run whose ranks it has started
-        self._waiting: Start | None = None  # for the directory of the logs
+        self._run: Path | None = None  # the run directory of the ranks
+        self._waiting: Start | None = None  # ranks that wait for the directory of their logs
         self._since = 0.0
         self._answers = [self._idle({})]
 
@@ -118,7 +117,7 @@ class NodeProcesses:
         heartbeats, kept = self.end(), None
         if message["dismissed"]:
             self.dismissed = True
-            # the run's last state stays in this node's memory if it is newer than what the disk has
+            # the run's last state stays in this node's memory if it is newer than the checkpoint on the disk
             kept = release_memory(self._run) if self._run and not message["run_goes_on"] else None
         self._answers.append(self._idle(heartbeats, kept))
 
@@ -137,7 +136,7 @@ class NodeProcesses:
         return heartbeats
 
     def _idle(self, heartbeats: dict[int, Heartbeat], kept: str | None = None) -> dict[str, Any]:
-        """The answer that nothing runs here. `kept`: what is said of the run's last state in this node's memory."""
+        """The answer that nothing runs here. `kept`: a line about the run's last state in this node's memory."""
         last = {rank: asdict(one) for rank, one in heartbeats.items()}
         return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last, "kept": kept}
 
@@ -157,23 +156,17 @@ class NodeProcesses:
             self._waiting = None
 
 
-def network_interface_to(address: str) -> str | None:
-    """The network interface of this machine on the way to `address`; None for a loopback one or none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing
-        own = probe.getsockname()[0]
-        for name, addresses in psutil.net_if_addrs().items():
-            if not own.startswith("127.") and any(one.address == own for one in addresses):
-                return str(name)
-    return None
+def interface_of(address: str) -> str | None:
+    """The network interface with a local address; None for a loopback address."""
+    interfaces = psutil.net_if_addrs().items() if not address.startswith("127.") else ()
+    return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
 
 
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
-    """This process's environment for `ranks` on this machine, which are on the CPU if it has no `gpus`.
+    """The environment of `ranks` ranks on this machine; without `gpus` they run on the CPU.
 
-    Beside GPUs, the CPU has little to do unless the optimizer is offloaded; threads of all ranks on all cores would
-    still be in each other's way. On the CPU, a thread that waits for the others spins for a moment only, unless the
-    user says how threads wait: spinning takes the cores from other programs, and from the threads waited for.
+    The ranks share the cores, so that their threads don't compete. On the CPU, a waiting thread spins only briefly,
+    unless the user sets how threads wait: spinning takes cores from other programs, and from the threads that compute.
     """
     defaults = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
     if not gpus and not os.environ.keys() & {_WAITS, _SPINS}:
@@ -202,9 +195,9 @@ class Program:
 
 
 class Ranks:
-    """Runs the ranks of this node, and reports their events. `run` is the directory of their run.
+    """Runs the ranks of this node, and reports their events. `run`: the run directory.
 
-    Each rank has the variables that DeepSpeed's launcher would give it, but the GPUs that the user chose stay visible.
+    Each rank has the variables that DeepSpeed's launcher would set, except that CUDA_VISIBLE_DEVICES stays as it is.
     """
 
     def __init__(self, asked: Start, environment: Mapping[str, str], run: Path):
@@ -215,9 +208,9 @@ class Ranks:
             own[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
         self._processes: dict[int, Process] = {}
-        self._ends: list[Message] = []  # threads add to it
-        self._over: set[int] = set()  # the ranks whose end has been reported
-        self._known: set[str] = set()  # files of messages
+        self._ends: list[Message] = []  # added by threads
+        self._over: set[int] = set()  # ranks whose end has been reported
+        self._known: set[str] = set()  # files of messages that were read
         self._done: set[int] = set()
         self._at_hang: dict[int, Heartbeat] = {}  # of all ranks, when one was first seen to hang
         for local, rank in enumerate(asked.ranks):
@@ -237,12 +230,12 @@ class Ranks:
         threading.Thread(target=self._wait, args=(rank, process), name=f"end of rank {rank}", daemon=True).start()
 
     def _wait(self, rank: int, process: Process) -> None:
-        """Notes when a rank ends: `events`, which may come late, tells which of several ended first."""
+        """Notes when a rank ends, so that a late call of `events` still finds the order of several ends."""
         code = process.wait()
         self._ends.append(Message(rank, "ended", str(code), time.time_ns()))
 
     def events(self) -> list[Event]:
-        """The events since the last call, in their order."""
+        """The events since the last call, in the order of time."""
         ends = [end for end in tuple(self._ends) if end.rank not in self._over]
         told = heartbeat.messages(self._directory, self._known)  # after `ends`: a rank's last message is before its end
         events = [
@@ -252,7 +245,7 @@ class Ranks:
         ]
         heartbeats = heartbeat.read(self._directory)
         if not self._at_hang:
-            # all of them may be stopped, so that none would say that it hangs
+            # if all ranks are stopped (SIGSTOP), none reports that it hangs
             limit = self._asked.hang_seconds or watchdog.LEAST_SECONDS
             stopped = (rank for rank, one in heartbeats.items() if one.stopped and one.silent > limit)
             events += (Event("hung", rank) for rank in stopped)
@@ -274,23 +267,23 @@ class Ranks:
     def _ended(self, rank: int, code: int) -> Event:
         self._over.add(rank)
         log = rank_logs.rank_log(self._logs, rank)
-        with contextlib.suppress(OSError):  # for people; a full disk may lose it
+        with contextlib.suppress(OSError):  # the disk may be full; nothing reads this file but people
             log.with_suffix(".exit").write_text(f"{code if code >= 0 else _SIGNAL - code}\n")
         # read here, since other hosts may see the log's end late
         words = rank_logs.last_lines(log) if code else []
         return Event("ended" if code or rank in self._done else "left", rank, code, words)
 
     def end(self) -> dict[int, Heartbeat]:
-        """Ends all ranks; returns their last heartbeats, which say how they stood when one was first seen to hang."""
+        """Ends all ranks; returns their last heartbeats, with silence and marks as of the time when one first hung."""
         last = {**self._without_heartbeat(), **heartbeat.read(self._directory)}
         self._group.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
-        # a rank that has ended since is silent, and one that hung may have continued
+        # since then, ranks may have ended, and the hung rank may have continued
         seen = {rank: self._at_hang.get(rank, one) for rank, one in last.items()}
         return {rank: replace(one, silent=seen[rank].silent, marks=seen[rank].marks) for rank, one in last.items()}
 
     def _without_heartbeat(self) -> dict[int, Heartbeat]:
-        """The ranks that run: what is shown for those that had no heartbeat yet, silent since they were started."""
+        """A heartbeat for each running rank, silent since its start, for ranks that haven't had one yet."""
         found = {}
         for rank, process in self._processes.items():
             if rank not in self._over:
@@ -299,15 +292,15 @@ class Ranks:
         return found
 
 
-def _appended(log: Path) -> IO[bytes]:
-    """`log`, opened; nowhere if it can't be, since the run continues on a full disk."""
-    try:
-        return log.open("ab", buffering=0)
-    except OSError:
-        return Path(os.devnull).open("ab", buffering=0)
-
-
 def _is_stopped(process: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(process).status() == psutil.STATUS_STOPPED)
     return False
+
+
+def _appended(log: Path) -> IO[bytes]:
+    """`log`, opened for appending; /dev/null if that fails, since a run continues on a full disk."""
+    try:
+        return log.open("ab", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("ab", buffering=0)

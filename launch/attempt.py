@@ -1,4 +1,4 @@
-"""How one attempt of a run went, and the rank that made it fail."""
+"""Finds out how an attempt of a run went, and which rank made it fail."""
 
 import re
 import signal
@@ -21,8 +21,8 @@ _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
 )
 _ERROR = re.compile(r"error: \S|([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)(:|$)")  # ours, or Python's
-_SECONDS_FOR_THE_CAUSE = 0.3  # in which a rank that has died is told from those that failed because of it
-_SILENT = 3.0  # s without a heartbeat, more than of the other ranks
+_SECONDS_FOR_THE_CAUSE = 0.3  # between the first failure and the verdict: the faulty rank may report after its victims
+_SILENT = 3.0  # s that a rank must be silent beyond the other ranks
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Attempt:
     """How one attempt went. Times are in seconds since 1970.
 
     Attributes:
-        told: the events of its nodes, in the order of arrival.
         nodes: the name of each rank's node.
-        lost: the nodes that no longer answer, by name, with the reason.
+        told: the events of the nodes, in the order of arrival.
+        lost: why nodes no longer answer, by name.
         heartbeats: the last heartbeats of all ranks.
-        shown: the bytes of rank 0's log that the terminal has shown.
-        began: when it began.
-        ended: when it ended, or first failed.
+        began: when the attempt began.
+        ended: when the attempt ended, or first failed.
         read: when the heartbeats were read.
+        shown: the bytes of rank 0's log that the terminal has shown.
     """
 
     logs: Path
@@ -51,7 +51,7 @@ class Attempt:
     shown: int = 0
 
     def events(self, *kinds: str) -> dict[int, Event]:
-        """The first event of these kinds of each rank, in the order of arrival."""
+        """Each rank's first event of these kinds, in the order of arrival."""
         found: dict[int, Event] = {}
         for event in self.told:
             if event.kind in kinds:
@@ -75,25 +75,25 @@ class Attempt:
 
     @property
     def faulty(self) -> int | None:
-        """The rank whose arithmetic was wrong."""
+        """The rank whose arithmetic was wrong, if any."""
         return next(iter(self.events("faulty")), None)
 
     @property
     def broken(self) -> bool:
-        """Whether a rank has failed. One that has saved and stopped hasn't, and others may take a while to follow."""
+        """Whether a node is lost or a rank has failed; a rank that has saved and stopped has not failed."""
         return bool(self.lost) or any(event.fails for event in self.told)
 
     @property
     def refused_its_configuration(self) -> bool:
-        """Whether a rank has ended because something in the run file is wrong, which no other attempt would cure."""
+        """Whether a rank has refused the run file, so that another attempt would fail, too."""
         return REFUSED in self.codes.values() and not any(one.step for one in self.heartbeats.values())
 
     @property
     def cause_is_known(self) -> bool:
-        """Whether the log of the rank that failed first is complete: it has ended, or hangs.
+        """Whether the rank that failed first is known, and its log is complete: the rank has ended, or hangs.
 
-        A rank that hangs writes its stacks before it tells, and one that is stopped never ends. If something outside
-        has ended the rank, others fail because of it. Else another may soon turn out to be the cause.
+        A rank that hangs writes its stacks before it reports, and a stopped rank never ends. A rank that something
+        outside the run has killed is the cause. Otherwise another rank may still turn out to be the cause.
         """
         rank = first_failed(self)
         if rank is None or rank not in {*self.codes, *self.gone, *self.events("hung")}:
@@ -101,12 +101,12 @@ class Attempt:
         return self.was_killed(rank) or time.time() - self.ended > _SECONDS_FOR_THE_CAUSE
 
     def was_killed(self, rank: int) -> bool:
-        """Whether something outside the run's code has ended a rank, which hadn't reported a failure."""
+        """Whether something outside the run's code has ended a rank: the rank had reported no failure."""
         return rank in self.gone or (self.codes.get(rank, 0) < 0 and rank not in self.failed)
 
 
 def error_of(attempt: Attempt, rank: int) -> str:
-    """The error that a rank has told; the last one in its log if it ended without a word, or "" if there is none."""
+    """The error that a rank has reported; else the last error in its log; "" if there is none."""
     told = attempt.events("failed", "hung").get(rank)
     if told and any(told.lines):
         return "".join(told.lines)
@@ -118,10 +118,10 @@ def first_failed(attempt: Attempt) -> int | None:
     """The rank that made the attempt fail; None if it is unknown. The first of these that there is:
 
     1. the rank whose arithmetic was wrong;
-    2. a rank that was gone before any other failed;
+    2. a rank that exited early, before any other rank failed;
     3. the first rank that ended with an error without reporting it: a signal killed it, or it exited by itself;
-    4. if the first to report hangs, the rank that the others wait for;
-    5. the first rank that reported a failure; it may end later than ranks that failed because of it.
+    4. if the first rank to report hangs, the rank that the others wait for;
+    5. the first rank that reported a failure, even if it ends later than its victims.
 
     A rank whose error is a lost connection to another rank counts only if no other rank is known to have failed.
     """
@@ -144,8 +144,8 @@ def first_failed(attempt: Attempt) -> int | None:
 
 
 def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
-    """The rank that the others wait for: the first without a heartbeat, else the rank with the fewest marks; None if
-    there is no such rank."""
+    """The rank that the others wait for: one that is silent for longer than all others, else the one with the fewest
+    marks; None if there is no such rank."""
     by_silence = sorted(heartbeats, key=lambda rank: heartbeats[rank].silent)
     if len(by_silence) > 1 and heartbeats[by_silence[-1]].silent - heartbeats[by_silence[-2]].silent > _SILENT:
         return by_silence[-1]
@@ -156,7 +156,7 @@ def _awaited(heartbeats: dict[int, Heartbeat]) -> int | None:
 
 
 def how_it_failed(attempt: Attempt, rank: int) -> str:
-    """In words: "rank 1 was killed by SIGKILL"."""
+    """How a rank failed: "rank 1 was killed by SIGKILL"."""
     code = attempt.codes.get(rank)
     if rank in attempt.gone:
         how = "exited with code 0 before the run's end"
@@ -165,7 +165,7 @@ def how_it_failed(attempt: Attempt, rank: int) -> str:
         how = "makes no progress" + (", and its process is stopped (SIGSTOP)" if own and own.stopped else "")
         others = len(hung.keys() - {rank})
         how += f"; {counted(others, 'rank')} waited for it" if others else ""
-    elif code is None or (code < 0 and rank in attempt.failed):  # one that fails may abort as it ends
+    elif code is None or (code < 0 and rank in attempt.failed):  # a rank that fails may abort at its end
         how = "failed"
     else:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -173,13 +173,13 @@ def how_it_failed(attempt: Attempt, rank: int) -> str:
 
 
 def last_words(attempt: Attempt, rank: int) -> Sequence[str]:
-    """The last lines that a rank wrote."""
+    """The last lines of a rank's output."""
     ended = attempt.events("ended").get(rank)
     return (ended and ended.lines) or rank_logs.last_lines(rank_logs.rank_log(attempt.logs, rank))
 
 
 def record(attempt: Attempt, code: int, run: Path) -> AttemptRecord:
-    """What `restarts` records of an attempt of `run` that came to the exit code `code`."""
+    """The record, for `restarts`, of an attempt of `run` with the exit code `code`."""
     outcomes = {0: "finished", STOPPED: "stopped", REFUSED: "refused"}
     failed = code not in (0, STOPPED)
     rank = first_failed(attempt) if failed else None

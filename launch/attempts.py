@@ -1,4 +1,4 @@
-"""The attempts of a run under one head. After a failed attempt the next starts by itself."""
+"""Makes the attempts of a run: after a failed attempt, the next one starts by itself."""
 
 import contextlib
 import itertools
@@ -28,15 +28,16 @@ from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, pref
 from pretrain.training.tracking import tracker
 
 NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
-_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s, for a node that was lost and can't be reached: it may start anew
+_REPLACE = (
+    "Remove the node, or replace the processor or GPU that the log names, and run the same command again. On several "
+    "nodes, --min-nodes lets the others continue at once"
+)
+_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s between tries to reach a lost node, which may be rebooting
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run to train. `fresh` renames the existing run directory.
-
-    Without `min_nodes`, a run that loses a node ends.
-    """
+    """A run to train. `fresh`: rename an existing run directory. `min_nodes`: None: a run that loses a node ends."""
 
     path: Path
     overrides: list[str]
@@ -54,18 +55,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: its exit code. `interrupted`: True if the scheduler, its time limit or a lost node ended the
-    run, not the user; the run should then resume."""
+    """How a run ended: its exit code. `interrupted`: the run should resume, since the scheduler, a time limit or a lost
+    node has ended it, not the user."""
 
     code: int
     interrupted: bool
 
 
 def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> Ended:
-    """Makes attempts until the run ends, or loses a node and can't continue on the others.
-
-    `here`: whether this machine is the only node.
-    """
+    """Makes attempts until a run ends or can't continue without a lost node. `here`: this machine is the only node."""
     config = load(run.path, run.overrides, RunConfig)
     setup = preflight(config, _number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
     if is_finished(setup):
@@ -84,7 +82,7 @@ def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> E
 def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
     """Makes attempts with `ranks` processes on this machine; returns the exit code of the run.
 
-    With `dry_run`, nothing is started, and corpora may be missing.
+    `dry_run`: starts nothing, and corpora may be missing.
     """
     gpus = count_gpus()
     if gpus and ranks and ranks > gpus:
@@ -103,7 +101,7 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
 
 
 class Attempts:
-    """The attempts of a run on `nodes`. `failures` has the failed attempts. No agent outlives the `with` block."""
+    """The attempts of a run on `nodes`. `failures`: the failed attempts. All agents end with the `with` block."""
 
     def __init__(self, run: Run, config: RunConfig, nodes: list[Node], access: Access, requests: StopRequests):
         self.nodes = nodes
@@ -116,7 +114,7 @@ class Attempts:
         self._began = time.monotonic()
 
     def until_over(self) -> Ended:
-        """Makes attempts until the run ends, or fails in a way that another attempt wouldn't cure."""
+        """Makes attempts until the run ends, or another attempt would be of no use."""
         while True:
             try:
                 if not self.ready():
@@ -135,7 +133,7 @@ class Attempts:
                 return ended
 
     def ready(self) -> bool:
-        """Reaches the nodes; returns False if a signal came before. Raises FailedError if one can't be reached."""
+        """Reaches the nodes; returns False if a signal comes first. Raises FailedError if a node can't be reached."""
         waits = iter(_WAITS if self._reached and self._access.tries_again else ())
         while self._pool is None and not self._requests.signals:
             if (problem := self._reach()) is None or self._requests.signals:
@@ -148,7 +146,7 @@ class Attempts:
         return not self._requests.signals
 
     def _reach(self) -> str | None:
-        """Starts an agent on each node; returns why that isn't possible, None if it is."""
+        """Starts an agent on each node; returns why that failed, None if it succeeded."""
         self._pool = pool = AgentPool([node.name for node in self.nodes], self._access)
         pool.connect(give_up=lambda: self._requests.signals or pool.problems)
         if problems := pool.problems:
@@ -160,7 +158,7 @@ class Attempts:
         return None
 
     def _start(self, logs: Path) -> list[Agent]:
-        """Starts an attempt's ranks, which write their logs to `logs`."""
+        """Starts the ranks of an attempt, which write their logs to `logs`."""
         assert self._pool
         agents = self._pool.agents
         first = agents[0].machine
@@ -177,11 +175,11 @@ class Attempts:
         return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:
-        """How the run has ended with `attempt`; None, after a while, if another attempt follows."""
+        """How the run has ended with `attempt`. If another attempt follows, waits until it may start; returns None."""
         requests, directory = self._requests, self._directory
         code = result(attempt, directory, requests)
         recorded = record(attempt, code, directory)
-        with contextlib.suppress(OSError):  # a full disk is reported by others
+        with contextlib.suppress(OSError):  # `result` has reported a full disk
             restarts.add(directory, recorded)
         if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
             if code == 1:
@@ -193,21 +191,20 @@ class Attempts:
                 return self._failed(recorded, "", interrupted=True)
         elif node := restarts.faulty_again(self.failures):
             if self._run.min_nodes is None or not self.leave_out([node]):
-                return self._failed(recorded, _without(node))
+                return self._failed(recorded, f"the arithmetic of {node} was wrong twice. {_REPLACE}")
         elif (reason := restarts.refusal(self.failures, self._faults.max_restarts)) is not None:
             return self._failed(recorded, reason)
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""
         print(f"starting attempt {recorded.attempt + 1}{when} (faults.max_restarts)", file=sys.stderr, flush=True)
-        self._alerts.send(
-            "restarted", f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}{when}"
-        )
+        text = f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}{when}"
+        self._alerts.send("restarted", text)
         requests.wait(seconds)
         return Ended(code, False) if requests.signals else None
 
     def leave_out(self, lost: Sequence[str]) -> bool:
-        """Has the next attempt begin without the nodes `lost`; returns whether the others may continue."""
-        self._close(run_goes_on=True)  # the others' agents too: they start anew with the ranks of fewer nodes
+        """Makes the next attempt begin without the nodes `lost`; returns whether the other nodes can continue."""
+        self._close(run_goes_on=True)  # agents of the other nodes, too: their ranks get new numbers
         if self._run.min_nodes is None:
             return self._access.tries_again and self._faults.max_restarts > 0
         left = [node for node in self.nodes if node.name not in lost]
@@ -221,26 +218,25 @@ class Attempts:
         return bool(self.nodes)
 
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
-        """Ends the run, which has failed for good; `reason`: why no attempt follows."""
+        """Records that the run has failed. `reason`: why no other attempt follows."""
         if reason:
             print(f"no further attempt: {reason}", file=sys.stderr, flush=True)
-        lost = f" ({reason})" if reason else ""
-        self._alerts.send(
-            "failed", f"the run has failed in attempt {record.attempt}{lost}; its logs: {self._directory}"
-        )
+        because = f" ({reason})" if reason else ""
+        text = f"the run has failed in attempt {record.attempt}{because}; its logs: {self._directory}"
+        self._alerts.send("failed", text)
         if self._record_failure(record, reason):
             tracker.sync_apart(self._directory)
         return Ended(1, interrupted)
 
     def _record_failure(self, record: AttemptRecord, reason: str) -> bool:
-        """Records that the run has failed; returns whether MLflow lacks that."""
+        """Records that the run has failed; returns whether MLflow still needs to be told."""
         with contextlib.suppress(OSError):
             status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
             return tracker.end_failed(self._directory, record.ended)
         return False
 
     def _interrupted(self) -> bool:
-        """Whether the scheduler or `run.max_hours` has stopped the run, rather than the user."""
+        """Whether the scheduler or `run.max_hours` has stopped the run, not the user."""
         if self._requests.stop_signal is not None:
             return self._requests.by_scheduler
         now, stop = status.read(self._directory), self._run.stop_at_step
@@ -264,9 +260,9 @@ def _number_of_ranks(nodes: Sequence[Node]) -> int:
 
 
 def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
-    """Raises UserError if nodes have fewer GPUs than ranks, or can't find the first one.
+    """Raises UserError if a node has fewer GPUs than ranks, or can't reach the first node.
 
-    On nodes that all have no GPUs, the ranks are on the CPU.
+    If no node has a GPU, all ranks run on the CPU.
     """
     machines = [agent.machine for agent in agents if agent.machine]
     problems = [
@@ -279,10 +275,3 @@ def _check(nodes: Sequence[Node], agents: Sequence[Agent]) -> None:
     here = [machine.address.startswith("127.") for machine in machines]
     if here[0] and not all(here):
         raise UserError(f"{nodes[0].name}: the other nodes can't find it at {machines[0].address}; name its address")
-
-
-def _without(node: str) -> str:
-    return (
-        f"the arithmetic of {node} was wrong twice. Remove the node, or replace the processor or GPU that "
-        "the log names, and run the same command again. On several nodes, --min-nodes lets the others continue at once"
-    )

@@ -1,5 +1,6 @@
-"""Runs that Python code starts on this machine."""
+"""Starts a run on this machine from Python, as `launch local` does."""
 
+import operator
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,12 +32,13 @@ def local(
     The first Ctrl-C saves and stops the run, which is then returned. Raises UserError for a wrong config, FailedError
     if the run fails.
     """
+    stop = None if stop_at_step is None else operator.index(stop_at_step)  # of a NumPy integer, too
     directory, path = Path(load_with(config, overrides, RunConfig).run.directory), path_of(config)
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(path, Mapping):  # the ranks read a file
             content, path = merged(path, (), RunConfig), Path(folder, "run.yaml")
             path.write_text(content, encoding="utf-8")
-        code = attempts.launch_local(attempts.Run(path, as_overrides(overrides), stop_at_step, fresh), ranks)
+        code = attempts.launch_local(attempts.Run(path, as_overrides(overrides), stop, fresh), ranks)
     if code not in (0, STOPPED):
         raise FailedError(f"{directory}: the run has failed; {directory}/logs has what its ranks printed")
     return Run(directory)

@@ -1,7 +1,6 @@
-"""The head of a run: creates the directory of an attempt's logs, shows rank 0's log, takes requests to stop, and
-reports how the attempt ended.
+"""The head of a run: starts an attempt, shows rank 0's log, handles requests to stop, reports how the attempt ended.
 
-An attempt has one head, on however many nodes its ranks are.
+An attempt has one head, for the ranks of all nodes.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ _STDOUT, _STDERR = 1, 2
 _CHUNK = 65536  # bytes
 _DELAY_SECONDS = 1.0  # of the log output, so that the cause of a failure is shown before its consequences
 _LOOKS_BETWEEN_PROBES = 5  # of the disk
-_SECONDS_FOR_THE_REST = 5.0  # of the log
+_SECONDS_FOR_THE_REST = 5.0  # to show the rest of the log
 
 
 def watch(
@@ -41,11 +40,11 @@ def watch(
 ) -> Attempt:
     """Makes an attempt: starts the ranks with `start`, which gets the directory of the logs, and waits until they end.
 
-    `nodes` has the name of each rank's node. The first signal becomes a request to stop, which the ranks obey after
-    their current step; the second signal kills them. When a rank has died or failed, the others have
-    `dead_rank_seconds` to end by themselves, or less if `another_follows`: until the cause is known. When a node is
-    lost, the others are killed. No process of the attempt outlives this call. Raises FailedError if a node can't start
-    its ranks.
+    `nodes` has the name of each rank's node. The first signal becomes a request to stop, which ranks obey after their
+    current step; the second signal kills them. If a rank dies or fails, the others have `dead_rank_seconds` to end by
+    themselves; if `another_follows`, only until the cause is known. If a node is lost, all ranks are killed. All
+    processes of the attempt have ended when this returns. Raises FailedError if a node can't start its
+    ranks.
     """
     attempt = Attempt(rank_logs.new_directory(run), nodes)
     status.clear_stop(run)  # left from an earlier attempt
@@ -71,7 +70,7 @@ def watch(
                     deadline = min(deadline, time.monotonic() + patience)
                 for number in attempt.events("signal"):
                     requests.ask(number, "sent to an agent; saving and stopping")
-                # ranks fail when they miss those of a lost node, and that node is the one to name
+                # ranks may fail because a node is lost: wait until it counts as lost, to name the node
                 quiet = any(agent.connection.quiet for agent in at_work)
                 if not quiet and (time.monotonic() > deadline or (another_follows and attempt.cause_is_known)):
                     break
@@ -91,7 +90,7 @@ def watch(
 
 
 def _lost(attempt: Attempt, at_work: Sequence[Agent]) -> bool:
-    """Names the nodes that no longer answer although they have ranks."""
+    """Looks for agents that no longer answer; prints the nodes, and returns whether there are any."""
     attempt.lost = {agent.name: reason for agent in at_work if (reason := agent.lost)}
     for name, reason in attempt.lost.items():
         print(f"node {name} is lost: {reason}; ending the other ranks", file=sys.stderr, flush=True)
@@ -99,11 +98,13 @@ def _lost(attempt: Attempt, at_work: Sequence[Agent]) -> bool:
 
 
 class Follower(threading.Thread):
-    """Copies new content of `log` to stdout within the block, in a thread, so that a blocked terminal blocks nothing
+    """Copies new content of `log` to stdout within the block. It is a thread, so that a blocked terminal blocks nothing
     else.
 
-    The copy is a second late, so that `hold` comes in time. `shown` counts the bytes that were shown. Warns when the
-    disk refuses more log lines.
+    The copy is a second late, so that `hold` comes in time. Warns if the disk refuses log lines.
+
+    Attributes:
+        shown: number of bytes that were copied.
     """
 
     def __init__(self, log: Path):
@@ -114,7 +115,7 @@ class Follower(threading.Thread):
         self._done, self._held = threading.Event(), threading.Event()
 
     def hold(self) -> None:
-        """Shows nothing more: `show` does, once the cause of the failure has been shown."""
+        """Stops the copy; `show` copies the rest once the cause of the failure has been reported."""
         self._held.set()
 
     def run(self) -> None:
@@ -148,9 +149,10 @@ class Follower(threading.Thread):
 def show(log: Path, start: int, end: int | None = None) -> int:
     """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped.
 
-    On a terminal long lines are wrapped; a line that is not complete waits for the next call."""
+    On a terminal, long lines are wrapped, and an incomplete line waits for the next call.
+    """
     width = shutil.get_terminal_size().columns if os.isatty(_STDOUT) else 0
-    with contextlib.suppress(OSError), log.open("rb") as file:  # not created yet, or stdout is closed
+    with contextlib.suppress(OSError), log.open("rb") as file:  # the log doesn't exist yet, or stdout is closed
         while new := os.pread(file.fileno(), _CHUNK if end is None else min(_CHUNK, end - start), start):
             if not width:
                 start += os.write(_STDOUT, new)
@@ -165,7 +167,7 @@ def show(log: Path, start: int, end: int | None = None) -> int:
 
 
 def wrapped(line: str, width: int) -> str:
-    """`line` on lines of at most `width` characters, where it has spaces; its end stays as it is."""
+    """`line`, wrapped at spaces to at most `width` characters a line; its line end stays as it is."""
     text = line.rstrip("\r\n")
     if len(text) <= width:
         return line
@@ -180,9 +182,9 @@ def _write_all(content: bytes) -> None:
 
 
 def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
-    """0 if the run finished, 75 if it stopped after saving, 2 if it was refused and 1 if it failed.
+    """0 if the run has finished, 75 if it has saved and stopped, 2 if it was refused, 1 if it has failed.
 
-    Reports a failure on stderr, and shows what rank 0 wrote since, which is often a consequence.
+    Reports a failure on stderr, and then shows the rest of rank 0's log, which is often a consequence.
     """
     code = _result(attempt, run, requests)
     show(rank_logs.rank_log(attempt.logs, 0), attempt.shown)
@@ -197,7 +199,7 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
     if state == "stopped":
         return STOPPED
     if len(codes) == len(attempt.nodes) and set(codes.values()) in ({0}, {STOPPED}):
-        return codes[0]  # a network file system may show other hosts an older status
+        return codes[0]  # on a network file system, the status may be an older one
     if len(requests.signals) < 2 and not attempt.lost:
         _report_failure(attempt)
     return REFUSED if attempt.refused_its_configuration else 1
@@ -207,8 +209,8 @@ class StopRequests:
     """Turns the first signal to this process or to an agent into a request to stop.
 
     Attributes:
-        signals: the signals of this process.
-        stop_signal: the signal that the request came from.
+        signals: the signals that this process got.
+        stop_signal: the signal that became the request.
     """
 
     def __init__(self, run: Path):
@@ -218,17 +220,17 @@ class StopRequests:
 
     @property
     def by_scheduler(self) -> bool:
-        """Whether the request came as SIGUSR1, with which schedulers warn that a job's time is nearly over."""
+        """Whether the request came as SIGUSR1, by which schedulers warn that a job's time is nearly over."""
         return self.stop_signal == signal.SIGUSR1
 
     def wait(self, seconds: float) -> None:
-        """Waits, at most until the first signal."""
+        """Waits; the first signal ends the wait."""
         until(lambda: self.signals, seconds)
 
     def on_signal(self, number: int) -> None:
-        """What a signal to this process does, for `caught`."""
+        """Handles a signal to this process, for `caught`."""
         if self.signals and number == signal.SIGHUP:
-            return  # closing a terminal sends it more than once: the shell does, and the kernel
+            return  # both the shell and the kernel send it when a terminal closes
         self.signals.append(number)
         self.ask(number, "saving and stopping; a second signal ends the run at once, unsaved")
 
@@ -239,13 +241,13 @@ class StopRequests:
         announce(number, message)
         try:
             status.request_stop(self._run)
-        except OSError as error:  # the run must not end unsaved because of it
+        except OSError as error:  # the run must not end unsaved because of a full disk
             failed = f"{self._run}/{status.STOP} can't be created: {error.strerror}"
             announce(number, f"{failed}; signal a rank instead")
 
 
 def _report_failure(attempt: Attempt) -> None:
-    """Reports on stderr which rank failed and its last output; also that a full disk may have lost output."""
+    """Reports on stderr which rank failed, its last output, and whether a full disk has lost output."""
     logs = attempt.logs
     if refusal := rank_logs.refusal(logs):
         lost = "the ranks' last output is missing from their logs; free some space, then run the same command again"

@@ -1,4 +1,4 @@
-"""Ranks on hosts that ssh reaches, listed in a hostfile."""
+"""Reads hostfiles, and starts agents on hosts with ssh."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from launch.nodes import Access, Node
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d{0,3})")
 _SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15"]
-# What belongs to this machine or this login; the rest of the environment is handed to the hosts.
+# Variables of this machine or login. The rest of the environment is passed to the hosts.
 _OF_THIS_MACHINE = re.compile(
     r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
     r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURM|LC)_.*"
@@ -20,7 +20,7 @@ _OF_THIS_MACHINE = re.compile(
 
 
 def access(ssh: list[str]) -> Access:
-    """Starts an agent on each host. `ssh` has further options of ssh. Raises UserError without ssh."""
+    """The access to hosts through ssh, with further options `ssh`. Raises UserError if ssh isn't installed."""
     if shutil.which("ssh") is None:
         raise UserError("ssh is not on the PATH; `launch` starts agents on the hosts with it")
 
@@ -58,11 +58,11 @@ def read(hostfile: Path) -> list[Node]:
 
 
 def remote_command() -> str:
-    """What the login shell of a host runs: an agent. Everything but the code's own place goes through stdin."""
+    """The command that starts an agent in a host's login shell. PYTHONPATH is in it; all else goes through stdin."""
     search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
     return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
 
 
 def portable_environment() -> dict[str, str]:
-    """The variables of this process that count on other hosts too."""
+    """The variables of this process that are valid on other hosts, too."""
     return {name: value for name, value in os.environ.items() if not _OF_THIS_MACHINE.fullmatch(name)}

@@ -1,6 +1,6 @@
-"""The nodes of a run, and the head's side of their agents.
+"""The nodes of a run, and the head's side of the connections to their agents.
 
-On the head's own machine, the head's process does what an agent does on other nodes.
+On the head's own machine, the head's process does an agent's work.
 """
 
 import json
@@ -31,10 +31,10 @@ class Access:
     """How the head reaches nodes: through ssh or srun, or because it runs on the only node.
 
     Attributes:
-        command: returns the command that starts an agent on the node of a name; None on the head's own machine.
+        command: returns the command that starts an agent on a named node. None: the head's own machine.
         environment: variables that are added to the agent's environment.
-        head: the head's address in the network of the nodes, if ssh doesn't tell it.
-        tries_again: True if a lost node may be reached again at once.
+        head: the head's address in the network of the nodes. None: ssh tells it.
+        tries_again: True if a lost node may be reached again.
     """
 
     command: Callable[[str], list[str]] | None = None
@@ -44,21 +44,25 @@ class Access:
 
 
 class Agent:
-    """An agent, with the last `heartbeats` of its ranks once they have ended. An agent is connected once it has sent
-    its `machine`."""
+    """The head's side of an agent.
+
+    Attributes:
+        machine: the node's machine; None until the agent is connected.
+        heartbeats: the last heartbeats of the ranks, once they have ended.
+    """
 
     def __init__(self, name: str, connection: Connection | NodeProcesses, process: Process | None = None):
         self.name, self.connection, self._process = name, connection, process
         self.machine: Machine | None = None
         self.heartbeats: dict[int, Heartbeat] = {}
-        self._ends = False  # whether it was asked to end its processes
+        self._ends = False  # whether the agent is ending its processes
         self._events: list[Event] = []
 
     @property
     def lost(self) -> str | None:
-        """Why the agent counts as lost; None while it answers. Call `events` first, which updates this."""
+        """Why the agent counts as lost; None while it answers. `events` updates this."""
         if self._process and (code := self._process.code) is not None:
-            self._receive()  # its last words
+            self._receive()  # its last messages
             said = "; ".join(self.connection.said) or "it said nothing"
             return f"{self._process.program} ended with exit code {code}: {said}"
         seconds = TIMEOUT_SECONDS if self.machine else _SECONDS_TO_CONNECT
@@ -74,16 +78,16 @@ class Agent:
         return events
 
     def end(self, dismissed: bool = False, run_goes_on: bool = True) -> None:
-        """Asks it to kill all that it has started, and if it is `dismissed` to end itself.
+        """Asks the agent to kill its processes and, if `dismissed`, to end itself.
 
-        If the run continues, its state stays in the node's memory.
+        `run_goes_on`: the run's state stays in the node's memory.
         """
         self.heartbeats.clear()
         self._ends = True
         self.connection.send({"dismissed": dismissed, "run_goes_on": run_goes_on})
 
     def wait(self) -> None:
-        """Waits until it has done so, or the node is lost."""
+        """Waits until the agent has ended its processes, or is lost."""
 
         def over() -> bool:
             self._receive()
@@ -106,11 +110,11 @@ class Agent:
 
 
 class AgentPool:
-    """Starts an agent on each of the nodes `names`; `agents` has the same order. The agents end with the block."""
+    """Starts an agent on each of the nodes `names`; `agents` are in this order. The agents end with the block."""
 
     def __init__(self, names: Sequence[str], access: Access):
         self._access = access
-        self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end by themselves once their agents have gone
+        self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end with their agents
         self.agents = [self._started(number, name) for number, name in enumerate(names)]
 
     def _started(self, number: int, name: str) -> Agent:
@@ -124,11 +128,11 @@ class AgentPool:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The names of the nodes whose agents are lost, or haven't connected in time, and why."""
+        """Why agents are lost or haven't connected in time, by node."""
         return {agent.name: reason for agent in self.agents if (reason := agent.lost)}
 
     def connect(self, give_up: Callable[[], object]) -> None:
-        """Waits until each agent has connected or has a problem, or until `give_up`."""
+        """Waits until each agent is connected or lost, or until `give_up()`."""
         while not give_up():
             for agent in self.agents:
                 agent.events()
@@ -143,7 +147,7 @@ class AgentPool:
         self.close()
 
     def close(self, run_goes_on: bool = False) -> None:
-        """Ends the agents, and with them what they have started."""
+        """Ends the agents and their processes."""
         for agent in self.agents:
             agent.end(dismissed=True, run_goes_on=run_goes_on)
         for agent in self.agents:

@@ -1,6 +1,6 @@
-"""The protocol between a head and its agents: JSON messages, one a line, through the stdin and stdout of ssh or srun.
+"""The protocol between a head and its agents: a JSON message a line, through the stdin and stdout of ssh or srun.
 
-Both sides send heartbeats, so that each notices when the other is gone.
+Both sides send heartbeats, so that each notices if the other side is gone.
 """
 
 import json
@@ -13,16 +13,15 @@ from typing import Any, Literal, NamedTuple
 from data_pipeline.foundation.command import STOPPED
 
 HEARTBEAT_SECONDS = 2.0
-TIMEOUT_SECONDS = 30.0  # after which the other side counts as lost
+TIMEOUT_SECONDS = 30.0  # without a message, after which the other side counts as lost
 _QUIET = 3 * HEARTBEAT_SECONDS
-_MARK = b"message: "  # before a message: a login shell or a container may print lines of its own
+_MARK = b"message: "  # begins a message: a login shell or a container may print other lines
 _LINES_SAID = 3
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What an agent reports about its node: the address in the network of the nodes, the number of GPUs, a free
-    port."""
+    """A node: its address in the network of the nodes, its number of GPUs, and a free port."""
 
     address: str
     gpus: int
@@ -60,13 +59,13 @@ class Event(NamedTuple):
     """
 
     kind: Literal[
-        "failed",  # the rank has met the error in `lines`, and may take a while to end
-        "hung",  # it has made no progress for too long, because of itself or of a rank that it waits for
-        "faulty",  # the arithmetic of the rank, which may be on another node, was found wrong
+        "failed",  # the rank has the error in `lines`, and may take a while to end
+        "hung",  # the rank has made no progress for too long; it may wait for another rank
+        "faulty",  # the arithmetic of the rank, which may be on another node, is wrong
         "ended",
-        "left",  # it has exited with code 0 before the end of its work
+        "left",  # the rank has exited with code 0 before its work was done
         "program ended",
-        "signal",  # a stop signal was sent to the agent
+        "signal",  # the agent got a stop signal
         "refused",  # the node can't start its ranks
     ]
     number: int = 0
@@ -75,16 +74,19 @@ class Event(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """True if the event is a sign that its rank fails."""
+        """Whether the event means that its rank fails."""
         ended_with_error = self.kind == "ended" and self.code not in (0, STOPPED)
         return ended_with_error or self.kind in ("failed", "hung", "left")
 
 
 class Connection:
-    """One end of a connection. No call blocks. All times are of this machine's own clock.
+    """One end of a connection. No call blocks, and no clocks of two machines are compared.
 
-    `read` returns what has arrived, and raises EOFError or OSError once nothing more can. `write` returns how many
-    bytes it took. `said` has the last lines that arrived and are no messages.
+    `read` returns what has arrived; it raises EOFError or OSError once the connection is closed. `write` returns how
+    many bytes it has sent.
+
+    Attributes:
+        said: the last lines that arrived and aren't messages.
     """
 
     def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], int]):
@@ -116,7 +118,7 @@ class Connection:
             printed, mark, message = line.partition(_MARK)
             try:
                 messages += [json.loads(message)] if mark else []
-            except ValueError:  # mixed with what ssh or srun print as they end
+            except ValueError:  # mixed with a line that ssh or srun prints at its end
                 printed = line
             if words := printed.decode(errors="replace").strip():
                 self.said.append(words)
@@ -124,12 +126,12 @@ class Connection:
 
     @property
     def silent(self) -> float:
-        """For how many seconds the other side has sent nothing."""
+        """Seconds since the last message of the other side."""
         return time.monotonic() - self._last_received
 
     @property
     def quiet(self) -> bool:
-        """Whether the other side hasn't answered for a while, so that it may be lost."""
+        """Whether the other side may be lost: it has been silent for a few heartbeats."""
         return self.silent > _QUIET
 
     def _flush(self) -> None:

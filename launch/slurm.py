@@ -1,4 +1,4 @@
-"""Cluster files, and the batch scripts of runs and builds under SLURM."""
+"""Reads cluster files, and writes and submits the batch scripts of runs and builds under SLURM."""
 
 import os
 import re
@@ -35,6 +35,8 @@ _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INF
 _SAFE = re.compile(r"[\w./:=,@%+-]+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Keys of a cluster file that are options of sbatch.
+_KEYS = ("cpus_per_task", "mem", "partition", "account", "qos", "constraint", "reservation", "mail_type", "mail_user")
 
 
 def _one_line(text: str) -> str:
@@ -65,11 +67,11 @@ class ClusterConfig(Section):
     time: Line | None = None
     """The job's time limit, days-hours:minutes:seconds, unless --time gives another."""
     device: Literal["gpu", "cpu"] = "gpu"
-    """`cpu`: the job asks for no GPUs, and its ranks run on the CPU."""
+    """`cpu`: the job requests no GPUs, and its ranks run on the CPU."""
     gpus_per_node: PositiveInt | None = None
     """Number of GPUs of a node."""
     gres: Line | None = None
-    """The GPUs to ask for instead of `--gpus-per-node`, on clusters that need it: `gpu:a100:4`."""
+    """The GPUs to request instead of `--gpus-per-node`, on clusters that need it: `gpu:a100:4`."""
     exclusive: bool = True
     """The job has its nodes to itself. false: set `mem` and `cpus_per_task`, too."""
     mem: Line | None = None
@@ -83,7 +85,7 @@ class ClusterConfig(Section):
     mail_type: Line | None = None
     """The events of the job for which SLURM sends mail: `END,FAIL,REQUEUE`."""
     mail_user: Line | None = None
-    """Who gets the mail. null: the user who submits."""
+    """Recipient of the mail. null: the user who submits."""
     interface: Line | None = None
     """The network interface that NCCL and gloo use. null: they choose."""
     environment: Annotated[dict[str, str], AfterValidator(_named)] = {}
@@ -93,8 +95,8 @@ class ClusterConfig(Section):
     setup: list[str] = []
     """Further lines of the batch script, in shell."""
     container: list[Line] = []
-    """A command that runs another command in a container, such as `[apptainer, exec, --nv, image.sif]`. It is put
-    before the command of each node's agent."""
+    """A command that runs another command in a container, such as `[apptainer, exec, --nv, image.sif]`. It precedes
+    the command of each node's agent."""
     sbatch: list[Line] = []
     """Further options of sbatch."""
     srun: list[Line] = []
@@ -109,7 +111,7 @@ class ClusterConfig(Section):
 
 @dataclass(frozen=True)
 class Job:
-    """A job of `launch slurm`: the work of its head, the number of nodes, and SLURM's options."""
+    """A job of `launch slurm`: what its head does, the number of nodes, and SLURM's options."""
 
     head: HeadJob
     nodes: int
@@ -120,9 +122,9 @@ class Job:
 
 
 def submit(job: Job, dry_run: bool, submit: bool) -> None:
-    """Checks everything, then writes the batch script, prints it if `dry_run`, and hands it to sbatch if `submit`.
+    """Writes the batch script, and submits it if `submit`. `dry_run`: only prints the script.
 
-    Raises UserError if the file, the cluster or the batch sizes don't fit, before anything is written.
+    Raises UserError, before anything is written, if the file, the cluster and the batch sizes don't fit.
     """
     if submit and shutil.which("sbatch") is None:
         raise UserError("sbatch is not on the PATH; submit from a login node of the cluster, or leave out --submit")
@@ -139,7 +141,11 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
         return
     jobs: list[str] = []
     for _ in range(job.chain):
-        jobs.append(_submitted(path, after=jobs[-1:]))
+        after = [f"--dependency=afterany:{one}" for one in jobs[-1:]]  # by id: other runs' jobs may have the same name
+        done = subprocess.run(["sbatch", "--parsable", *after, str(path)], capture_output=True, text=True)
+        if done.returncode:
+            raise FailedError(f"sbatch: {' '.join(done.stderr.split())}")
+        jobs.append(done.stdout.strip().partition(";")[0])
     print(f"submitted {'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}: {path}")
     print(f"  follow: tail -F {shlex.quote(str(directory))}/{jobs[0]}.out")
     if job.head.is_run:
@@ -151,9 +157,9 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
 
 
 def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
-    """The name of the job and the directory of its script and output.
+    """Checks the job; returns its name and the directory of its script and output.
 
-    Corpora may be built between writing the script and submitting it: until then, what depends on them isn't checked.
+    If corpora don't exist yet, what depends on them is checked only for `submit`: they may be built before.
     """
     head, most = job.head, job.cluster.gpus_per_node
     if most and head.per_node > most:
@@ -173,7 +179,7 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
 
 
 def batch_script(job: Job, name: str, directory: Path) -> str:
-    """The script that sbatch gets. A name or path is one word to SLURM and to the shell, whatever its characters."""
+    """The batch script. A name or path with any characters is one word for SLURM and for the shell."""
     head, cluster, plain = job.head, job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
     on_gpus = head.is_run and cluster.device == "gpu"
     options: list[tuple[str, str | int | None]] = [
@@ -182,55 +188,34 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
         ("ntasks-per-node", 1),
         ("gpus-per-node", head.per_node if on_gpus and not cluster.gres else None),
         ("gres", cluster.gres if on_gpus else None),
-        ("cpus-per-task", cluster.cpus_per_task),
-        ("mem", cluster.mem),
-        ("partition", cluster.partition),
-        ("account", cluster.account),
-        ("qos", cluster.qos),
-        ("constraint", cluster.constraint),
-        ("reservation", cluster.reservation),
-        ("mail-type", cluster.mail_type),
-        ("mail-user", cluster.mail_user),
+        *((name.replace("_", "-"), getattr(cluster, name)) for name in _KEYS),
         ("time", job.time or cluster.time),
         ("output", f"{str(directory).replace('%', '%%')}/%j.out"),
         ("open-mode", "append"),
         ("signal", f"B:USR1@{job.warn_seconds}"),
     ]
-    flags = ["--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
-    flags = [*(["--exclusive"] if cluster.exclusive else []), *flags]
+    flags = ["--exclusive"] if cluster.exclusive else []
+    flags += ["--requeue" if head.requeue else "--no-requeue", *(["--no-kill"] if head.min_nodes else [])]
     lines = [f"--{key}={_directive(str(value), key)}" for key, value in options if value is not None]
     lines += [*flags, *(_directive(option, "sbatch") for option in cluster.sbatch)]
     script = ["#!/bin/bash", "# Written by `launch slurm`.", *(f"#SBATCH {line}" for line in lines), ""]
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
-    script += [f"export {key}={shlex.quote(value)}" for key, value in _variables(job).items()]
+    variables = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}  # where this code is found
+    variables |= {"CUDA_VISIBLE_DEVICES": ""} if cluster.device == "cpu" else {}
+    script += [f"export {key}={shlex.quote(value)}" for key, value in (variables | cluster.variables).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
     content = merged(head.path, head.overrides, RunConfig if head.is_run else CorpusConfig)
     launch, place = shlex.join(PYTHON), shlex.quote(str(directory))
     shown = _CONTROL.sub("?", str(head.path))
     script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
-    # exec: SLURM sends the batch shell USR1 before the time is over, and only the head knows what to do then
+    # exec: SLURM sends USR1 to the batch shell before the time is over, and the head must get it
     return "\n".join([*script, f'exec {launch} head {shlex.quote(head.as_json)} "$copy"', ""])
 
 
-def _variables(job: Job) -> dict[str, str]:
-    """What the batch script exports: the cluster's variables, and where this code is found."""
-    code = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
-    return {**code, **({"CUDA_VISIBLE_DEVICES": ""} if job.cluster.device == "cpu" else {}), **job.cluster.variables}
-
-
 def _directive(text: str, key: str) -> str:
-    """`text` as one word of an #SBATCH line. SLURM knows quotes and backslashes, but no end of line."""
+    """`text` as one word of an #SBATCH line, which may have quotes and backslashes, but no end of line."""
     if _CONTROL.search(text):
         raise UserError(f"{key}: {text!r}: SLURM takes no control characters here, such as an end of line")
     if _SAFE.fullmatch(text):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-def _submitted(path: Path, after: list[str]) -> str:
-    """The id of a new job, which starts once the job `after` has ended, however it ended."""
-    options = [f"--dependency=afterany:{job}" for job in after]  # by id: jobs of other runs may have the same name
-    done = subprocess.run(["sbatch", "--parsable", *options, str(path)], capture_output=True, text=True)
-    if done.returncode:
-        raise FailedError(f"sbatch: {' '.join(done.stderr.split())}")
-    return done.stdout.strip().partition(";")[0]

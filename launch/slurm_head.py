@@ -1,6 +1,6 @@
-"""The head of a SLURM job: the batch script calls it on the first node of the allocation.
+"""The head of a SLURM job: trains, or builds a corpus with Ray on each node.
 
-It trains, or builds a corpus with Ray on each node.
+The batch script calls it on the first node of the allocation.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,24 +37,25 @@ Launcher = Literal["agent", "deepspeed"]
 PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
 _SECONDS_TO_BE_REQUEUED = 120.0
 _SECONDS_TO_START, _SECONDS_TO_STOP, _SECONDS_TO_ANSWER = 180.0, 30.0, 0.2
-_SECONDS_TO_NOTICE = 5.0  # `ray start` looks each second at what it has started
+_SECONDS_TO_NOTICE = 5.0  # that Ray's head has ended: `ray start` looks each second
 _RESTARTS = 3  # of Ray on a node
 _LAST_LINES = 5
-# a node is shared with what else the job runs there, and its cores: each rank binds itself to those beside its GPU
+# Other programs of the job share the node and its cores; each rank binds itself to the cores beside its GPU.
 _SHARED = ["--overlap", "--cpu-bind=none"]
 _RAY = "from ray.scripts.scripts import main; main()"
 
 
 @dataclass(frozen=True)
 class HeadJob:
-    """What the head of a job does with the file `path`.
+    """What the head of a job does.
 
     Attributes:
-        is_run: True: train. False: build a corpus.
+        path: a run file to train, or a corpus file to build.
         per_node: number of ranks on each node.
+        is_run: whether `path` is a run file.
         srun: further options of srun.
-        container: the command that is put before what srun starts.
-        doctor: True if `launch doctor` checks the nodes first, with `cluster_file`.
+        container: the command that precedes what srun starts.
+        doctor: whether `launch doctor` checks the nodes first, with `cluster_file`.
         launcher: what starts the ranks of a node: an agent, or DeepSpeed's launcher.
     """
 
@@ -72,7 +74,7 @@ class HeadJob:
 
     @property
     def as_json(self) -> str:
-        """What `launch head` needs to know besides the file."""
+        """The arguments of `launch head` besides the file."""
         of_file = ("path", "overrides", "is_run")
         given = {name: value for name, value in vars(self).items() if name not in of_file}
         return json.dumps({name: value for name, value in given.items() if value not in (None, False, [])})
@@ -85,7 +87,7 @@ class HeadJob:
 def head(job: HeadJob) -> int:
     """Trains or builds in this allocation; returns the exit code.
 
-    With `requeue`, a job that the scheduler stops or that loses a node goes back into the queue.
+    With `requeue`, the job is requeued if the scheduler stops it or a node is lost.
     """
     number = os.environ.get("SLURM_JOB_ID")
     if number is None or "SLURM_JOB_NODELIST" not in os.environ:
@@ -101,7 +103,7 @@ def head(job: HeadJob) -> int:
 
 
 def access(nodes: list[Node], srun: list[str], container: list[str], variables: dict[str, str]) -> Access:
-    """Starts agents on nodes of this allocation with srun; `variables` are set in their environment."""
+    """The access to nodes of this allocation through srun. `variables`: added to the agents' environment."""
 
     def command(node: str) -> list[str]:
         return [*_on(node), *srun, *container, *PYTHON, "agent"]
@@ -111,7 +113,7 @@ def access(nodes: list[Node], srun: list[str], container: list[str], variables: 
 
 
 def _on(node: str) -> list[str]:
-    """Starts what follows on a node."""
+    """The command that runs the following command on a node."""
     return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *_SHARED]
 
 
@@ -127,9 +129,9 @@ def _train(job: HeadJob, nodes: list[Node]) -> Ended:
 
 
 def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
-    """Has `deepspeed` start the ranks of each node; no other attempt follows one that fails.
+    """Starts the ranks of each node with DeepSpeed's launcher. No attempt follows a failed one.
 
-    The first signal makes the ranks save and stop, the second kills them.
+    On the first signal the ranks save and stop; the second kills them.
     """
     config = load(run.path, run.overrides, RunConfig)
     ranks = sum(node.ranks for node in nodes)
@@ -140,7 +142,7 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
     write_bytes(hostfile, "".join(f"{node.name} slots={node.ranks}\n" for node in nodes).encode())
     meeting = [f"--master_addr={slurm.node_address(nodes[0].name)}", f"--master_port={slurm.master_port(number)}"]
     options = [f"--hostfile={hostfile}", "--no_ssh", *meeting, "--no_python", "--no_local_rank"]
-    # only its environment tells a task which node it is on
+    # a task finds the number of its node only in its environment
     script = 'exec "$0" -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
     on_each = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
     command = [*on_each, "sh", "-c", script, sys.executable, *options, *run.rank]
@@ -156,12 +158,10 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
 def _run_before(command: list[str]) -> Ended | None:
     """Runs a command before the run; None if it succeeds.
 
-    A signal ends them: the batch shell itself would die of SIGUSR1, and SLURM wouldn't requeue the job.
+    A signal ends the command. Without the handler, SIGUSR1 would kill this process, and SLURM wouldn't requeue the job.
     """
-    with (
-        caught(lambda number: announce(number, "stopping before the run")) as received,
-        ProcessGroup() as group,
-    ):
+    on_signal = partial(announce, what="stopping before the run")
+    with caught(on_signal) as received, ProcessGroup() as group:
         process = group.add(Process(command))
         group.watch(stop=lambda: received)
         if received:
@@ -171,27 +171,27 @@ def _run_before(command: list[str]) -> Ended | None:
 
 
 def _requeue(job: str) -> None:
-    """Puts this job back into SLURM's queue, which ends it."""
+    """Puts this job back into SLURM's queue, which ends this process."""
     print(f"requeueing job {job}", file=sys.stderr, flush=True)
     done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
     if done.returncode:
         print(f"scontrol requeue {job}: {' '.join(done.stderr.split())}", file=sys.stderr)
         return
-    time.sleep(_SECONDS_TO_BE_REQUEUED)  # SLURM ends this process; an exit of its own would end the job
+    time.sleep(_SECONDS_TO_BE_REQUEUED)  # until SLURM ends this process; an exit would end the job
 
 
 def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
     """Starts Ray on the nodes `names`, builds the corpus, and ends Ray.
 
-    The build begins on the first node; the others take part as soon as their Ray is up. If Ray ends on one of these
-    nodes, Ray is started again, and the build continues meanwhile. If Ray ends on the first node, the job is
-    interrupted. SIGUSR1, SLURM's warning, ends the build, which can be resumed at any moment. So do SIGTERM and SIGINT.
-    Raises FailedError if Ray doesn't start on the first node.
+    The build begins on the first node, and other nodes join it once their Ray is up. If Ray ends on another node, it is
+    started again while the build continues. If Ray ends on the first node, the job is interrupted. SIGUSR1 (SLURM's
+    warning), SIGTERM and SIGINT end the build, which can be resumed at any time. Raises FailedError if Ray doesn't
+    start on the first node.
     """
     workers.check_dashboard(config := load(job.path, job.overrides, CorpusConfig).ray)
     host, port = slurm.node_address(names[0]), slurm.master_port(number)
     cpus = dict(zip(names, slurm.cpus_per_node(os.environ), strict=False))
-    # Ray answers only those who send its token, which nobody outside this job has
+    # Ray answers only requests with its token, which nobody outside this job has
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     for name, value in workers.SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -205,7 +205,7 @@ def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
         command = [*_on(name), *job.srun, *job.container, sys.executable, "-c", _RAY, "start", *options]
         return group.add(Process(command, output="kept"))
 
-    with caught() as received, ProcessGroup() as group:  # srun forwards SIGTERM to Ray, which ends its processes
+    with caught() as received, ProcessGroup() as group:  # at the end, srun forwards SIGTERM to Ray
         head = ray_on(names[0])
         _wait_for_head(head, host, port, received)
         others, starts = {ray_on(name): name for name in names[1:]}, Counter[str]()
@@ -232,7 +232,7 @@ def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
 
 
 def _wait_for_head(ray: Process, host: str, port: int, received: list[int]) -> None:
-    """Waits until Ray's head listens, or a signal comes. Raises FailedError if it doesn't start."""
+    """Waits until Ray's head listens, or a signal comes. Raises FailedError if the head doesn't start."""
 
     def decided() -> bool:
         with contextlib.suppress(OSError), socket.create_connection((host, port), _SECONDS_TO_ANSWER):

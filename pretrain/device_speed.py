@@ -1,4 +1,4 @@
-"""How fast devices are: GPUs by their data sheets, this machine's CPU as measured in half a second."""
+"""The speed of devices: of GPUs by their data sheets, of this machine's CPU by a measurement of half a second."""
 
 import os
 import re
@@ -21,13 +21,16 @@ Arithmetic = Literal["bf16", "tf32", "fp32"]
 class Gpu:
     """A GPU, by the vendor's data sheet.
 
-    - `words`: a device is this GPU if all of them are words of its name in CUDA.
-    - `bf16`, `tf32`, `fp32`: TFLOP/s without sparsity: of tensor cores in bf16 and in TF32, and of fp32 without them.
-    - `memory`: GiB (the data sheets call them GB). `memory_bandwidth`: GB/s.
-    - `link`: GB/s that a GPU can send to the others of its node, in one direction: half of what the data sheets give
-      for NVLink or PCIe. Bridges that join only pairs of PCIe cards don't count.
-    - `network`: GB/s that a GPU can send to other nodes in a typical cluster. For SXM it is the network of NVIDIA's own
-      servers (DGX A100: 200 Gb/s for each GPU; DGX H100 and H200: 400 Gb/s); for PCIe cards, half of that.
+    Attributes:
+        words: a device is this GPU if its name in CUDA has all of these words.
+        bf16, tf32: TFLOP/s of tensor cores, without sparsity.
+        fp32: TFLOP/s without tensor cores.
+        memory: GiB (the data sheets call them GB).
+        memory_bandwidth: GB/s.
+        link: GB/s from a GPU to the others of its node: half of the data sheet's figure for NVLink or PCIe, which adds
+            up both directions. Bridges between pairs of PCIe cards don't count.
+        network: GB/s from a GPU to other nodes in a typical cluster. SXM: the network of NVIDIA's own servers (DGX
+            A100: 200 Gb/s per GPU; DGX H100 and H200: 400 Gb/s). PCIe cards: half of that.
     """
 
     words: str
@@ -54,8 +57,7 @@ _HOPPER = 989.4, 494.7, 66.9
 _HOPPER_NVL = 835.5, 417.5, 60.0
 _A100 = 312.0, 156.0, 19.5
 
-# Words; TFLOP/s in bf16, tf32 and fp32; memory and its bandwidth; link; network. A name in CUDA belongs to the first
-# GPU whose words it has.
+# The attributes in order. A device is the first GPU whose words its name has.
 GPUS: dict[str, Gpu] = {
     "gh200": Gpu("GH200", *_HOPPER, 96, 4000, 450, 50),
     "h200-nvl": Gpu("H200 NVL", *_HOPPER_NVL, 141, 4800, 64, 25),
@@ -87,7 +89,7 @@ def gpu_of_device(device: str) -> Gpu | None:
 
 
 CPU = "cpu"
-_WIDTH, _SECONDS = 512, 0.3  # of the products that are timed, and for how long
+_WIDTH, _SECONDS = 512, 0.3  # width of the timed matmuls, and for how long they run
 _PRODUCTS = """
 import sys, time
 import numpy as np
@@ -99,17 +101,17 @@ while (started := time.process_time()) - begun < seconds:
     best = min(best, time.process_time() - started)
 print(best)
 """
-# The share of the rate of wide products that training reached on an AVX-512 Xeon, in processor seconds, fp32, rows of
-# 512 and 114 tokens: 19 % at a width of 64, 22 % at 128, 39 % at 256 and 46 % at 512 (t5-v1.1-1m, 5m, 15m and small).
+# Fitted to the share of `product_flops` that training reached on an AVX-512 Xeon, in CPU seconds, fp32, rows of 512 and
+# 114 tokens: 19 % at a width of 64, 22 % at 128, 39 % at 256 and 46 % at 512 (t5-v1.1-1m, 5m, 15m and small).
 _MOST, _HALF_AT = 0.6, 150
 
 
 @cache
 def product_flops() -> float:
-    """FLOP/s of all cores together in fp32 matrix products: of one core, by its processor time, times the cores.
+    """FLOP/s of all cores together in fp32 matmuls, on an idle machine: the rate of one core times the cores.
 
-    This is the rate of an idle machine. With numpy's own threads, a product on a busy machine would take ten times as
-    long, since the threads wait for each other.
+    One core is timed in CPU seconds. On a busy machine, numpy's own threads would wait for each other, and a matmul
+    would take ten times as long.
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(
@@ -123,12 +125,12 @@ def product_flops() -> float:
 
 
 def cpu_share(width: int) -> float:
-    """The share of `product_flops` that training a model of this width reaches: the wider, the more is products."""
+    """The share of `product_flops` that training a model of this width reaches. Wider models spend more of their time
+    in matmuls."""
     return _MOST * width / (width + _HALF_AT)
 
 
 def this_cpu() -> Gpu:
-    """This machine in the place of a GPU. bf16 counts like fp32: numpy has none that could be timed."""
+    """This machine's CPU in the place of a GPU. bf16 counts like fp32, since numpy has no bf16 to time."""
     rate = product_flops() / 1e12
-    gigabytes = available_memory() / 2**30
-    return Gpu(CPU, rate, rate, rate, gigabytes, memory_bandwidth=0, link=1, network=1)
+    return Gpu(CPU, rate, rate, rate, memory=available_memory() / 2**30, memory_bandwidth=0, link=1, network=1)

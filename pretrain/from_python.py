@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import logging
+import operator
 import os
 import random
 import signal
@@ -19,50 +21,54 @@ from data_pipeline.foundation.config_file import Given, load_with
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.processes import handlers_kept
 from pretrain.config import RunConfig
+from pretrain.config.run_config import ComputeSection
 from pretrain.run.rank_environment import is_launched
 from pretrain.run_directory import Run
 
 
 def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = False, **overrides: Any) -> Run:
-    """Starts or resumes a run, trains it in this process as the only rank, and returns it. `launch.local` has others.
+    """Starts or resumes a run, trains it in this process as the only rank, and returns it. `launch.local` starts
+    several ranks.
 
     `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `stop_at_step` and `fresh` as
     in the command `pretrain train`. `overrides`: keys of the file; a section is a mapping, which is merged with the
     file's: `run={"max_steps": 100}`.
 
-    Ctrl-C saves and stops the run, which is then returned; before the first step nothing is there to save, and it
-    raises KeyboardInterrupt. SIGTERM, SIGHUP and SIGUSR1 save and stop, too, and are then sent to this process again.
-    Signal handlers, environment variables, global generators and PyTorch's threads, precision and deterministic
-    algorithms are as before when `train` returns or raises. No watchdog ends this process. Numbers below 1e-38 count as
-    0 meanwhile, but not in threads that PyTorch has started before.
+    Ctrl-C saves and stops the run, and `train` returns the run. Before the first step, Ctrl-C raises KeyboardInterrupt,
+    because there is nothing to save. SIGTERM, SIGHUP and SIGUSR1 save and stop, too, and are then sent to this process
+    again. When `train` returns or raises, the following are as before: signal handlers, environment variables, global
+    random generators, levels of loggers, and PyTorch's threads, precision and deterministic algorithms. No watchdog
+    ends this process. During the run, numbers below 1e-38 count as 0, but not in threads that PyTorch has started
+    before.
 
-    Raises UserError for a wrong config, and FailedError if the run fails for a reason outside its code; other errors as
-    they are.
+    Raises UserError for a wrong config, and FailedError if the run fails for a reason outside its code. Other errors
+    are raised as they are.
     """
     settings = load_with(config, overrides, RunConfig)
     if is_launched():
         raise UserError(
-            "RANK is set: a launcher has started this process as a rank, which trains with `pretrain train`, or a "
-            'worker imports a script that calls this function outside `if __name__ == "__main__":`'
+            "RANK is set: either a launcher has started this process as a rank, which trains with `pretrain train`, or "
+            'a worker imports a script that calls this function outside `if __name__ == "__main__":`'
         )
+    stop = None if stop_at_step is None else operator.index(stop_at_step)  # of a NumPy integer, too
     if dist.is_available() and dist.is_initialized():
         raise UserError(
             "this process is in a process group already; end it with torch.distributed.destroy_process_group(), or "
             "train with launch.local, in processes of their own"
         )
-    with contextlib.ExitStack() as afterwards, _caller_kept():
+    with contextlib.ExitStack() as afterwards, _caller_kept(settings.compute):
         # these set environment variables when they are imported
         from pretrain.training import run as training
         from pretrain.training.callbacks import stops
 
         afterwards.callback(stops.pass_on)
-        training.train(settings, stop_at_step, fresh, alone=True)
+        training.train(settings, stop, fresh, alone=True)
     return Run(Path(settings.run.directory))
 
 
 @contextlib.contextmanager
-def _caller_kept() -> Iterator[None]:
-    """Restores after the block what a run changes in its process, and frees what the run has left."""
+def _caller_kept(compute: ComputeSection) -> Iterator[None]:
+    """Restores after the block all process-wide state that a run with `compute` changes, and frees its memory."""
     with contextlib.ExitStack() as restored:
         restored.enter_context(handlers_kept())
         restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
@@ -71,7 +77,9 @@ def _caller_kept() -> Iterator[None]:
         restored.enter_context(warnings.catch_warnings())
         restored.callback(random.setstate, random.getstate())
         restored.callback(np.random.set_state, np.random.get_state())
-        for restore in _of_torch():
+        for logger in map(logging.getLogger, ("DeepSpeed", "mlflow")):
+            restored.callback(logger.setLevel, logger.level)
+        for restore in _of_torch(compute):
             restored.callback(restore)
         restored.callback(gc.collect)
         yield
@@ -83,18 +91,20 @@ def _restore_environment(before: dict[str, str]) -> None:
     os.environ |= before
 
 
-def _of_torch() -> Iterator[Callable[[], object]]:
-    """For each of PyTorch's settings that a run changes, what sets it as it is now."""
+def _of_torch(compute: ComputeSection) -> Iterator[Callable[[], object]]:
+    """For each setting of PyTorch that a run with `compute` changes, a function that sets its present value."""
+    from pretrain.engine.construction import compiles  # reads environment variables that the caller sets before
+
+    if compiles(compute):  # to read the limit imports the compiler, which takes a second
+        compiler: Any = torch.compiler.config
+        yield partial(setattr, compiler, "recompile_limit", compiler.recompile_limit)
     yield partial(torch.set_num_threads, torch.get_num_threads())
     yield partial(torch.set_flush_denormal, not torch.tensor(1e-40).mul(1).item())
-    with contextlib.suppress(RuntimeError):  # for whom has set PyTorch's newer names, the older ones can't be read
+    with contextlib.suppress(RuntimeError):  # the older names can't be read once the caller has set the newer ones
         yield partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
     yield partial(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
-    deterministic, warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    yield partial(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    yield partial(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
     fills: Any = torch.utils.deterministic  # PyTorch's stubs lack the name
     yield partial(setattr, fills, "fill_uninitialized_memory", fills.fill_uninitialized_memory)
     yield partial(torch.set_rng_state, torch.get_rng_state())

@@ -17,9 +17,10 @@ ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
 
 
 def device_type() -> str:
-    """The kind of device that this process computes on: "cuda" or "cpu".
+    """The kind of device that this process computes on: "cuda" if there is a GPU, else "cpu".
 
-    The CPU, even beside GPUs, where the environment has DS_ACCELERATOR=cpu. Raises UserError for another value.
+    DS_ACCELERATOR in the environment overrides this. Raises UserError if it is neither cpu nor cuda, or if it is cuda
+    and PyTorch finds no GPU.
     """
     requested = _requested()
     if requested == "cpu":
@@ -40,12 +41,12 @@ def _requested() -> str | None:
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """The number of NVIDIA GPUs that this process may use. Doesn't import PyTorch, which takes seconds.
+    """The number of NVIDIA GPUs that this process may use; 0 if DS_ACCELERATOR=cpu asks for the CPU.
 
-    0 where DS_ACCELERATOR=cpu asks for the CPU. The driver keeps a file for each GPU of the machine in `devices`; where
-    it doesn't, as under WSL, its management library counts them. CUDA_VISIBLE_DEVICES selects among them by CUDA's
-    rules: it lists indices or UUIDs and ends at the first entry that names no GPU. A GPU listed twice hides all GPUs.
-    A process sees at most one MIG instance. Raises UserError where DS_ACCELERATOR=cuda asks for GPUs and none is there.
+    The driver keeps a file for each GPU of the machine in `devices`; under WSL, where it keeps none, NVML counts the
+    GPUs. CUDA_VISIBLE_DEVICES selects among the GPUs by CUDA's rules: the variable lists indices or UUIDs, and its list
+    ends at the first entry that names no GPU. A GPU listed twice hides all GPUs. A process sees at most one MIG
+    instance. PyTorch isn't imported. Raises UserError if DS_ACCELERATOR=cuda asks for GPUs and none is there.
     """
     requested = _requested()
     if requested == "cpu":
@@ -90,10 +91,10 @@ def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def local_gpu(local_rank: int, visible: int) -> int:
-    """The GPU of the rank `local_rank` of this machine, among the `visible` ones.
+    """The GPU of the rank `local_rank` of this machine, among the `visible` GPUs.
 
-    A rank that sees just one has that: schedulers may show each rank its own (`--gpus-per-task=1`). Raises UserError
-    where there are fewer GPUs than ranks.
+    A rank that sees one GPU has that GPU: schedulers may show each rank its own (`--gpus-per-task=1`). Raises UserError
+    if there are fewer GPUs than ranks.
     """
     if visible == 1:
         return 0
@@ -114,8 +115,8 @@ def rank_threads(local_ranks: int) -> int:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on. It lies below the ports that Linux hands out by itself
-    (32768 and up), so that no other program gets it before a rank listens there."""
+    """A TCP port of this machine that nothing listens on. The port is below those that Linux hands out by itself (32768
+    and up), so that no other program gets it before a rank listens there."""
     while True:
         port = secrets.choice(range(20_000, 32_768))
         with contextlib.suppress(OSError), socket.socket() as probe:

@@ -61,7 +61,7 @@ def load(path: str | Path, /) -> tuple[PretrainedModel, Tokenizer]:
     """The model, in fp32 on the CPU and in evaluation mode, and its tokenizer.
 
     `path`: a run's directory (its latest checkpoint), a checkpoint, or a directory that transformers saved. Raises
-    UserError if there is none of them or if the model isn't supported, FailedError if a file is damaged.
+    UserError if `path` is none of these or the model isn't supported, FailedError if a file is damaged.
     """
     try:
         given = Path(paths.local(str(path)))
@@ -72,7 +72,7 @@ def load(path: str | Path, /) -> tuple[PretrainedModel, Tokenizer]:
 
 
 def open_model(path: Path) -> TrainedModel:
-    """The same without generation, as commands take it."""
+    """The model at `path`, as `load` reads it, with its tokenizer."""
     if not (path / CONFIG).exists():
         return TrainedModel.open(checkpoint_in(path))
     config, state, tokenizer = export.read(path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """The run in `directory`, at work or ended: `Run("runs/mine")`.
+    """The run in `directory`, training or ended: `Run("runs/mine")`.
 
     Raises UserError if there is no such directory.
     """
@@ -28,19 +28,18 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", Path(self.directory))
         if not self.directory.is_dir():
-            raise UserError(f"{self.directory}: no such directory; expected that of a run")
+            raise UserError(f"{self.directory}: no such directory; give a run directory")
 
     def metrics(self) -> "pd.DataFrame":
         """A row for each logged step, with `step`, `attempt`, `time` in seconds since 1970, and the metrics by name.
 
-        NaN where a step lacks a metric. docs/reference/metrics.md has the names.
+        A metric that a step lacks is NaN. docs/reference/metrics.md has the names.
         """
         import pandas as pd  # 0.4 s, which `launch.local` needn't wait for
 
         rows = read_metrics(self.directory)
-        return pd.DataFrame(
-            [{"step": row.step, "attempt": row.attempt, "time": row.time, **row.metrics} for row in rows]
-        )
+        facts = ("step", "attempt", "time")
+        return pd.DataFrame([{name: getattr(row, name) for name in facts} | row.metrics for row in rows])
 
     @property
     def state(self) -> str:

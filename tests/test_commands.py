@@ -150,7 +150,6 @@ CORPUS = "launch slurm configs:corpora/quickstart.yaml"
         ("pretrain evaluate run --few-shot 0", "--few-shot: for --lm-eval"),
         ("pretrain evaluate run --hook samples --suite full", "--suite: not with --hook, which names the hooks"),
         ("pretrain evaluate run --limit 3", "--limit: for --lm-eval"),
-        ("pretrain export run out --uri sqlite:///a.db", "--uri: for --register"),
         ("pretrain export run out --public", "--public: for --push-to-hub"),
         ("pretrain generate run text -n 5", "-n: for --corpus"),
         ("launch doctor --ssh '-p 22'", "--ssh: for --hostfile"),

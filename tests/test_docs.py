@@ -1,8 +1,14 @@
 """Figures that commands print in the docs, computed again, and the pictures that docs/pictures draws. The figures of
 `pretrain plan` are in pretrain/test_plan.py, those of docs/results/recipes.md in pretrain/test_recipes.py."""
 
+import gzip
+import hashlib
 import json
 import re
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -69,9 +75,31 @@ def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():
             text += own
             extended += re.findall(r"[\w-]+\.yaml", "".join(re.findall(r"(?m)^extends:.*", own)))
         if any(source.path.startswith("data/") for source in load(path, [], CorpusConfig).sources):
-            assert re.search(
-                r"data-pipeline fetch \w+ |hf download |https?://\S+|docs/\S+\.md|wikiextractor \S+", text
-            ), path.name
+            assert re.search(r"hf download |https?://\S+|docs/\S+\.md|wikiextractor \S+", text), path.name
+
+
+def test_the_commands_that_download_text_do(tmp_path):
+    """From a server of this machine, which has three WET files and three files of a dump."""
+    crawl, dump = tmp_path / "crawl-data/CC-MAIN-2019-18", tmp_path / "enwiki/20240101"
+    wet = [f"crawl-data/CC-MAIN-2019-18/{number}.warc.wet.gz" for number in range(3)]
+    wanted = [f"enwiki-20240101-pages-articles-multistream{end}" for end in ("1.xml-p1p9.bz2", "-index1.txt-p1p9.bz2")]
+    files = {**dict.fromkeys(wet, b"wet"), **{f"enwiki/20240101/{name}": name.encode() for name in [*wanted, "other"]}}
+    for folder in (crawl, dump, tmp_path / "here/data"):
+        folder.mkdir(parents=True)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (crawl / "wet.paths.gz").write_bytes(gzip.compress("".join(f"{name}\n" for name in wet).encode()))
+    sums = [f"{hashlib.sha1(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(dump.iterdir())]
+    (dump / "enwiki-20240101-sha1sums.txt").write_text("".join(sums))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        commands = page("how-to/read-your-text").split("    # C4")[0].replace("head -100", "head -2")
+        commands = re.sub(r"https://(data|dumps)\.\w+\.org", f"http://127.0.0.1:{server.server_port}", commands)
+        commands = "\n".join(re.findall(r"(?m)^    (.*)", commands))
+        done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path / "here", capture_output=True, text=True)
+        server.shutdown()
+    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{name}: OK" for name in sorted(wanted)]), done.stderr
+    assert {path.name for path in tmp_path.glob("here/data/crawl/**/*.gz")} == {Path(name).name for name in wet[:2]}
 
 
 def test_the_picture_of_objectives_is_what_they_make_today():

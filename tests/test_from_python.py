@@ -2,6 +2,7 @@
 it was."""
 
 import json
+import logging
 import os
 import random
 import re
@@ -55,7 +56,8 @@ def process_state() -> list[object]:
         torch.distributed.is_initialized(),
     ]
     handlers = [signal.getsignal(number) for number in SIGNALS], signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return [handlers, Path.cwd(), warnings.filters[:], *of_torch, *draws]
+    levels = [logging.getLogger(name).level for name in ("DeepSpeed", "mlflow")]
+    return [handlers, levels, Path.cwd(), warnings.filters[:], *of_torch, *draws]
 
 
 def examples_of(heading: str) -> str:
@@ -124,12 +126,16 @@ def test_the_pages_examples_of_runs_and_models(small_corpus, tmp_path, monkeypat
 
 
 class AtStep(Callback):
-    """Does something after a step of this process."""
+    """Does something after a step of this process; step 0: before the first."""
 
     do: ClassVar[Callable[[], object]]
 
     def __init__(self, step: int):
         self._step = step
+
+    def before_training(self, trainer):
+        if self._step == 0:
+            AtStep.do()
 
     def after_step(self, trainer):
         if trainer.step == self._step:
@@ -220,8 +226,13 @@ def fail_and_train(path: Path, error: BaseException) -> None:
         pretrain.train(path)
     assert raised.value is error
     assert process_state() == before
+    if isinstance(error, RuntimeError):
+        limit = torch.compiler.config.recompile_limit
+        with pytest.raises(RuntimeError):
+            pretrain.train(path, compute={"compile": True}, callbacks=[{**CALLBACK[0], "step": 0}])
+        assert torch.compiler.config.recompile_limit == limit
     AtStep.do = int
-    assert pretrain.train(path, run={"max_steps": 4}).state == "finished"
+    assert pretrain.train(path, stop_at_step=np.int64(4)).state == "stopped"
 
 
 @each(
@@ -233,7 +244,7 @@ def fail_and_train(path: Path, error: BaseException) -> None:
             lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
             "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
         ),
-        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; expected that of a run"),
+        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; give a run directory"),
         (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
         (
             lambda: launch.local("configs:runs/quickstart.yaml", optimizer={"learning_rat": 1}),

@@ -107,7 +107,8 @@ class Workload:
 
         def step() -> float:
             nonlocal taken
-            outcome = engine.step(taken, taken * self.rows, next(steps))
+            firsts = [taken * self.rows + number * (self.rows // len(given)) for number in range(len(given))]
+            outcome = engine.step(taken, firsts, next(steps))
             assert outcome.applied, f"step {taken} wasn't applied; its loss is {outcome.loss}"
             taken += 1
             return outcome.loss

@@ -12,17 +12,17 @@ from data_pipeline.text.languages import shortest_tag
 
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WITHOUT_SPACES = ("ja", "th", "zh")
-# Bokmål and Nynorsk, Tagalog, and one of the languages that ISO 639-3 counts as Arabic, Persian and Chinese
+# Bokmål and Nynorsk, Tagalog, and single languages that ISO 639-3 groups as Arabic, Persian and Chinese
 _OF_LIST = {"nb": "no", "nn": "no", "tl": "fil", "arb": "ar", "pes": "fa", "prs": "fa", "cmn": "zh"}
-# In languages without spaces these are parts of ordinary words; each would drop over a tenth of the pages.
+# Parts of ordinary words in languages without spaces; each would drop more than a tenth of the pages.
 _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
 
 
 def contains_bad_word(text: str, language: str) -> bool:
     """Whether `text` has a word or phrase of its language's list, in any case; False for a language without a list.
 
-    Only the language's code in `language` ("en", "eng", "en-Latn") counts. No letter, digit or underscore may be next
-    to a hit, except in Japanese, Thai and Chinese.
+    Of a tag, only the language counts: "en", "eng" and "en-Latn" are the same. No letter, digit or underscore may touch
+    a hit, except in Japanese, Thai and Chinese.
 
         "An ass."  ->  True        "A class."  ->  False        "An _ass_."  ->  False
     """
@@ -31,10 +31,10 @@ def contains_bad_word(text: str, language: str) -> bool:
 
 
 def drops_page(text: str, language: str, url: str, filter_fraction: float = 1.0) -> bool:
-    """Whether a page is dropped for bad words: of the pages that have any, the share `filter_fraction`, by their URLs.
+    """Whether a page is dropped for bad words. Of the pages with bad words, the share `filter_fraction` is dropped.
 
-    The choice is TFDS's: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared with
-    its numerator. Multilingual C4 uses 0.999.
+    The URL decides as in TFDS: md5 of the normalised URL modulo the denominator of the float's exact fraction, compared
+    with its numerator. Multilingual C4 uses 0.999.
     """
     return contains_bad_word(text, language) and is_chosen(normalize_url(url), *filter_fraction.as_integer_ratio())
 
@@ -46,7 +46,7 @@ def languages() -> frozenset[str]:
 
 
 def list_of(language: str) -> str:
-    """The name of the list for pages with this language tag, whether there is one or not: "eng-Latn" -> "en"."""
+    """The name of the list for this language tag, also if there is no such list: "eng-Latn" -> "en"."""
     code = _primary(shortest_tag(language))
     return _OF_LIST.get(code, code)
 
@@ -57,10 +57,10 @@ def _primary(language: str) -> str:
 
 @functools.cache
 def _matcher(language: str) -> Callable[[str], bool] | None:
-    """A function that finds a language's bad words in a text, in any case. Québec's list is part of "fr".
+    """A function that finds a language's bad words in a text, in any case. "fr" includes Québec's list.
 
-    The entries are converted to lower case too. TFDS leaves them as they are, so its capitalised entries, which most of
-    the Spanish ones are, never match. The English list, used for C4, has none.
+    Entries are converted to lower case too. TFDS doesn't do that, so its capitalised entries, most of the Spanish list,
+    never match. The English list, used for C4, has no such entries.
     """
     if language not in languages():
         return None
@@ -76,9 +76,9 @@ def _matcher(language: str) -> Callable[[str], bool] | None:
 def _between_boundaries(phrases: set[str]) -> Callable[[str], bool]:
     r"""Matches like `(?<!\w)(…|…)(?!\w)` in the lowercase text, twenty times as fast.
 
-    RE2 has no lookaround, and its word characters are ASCII, so it only finds candidates: phrases between ASCII
-    boundaries, in one page of fifty. Python's expressions decide about them. RE2 ignores the case of all characters but
-    of İ, which becomes two.
+    RE2 has no lookaround, and its word characters are ASCII. So RE2 only finds candidates, phrases between ASCII
+    boundaries, in one page of fifty, and Python's expressions decide. RE2 ignores case, except for İ, whose lower case
+    has two characters.
     """
     likely = re2.compile(rf"(?i)(?:^|[^a-z0-9_])(?:{_either(phrases)})(?:[^a-z0-9_]|$)")
 

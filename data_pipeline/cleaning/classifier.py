@@ -1,8 +1,8 @@
 """Scores of pages by a fastText classifier (Joulin et al. 2017), and the rule that keeps the pages of a label.
 
 fasttext-predict is fastText's own C++ without training: wheels of 0.3 MB without dependencies. (The package `fasttext`
-has no wheels, and its `predict` fails with NumPy 2.) It ends the process on some damaged files, so a file is checked
-here before it is loaded.
+has no wheels, and its `predict` fails with NumPy 2.) Some damaged files make the library end the process, and some are
+loaded as if they were whole. So this module checks a file before the library loads it.
 """
 
 import functools
@@ -33,17 +33,17 @@ class ClassifierConfig(Section):
     """Keeps the pages to which a fastText classifier gives a label with a probability of `threshold` or more."""
 
     path: LocalPath
-    """A supervised fastText model, .bin or .ftz, which all nodes see; each worker holds it in memory."""
+    """A supervised fastText model, .bin or .ftz, on a disk that all nodes see. Each worker has it in memory."""
     label: str = Field(min_length=1)
     """The label of the pages to keep, with or without `__label__`."""
     threshold: float = Field(0.5, ge=0, le=1)
-    """The least probability of the label with which a page is kept."""
+    """Minimum probability of the label."""
 
 
 def scorer(config: ClassifierConfig) -> Scorer:
-    """The probability of the label, 0 to 1, as a function of a text: a page is one line to fastText.
+    """A function from a text to the probability of the label, 0 to 1. The whole page is one line for fastText.
 
-    Raises UserError if the file can't be read, is no whole classifier or doesn't have the label.
+    Raises UserError if the file can't be read, isn't a whole classifier or lacks the label.
     """
     label = check(config)
     predict = _loaded(*_version(config.path))
@@ -56,7 +56,7 @@ def scorer(config: ClassifierConfig) -> Scorer:
 
 
 def check(config: ClassifierConfig) -> str:
-    """The label as the model spells it. Raises UserError as `scorer`, without loading the model."""
+    """The label as the model spells it. Raises what `scorer` raises, without loading the model."""
     try:
         labels = _labels(*_version(config.path))
     except ValueError as error:
@@ -74,7 +74,7 @@ def content_of(config: ClassifierConfig) -> str:
 
 
 def _version(path: str) -> tuple[str, int]:
-    """A key under which results about the file are cached until it changes. Raises UserError if it can't be read."""
+    """The file's version, by which results are cached. Raises UserError if the file can't be read."""
     try:
         with Path(path).open("rb") as file:
             return path, os.fstat(file.fileno()).st_mtime_ns
@@ -101,7 +101,7 @@ def _loaded(path: str, modified: int) -> Callable[[str], dict[str, float]]:
 
 @functools.lru_cache
 def _labels(path: str, modified: int) -> list[str]:
-    """The labels of a model file. Raises ValueError if it isn't a supervised model or isn't whole."""
+    """The labels of a model file. Raises ValueError if the file isn't a supervised model or isn't whole."""
     with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         model = _Model(content)
         magic, _, dimensions, *settings = model.read(_HEADER)
@@ -122,7 +122,7 @@ def _labels(path: str, modified: int) -> list[str]:
 
 
 class _Model:
-    """Reads a model file from `at` on, as fastText writes it. Raises ValueError where the file ends too soon."""
+    """Reads a file that fastText has written, from byte `at` on. Raises ValueError if the file ends too soon."""
 
     def __init__(self, content: mmap.mmap):
         self._content = content
@@ -144,7 +144,7 @@ class _Model:
         return self._content[start:end], kind
 
     def matrix(self, dimensions: int) -> int:
-        """Passes the next matrix, plain or quantised, and returns its rows."""
+        """Skips the next matrix, plain or quantised, and returns its number of rows."""
         (quantised,) = self.read(_FLAG)
         (with_norms,) = self.read(_FLAG) if quantised else (False,)
         rows, columns = self.read(_SHAPE)

@@ -51,22 +51,20 @@ class CleaningConfig(Section):
     min_sentences_per_page: NonNegativeInt = 0
     """Pages of fewer sentences are dropped. 0: off."""
     paragraphs: NonNegativeInt = 0
-    """Pages with fewer lines of at least 200 characters are dropped: multilingual C4's rule, which sets 3. 0 turns it
-    off."""
+    """Pages with fewer lines of at least 200 characters are dropped. Multilingual C4: 3. 0: off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
     rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     pii: list[Kind] = []
-    """Kinds of personal data that are replaced by placeholders, of email, ip and phone. []: off."""
+    """Kinds of personal data that placeholders replace: email, ip, phone. []: off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
     bad_words: list[_NameOfList] = []
-    """Languages of the lists of bad words; a page with one of these words is dropped. A page whose language is known is
-    searched for the words of that language alone. []: off."""
+    """Languages whose lists of bad words are used; a page with one of these words is dropped. If the language of a page
+    is known, only that language's list counts. []: off."""
     bad_words_fraction: float = Field(1.0, ge=0, le=1)
     """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
-
     classifier: ClassifierConfig | None = None
     """A fastText classifier that decides which pages are kept. null: off."""
 
@@ -88,7 +86,7 @@ class CleaningConfig(Section):
 
     @property
     def identity(self) -> list[str]:
-        """What the rules depend on besides these settings: the content of the classifier's model."""
+        """What cleaned text depends on besides these settings: the content of the classifier's model."""
         return [] if self.classifier is None else [content_of(self.classifier)]
 
     def described(self) -> dict[str, object]:

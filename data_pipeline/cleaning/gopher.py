@@ -1,8 +1,8 @@
 """Gopher's rules for quality and repetition: Rae et al. 2021, appendix A.1 and table A1.
 
-Words are separated by white space, and lines and paragraphs (separated by blank lines) count only if they aren't blank.
-A repeated line, paragraph or n-gram is one that occurred before in the page, so its first copy isn't one. Fractions of
-characters are of those in lines, paragraphs or words, without the white space between them.
+White space separates words, and blank lines separate paragraphs. Blank lines and paragraphs don't count. A line,
+paragraph or n-gram is repeated if it occurred before in the page; the first copy isn't. Fractions of characters leave
+out the white space between lines, paragraphs or words.
 """
 
 import re
@@ -23,11 +23,11 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
-def _number(key: object) -> object:
+def _number(key: object) -> object:  # in JSON, keys are text
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-# of n-grams, ten times the published ones: a page's take words × n pointers. In JSON keys are text.
+# The n of n-grams, at most ten times the published ones: the n-grams of a page take words × n pointers.
 Length = Annotated[int, Field(gt=0, le=100), BeforeValidator(_number)]
 
 
@@ -43,7 +43,7 @@ class GopherConfig(Section):
     max_mean_word_length: float | None = Field(10.0, gt=0)
     """Pages whose words are longer on average are dropped, in characters. null: no limit."""
     max_symbols_per_word: float | None = Field(0.1, ge=0)
-    """Pages with more hash signs, or with more ellipses, for each word are dropped. null: no limit."""
+    """Pages with more hash signs per word, or with more ellipses per word, are dropped. null: no limit."""
     max_bullet_lines: Fraction = 0.9
     """Pages in which a larger fraction of lines starts with a bullet point are dropped. 1: off."""
     max_ellipsis_lines: Fraction = 0.3
@@ -51,26 +51,25 @@ class GopherConfig(Section):
     min_alphabetic_words: Fraction = 0.8
     """Pages in which a smaller fraction of words has a letter are dropped. 0: off."""
     min_stop_words: NonNegativeInt = 2
-    """Pages with fewer different words of the, be, to, of, and, that, have, with are dropped: English alone. 0 turns it
-    off."""
+    """Pages with fewer different English stop words (the, be, to, of, and, that, have, with) are dropped. 0: off."""
     max_duplicate_lines: Fraction = 0.3
     """Pages in which a larger fraction of lines repeats earlier ones are dropped. 1: off."""
     max_duplicate_paragraphs: Fraction = 0.3
     """Pages in which a larger fraction of paragraphs repeats earlier ones are dropped. 1: off."""
     max_duplicate_line_characters: Fraction = 0.2
-    """The same, by the characters of the lines. 1: off."""
+    """Pages in which repeated lines have a larger fraction of the characters are dropped. 1: off."""
     max_duplicate_paragraph_characters: Fraction = 0.2
-    """The same, by the characters of the paragraphs. 1: off."""
+    """Pages in which repeated paragraphs have a larger fraction of the characters are dropped. 1: off."""
     max_top_ngrams: dict[Length, Fraction] = {2: 0.20, 3: 0.18, 4: 0.16}
     """For each n, pages in which the most frequent n-gram of words has a larger fraction of the characters are dropped.
     {}: off."""
     max_duplicate_ngrams: dict[Length, Fraction] = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-    """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. By
-    default 0.15 for n = 5, 0.01 less for each n after it, to 0.10 for n = 10. {}: off."""
+    """For each n, pages in which repeated n-grams of words have a larger fraction of the characters are dropped. {}:
+    off."""
 
 
 def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
-    """Whether no rule drops the page; else counts the first one that does, as `gopher_…`."""
+    """Whether no rule drops the page. Counts the first rule that does, as `gopher_…`."""
     rule = next(_broken(text, rules), None)
     if rule:
         tally.document(f"gopher_{rule}", text)
@@ -78,7 +77,7 @@ def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
 
 
 def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
-    """The rules that a page breaks, in order, each checked only when the caller asks for it."""
+    """The rules that a page breaks, in order."""
     words = text.split()
     count, characters = len(words), sum(map(len, words))
     if count < rules.min_words:
@@ -122,7 +121,7 @@ def _broken(text: str, rules: GopherConfig) -> Iterator[str]:
 
 
 def _alphabetic(words: list[str], least: float) -> bool:
-    """Whether `least` words have a letter; most consist of letters alone, which is quick to see."""
+    """Whether `least` words have a letter. Most words have only letters, which is quick to see."""
     if sum(map(str.isalpha, words)) >= least:
         return True
     return sum(any(map(str.isalpha, word)) for word in words) >= least
@@ -135,10 +134,10 @@ def _repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _exceeded_by_top(words: list[str], limits: dict[int, float], characters: int) -> Iterator[int]:
-    """Each n whose most frequent n-gram exceeds its limit; of equally frequent ones the longest counts.
+    """Each n whose most frequent n-gram exceeds its limit. Of equally frequent n-grams the longest counts.
 
-    An n-gram that occurs once is no repetition. n-grams are counted only if they may exceed the limit: none is more
-    frequent than the most frequent shorter one.
+    An n-gram that occurs once isn't repeated. No n-gram is more frequent than the most frequent shorter one, so n-grams
+    are counted only if they can exceed the limit.
     """
     longest, often = max(map(len, words)), len(words)
     for length, most in sorted(limits.items()):
@@ -154,9 +153,9 @@ def _exceeded_by_top(words: list[str], limits: dict[int, float], characters: int
 
 
 def _exceeded_by_repeated(words: list[str], limits: dict[int, float], characters: int) -> Iterator[int]:
-    """Each n whose repeated n-grams exceed its limit; a word in several of them counts once.
+    """Each n whose repeated n-grams exceed its limit. A word in several n-grams counts once.
 
-    A word in a repeated n-gram is in a repeated shorter one too, so the fraction falls with n.
+    A word of a repeated n-gram is also in a repeated shorter one, so the fraction falls with n.
     """
     least = min(limits.values(), default=1.0) * characters
     for length, most in sorted(limits.items()):

@@ -1,8 +1,8 @@
-"""Language detection behind one interface, and the rule that keeps the configured languages.
+"""Language detection, and the rule that keeps the configured languages.
 
-- `langdetect` is the detector that C4 used. It is slow: it takes longer than all other rules together.
-- `fast` is CLD2, 40 times as fast, with its model inside the package. For a page that mixes several languages, CLD2
-  reports the share of each, so the page falls below the threshold; langdetect is sure of one of them.
+- `langdetect` is the detector that C4 used. It takes longer than all other rules together.
+- `fast` is CLD2, which is 40 times as fast and has its model inside the package. For a page of several languages, CLD2
+  reports the share of each, so the page falls below the threshold; langdetect reports one language as certain.
 """
 
 import functools
@@ -28,7 +28,7 @@ class LanguageConfig(Section):
     keep: list[str] = ["en"]
     """Language codes of the pages to keep, as the detector spells them."""
     threshold: float = Field(0.99, ge=0, le=1)
-    """The least probability of the detected language with which a page is kept."""
+    """Minimum probability of the detected language."""
 
     @model_validator(mode="after")
     def _codes_are_known(self) -> "LanguageConfig":
@@ -61,7 +61,7 @@ def detector(name: DetectorName) -> Detector:
 
 @functools.cache
 def codes(name: DetectorName) -> dict[str, str]:
-    """The codes of the languages that a detector knows, each with the English name or, if there is none, "".
+    """The codes of the languages that a detector knows, each with the English name, or "" without one.
 
     codes("fast")["de"]  ->  "german"
     """
@@ -74,7 +74,7 @@ def codes(name: DetectorName) -> dict[str, str]:
 
 
 def unknown_code(code: str, name: DetectorName) -> str:
-    """Why a page can't have the language `code`, with the code that is probably meant; "" if it can."""
+    """Why the detector `name` never returns `code`, and which code is probably meant; "" if it does."""
     known = codes(name)
     if any(code in (one, one.partition("-")[0]) for one in known):
         return ""
@@ -85,13 +85,11 @@ def unknown_code(code: str, name: DetectorName) -> str:
     return f"{code!r} is no language code of detector {name}; {advice}"
 
 
-def keep_language(
-    text: str, detect: Detector, keep: Collection[str], threshold: float, tally: Tally
-) -> Detection | None:
-    """The language of `text` if it is among `keep` ("zh" keeps "zh-cn" too) with `threshold` or more, else None.
+def keep_language(text: str, detect: Detector, keep: Collection[str], threshold: float, tally: Tally) -> str | None:
+    """The language of `text` if it is in `keep` ("zh" keeps "zh-cn" too), with a probability of `threshold` or more.
 
-    As in C4, only the most probable language counts, and its probability is checked before its name. A dropped text is
-    counted as `language_undetected`, `language_low_confidence` or `language_other`.
+    As in C4, only the most probable language counts, and its probability is checked before its name. None if the text
+    is dropped, which counts as `language_undetected`, `language_low_confidence` or `language_other`.
     """
     detection = detect(text)
     if detection is None:
@@ -101,7 +99,7 @@ def keep_language(
     elif detection.language not in keep and detection.language.partition("-")[0] not in keep:
         tally.document("language_other", text)
     else:
-        return detection
+        return detection.language
     return None
 
 
@@ -131,11 +129,8 @@ _RENAMED = {"iw": "he", "jw": "jv", "zh-Hant": "zh-tw"}  # outdated codes of CLD
 
 
 def _cld2() -> Detector:
-    """CLD2 (Sites 2013).
-
-    `probability` is the top language's share of the text whose language is known, or 0 if CLD2 calls its answer
-    unreliable.
-    """
+    """CLD2 (Sites 2013). `probability`: the top language's share of the text whose language is known; 0 if CLD2 says
+    that its answer is unreliable."""
 
     def detect(text: str) -> Detection | None:
         try:

@@ -1,16 +1,15 @@
-"""Cleans one page: C4's rules for its length, lines, sentences and paragraphs, then Gopher's for the whole page,
-then those of installed packages.
+"""Cleans one page: C4's rules for length, lines, sentences and paragraphs, then Gopher's rules for the whole page, then
+rules of installed packages.
 
-Personal data is masked in what is left. The language, bad words and the classifier come last, as in C4.
+Personal data is masked in the rest. The rules for language, bad words and the classifier come last, as in C4.
 
-C4's rules are those of Raffel et al. 2020, section 2.2, in the order and to the letter of TFDS `c4_utils`. Where the
-paper and the program differ, we follow the program, which made the published corpus. Copies of the paper that say
-"5 sentences, 3 words" have the two numbers swapped. Of the curly brackets, only `{` drops a page.
+C4's rules are those of Raffel et al. 2020, section 2.2, in the order and to the letter of TFDS `c4_utils`. Where paper
+and program differ, we follow the program, which made the published corpus. Copies of the paper that say "5 sentences, 3
+words" have the two numbers swapped. Of the curly brackets, only `{` drops a page.
 """
 
 import heapq
 import re
-from collections.abc import Callable
 
 import re2
 
@@ -32,9 +31,9 @@ class Cleaner:
         self._filters = PageFilters(config)
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> tuple[str, str] | None:
-        """(cleaned text, language) of the page, or None if it is dropped. Counts what each rule drops.
+        """(cleaned text, language) of the page; None if it is dropped. Counts what each rule drops.
 
-        `language` is the one given by the source, or "".
+        `language`: the source's, or "".
         """
         config = self._config
         if config.web_rules or config.max_word_length or config.min_words_per_line or config.min_sentences_per_page:
@@ -67,7 +66,7 @@ class Cleaner:
 
 
 class PageFilters:
-    """The language and bad word rules and the classifier, which see a page after lines have been deduplicated."""
+    """The rules for language, bad words and the classifier, which see a page after its lines were deduplicated."""
 
     def __init__(self, config: CleaningConfig):
         self._config = config
@@ -75,17 +74,17 @@ class PageFilters:
         self._score = scorer(config.classifier) if config.classifier else None
 
     def __call__(self, text: str, url: str, language: str, tally: Tally) -> str | None:
-        """The language of the page, or None if the page is dropped, which is counted.
+        """The language of the page: the detected one or, without a detector, the source's `language`. None if the page
+        is dropped, which is counted.
 
-        It is the detected language if there is a detector, else `language`, the one given by the source. In a page of
-        unknown language, the words of all enabled lists are searched for.
+        In a page of unknown language, the words of all enabled lists are searched for.
         """
         config = self._config
         if self._detect is not None:
             found = keep_language(text, self._detect, config.language.keep, config.language.threshold, tally)
             if found is None:
                 return None
-            language = found.language
+            language = found
         lists = [listed for listed in config.bad_words if list_of(language) in ("", listed)]
         if any(drops_page(text, listed, url, config.bad_words_fraction) for listed in lists):
             tally.document("bad_words", url)  # the URL, not the text: the report shows examples
@@ -99,23 +98,18 @@ class PageFilters:
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 _END_MARKS = {".", "?", "!", '"'}
 _ELLIPSIS = "..."
-_NAMED = re2.compile("(?i)lorem ipsum|javascript|cookie|policy|terms of use")  # finds all that `lower` would
+_NAMED = re2.compile("(?i)lorem ipsum|javascript|cookie|policy|terms of use")  # each finds as much as with `lower`
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
-def clean_page(
-    text: str,
-    rules: CleaningConfig,
-    tally: Tally,
-    sentences: Callable[[str, int], int] = count_sentences,
-) -> str | None:
+def clean_page(text: str, rules: CleaningConfig, tally: Tally) -> str | None:
     """The lines of `text` that are prose, or None if the page is dropped.
 
     A line or page exactly at a threshold is kept. Words are measured before citation marks are removed.
 
-    `sentences(line, at_most)` returns the number of sentences in a line, or `at_most` if there are more. `tally` counts
-    each line that passed, or the rule that dropped the line (`too_long_word`, `no_endmark`, `too_short`, `javascript`,
-    `policy`), and the rule that dropped the page (`too_long`, `lorem_ipsum`, `curly_bracket`, `too_few_sentences`).
+    `tally` counts each line that passed, or the rule that dropped the line (`too_long_word`, `no_endmark`, `too_short`,
+    `javascript`, `policy`), and the rule that dropped the page (`too_long`, `lorem_ipsum`, `curly_bracket`,
+    `too_few_sentences`).
 
         "Home | About\nUlm is a city on the Danube.[3]\nIt is old. Its minster is high."
         ->  "Ulm is a city on the Danube.\nIt is old. Its minster is high."
@@ -125,8 +119,7 @@ def clean_page(
     kept: list[str] = []
     web_rules, longest, least_words = rules.web_rules, rules.max_word_length, rules.min_words_per_line
     brackets, braces = web_rules and "[" in text, web_rules and "{" in text
-    # Lines are converted to lower case only in a page that has one of the words somewhere. A removed citation mark may
-    # join the halves of one.
+    # Only pages with one of the words are converted to lower case. Without a citation mark, two halves may be a word.
     names = brackets or (web_rules and _NAMED.search(text) is not None)
     for line in text.splitlines():
         line = line.strip()
@@ -156,7 +149,7 @@ def clean_page(
             continue
         tally.lines_passed += 1
         kept.append(line)
-    if not any(kept) or not _has_sentences(kept, rules.min_sentences_per_page, sentences):
+    if not any(kept) or not _has_sentences(kept, rules.min_sentences_per_page):
         tally.document("too_few_sentences", text)
         return None
     return "\n".join(kept).strip()
@@ -165,8 +158,8 @@ def clean_page(
 def is_too_long(text: str, rules: CleaningConfig, tally: Tally) -> bool:
     """Whether the raw page exceeds `max_page_characters`; counts `too_long` if so.
 
-    C4 applies this rule before it chooses the newest page of each URL, and all others after it: a page that is too long
-    must not replace an older one.
+    C4 applies this rule before it chooses the newest page of each URL, and all other rules after it. So a page that is
+    too long doesn't replace an older page.
     """
     if rules.max_page_characters is None or len(text) <= rules.max_page_characters:
         return False
@@ -174,21 +167,21 @@ def is_too_long(text: str, rules: CleaningConfig, tally: Tally) -> bool:
     return True
 
 
-def _has_sentences(lines: list[str], minimum: int, sentences: Callable[[str, int], int]) -> bool:
+def _has_sentences(lines: list[str], minimum: int) -> bool:
     """Whether `lines` have `minimum` sentences, counted line by line.
 
-    Every line has at least one, so a page with `minimum` lines, as most have, needs no counting.
+    Every line has at least one sentence. So most pages need no counting: they have `minimum` lines.
     """
     missing = minimum - len(lines)
     for line in lines:
         if missing <= 0:
             return True
-        missing -= sentences(line, missing + 1) - 1
+        missing -= count_sentences(line, missing + 1) - 1
     return missing <= 0
 
 
 def has_paragraphs(text: str, min_paragraphs: int = 3, min_paragraph_characters: int = 200) -> bool:
-    """Multilingual C4's rule in place of `clean_page`: whether at least that many lines are at least that long.
+    """Multilingual C4's rule instead of `clean_page`: whether at least that many lines are at least that long.
 
     Xue et al. 2021 (mT5), section 3.1.
 

@@ -1,17 +1,17 @@
 """Personal data in text: mail addresses, IP addresses and phone numbers are replaced by placeholders.
 
 The placeholders are Dolma's (Soldaini et al. 2024). As in FineWeb (Penedo et al. 2024), only public IP addresses are
-replaced. The patterns find what is written as such data; they don't understand the text.
+replaced. Patterns go by the form of the text, not by its meaning.
 
-- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. Scripts without spaces between
-  words may have words beside an address: a domain name in one of them must be followed by a space or punctuation, and
-  a local part of at most 12 characters preceded by it. Not the user in a URL (`https://user@host.org/`) or in an
-  address of ssh (`git@host.org:path`), nor a file (`icon@2x.png`).
-- `ip`: IPv4 and IPv6 in their usual forms, outside the networks that are private or reserved. Four numbers below 32,
-  as 1.2.3.4, are taken for a version, and so are those after a word like "version" or "section".
-- `phone`: international numbers (+49 30 1234567) with an assigned country code, of nine digits or more if the code has
-  two, and North American ones with their separators: (212) 555-0123, (212)-555-0123, 212-555-0123, 212.555.0123, with
-  or without 1 in front. No digits without separators, nor after a currency's sign: they may be any number.
+- `email`: a local part of letters, digits and . _ % + - ' &, an @, and a domain name. In scripts without spaces, words
+  may touch an address. There, a space or punctuation must follow the domain name, and precede the local part, which has
+  at most 12 characters. Not replaced: the user in a URL (`https://user@host.org/`) or in an address of ssh
+  (`git@host.org:path`), and files (`icon@2x.png`).
+- `ip`: IPv4 and IPv6 in their usual forms, outside private and reserved networks. Not replaced, as probably versions:
+  four numbers below 32 (1.2.3.4), and numbers after a word like "version" or "section".
+- `phone`: international numbers (+49 30 1234567) with an assigned country code, of at least nine digits if the code has
+  two. North American numbers with separators, with or without 1 in front: (212) 555-0123, (212)-555-0123, 212-555-0123,
+  212.555.0123. Not replaced: digits without separators or after a currency sign, which may be any number.
 """
 
 import ipaddress
@@ -31,11 +31,9 @@ Span = tuple[int, int]
 
 
 def mask(text: str, kinds: Collection[Kind], tally: Tally) -> str:
-    """`text` with a placeholder for each mail address, IP address and phone number, whichever of them `kinds` names.
+    """`text` with placeholders for personal data of these `kinds`. Each is counted by its kind, without examples.
 
-    Each is counted by its kind; no examples are kept.
-
-        "Write to ann@example.org."  ->  "Write to |||EMAIL_ADDRESS|||."
+    "Write to ann@example.org."  ->  "Write to |||EMAIL_ADDRESS|||."
     """
     for kind, find in _FINDERS.items():
         if kind not in kinds:
@@ -88,7 +86,7 @@ def _emails(text: str) -> Iterator[Span]:
 
 
 def _is_user_of_url(text: str, start: int) -> bool:
-    """Whether what begins at `start` is the user or the password in front of the host of a URL."""
+    """Whether the user or the password of a URL begins at `start`."""
     before = text[max(0, start - 80) : start]
     scheme = before.rfind("://")
     return scheme >= 0 and not re.search(r"[\s/?#=]", before[scheme + 3 :])
@@ -116,7 +114,7 @@ _NOT_PUBLIC = [
 def _ip_addresses(text: str) -> Iterator[Span]:
     end = 0
     for start, stop in sorted((*_of_version_4(text), *(_of_version_6(text) if ":" in text else ()))):
-        if start >= end:  # else it is the end of one of version 6
+        if start >= end:  # else these digits are the end of an IPv6 address
             yield start, stop
             end = stop
 
@@ -213,8 +211,4 @@ def _is_of_word(character: str) -> bool:
     return character.isalnum() or character == "_"
 
 
-_FINDERS: dict[Kind, Callable[[str], Iterator[Span]]] = {
-    "email": _emails,
-    "ip": _ip_addresses,
-    "phone": _phone_numbers,
-}
+_FINDERS: dict[Kind, Callable[[str], Iterator[Span]]] = {"email": _emails, "ip": _ip_addresses, "phone": _phone_numbers}

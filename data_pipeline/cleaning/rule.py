@@ -1,4 +1,4 @@
-"""What a cleaning rule of another package is: a section of the corpus file that cleans pages."""
+"""The base class of cleaning rules of installed packages: a section of the corpus file that cleans pages."""
 
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import named
@@ -12,13 +12,13 @@ class Rule(Section):
     """The rule's name."""
 
     def clean(self, text: str, url: str, tally: Tally) -> str | None:
-        """What is left of the text of a page, or None if the page is dropped. `tally.document(rule, text)` counts it.
+        """The cleaned text of a page; None drops the page, which `tally.document(rule, text)` must count.
 
-        A page that is left without text is dropped too, and counted as `empty`.
+        A page without text left is dropped too, and counted as `empty`.
         """
         raise NotImplementedError
 
 
 def offered_rule(given: object) -> object:
-    """The rule that the keys `given` ask for, of an installed package. Raises ValueError if there is none."""
+    """The rule that the keys `given` name. Raises ValueError if no installed package has it."""
     return named(given, "rule", "rules", Rule).model_validate(given) if isinstance(given, dict) else given

@@ -1,11 +1,11 @@
-"""Blocks: a block holds up to some thousand rows as flat, named arrays, and is one sample of a shard.
+"""Blocks: a block has up to some thousand rows as flat, named arrays, and is one WebDataset sample of a shard.
 
-With noise at load, a block has "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in the flat
-array), and one array (rows,) for each column that the objective needs. With noise at build, it has "inputs",
-"input_offsets", "targets", "target_offsets" and the examples' optional arrays, which are flat like the inputs or
-targets they belong to, with the smallest dtype that fits.
+With noise at load, a block has "tokens", "row_offsets" (rows + 1,), "document_offsets" (starts of documents in
+"tokens"), and an array (rows,) for each column that the objective needs. With noise at build, it has "inputs",
+"input_offsets", "targets", "target_offsets" and the examples' optional arrays, which are as flat as their inputs or
+targets, with the smallest dtype that fits.
 
-`Blocks` says where the blocks of a split are.
+`Blocks` is the index of the blocks of a split.
 """
 
 import hashlib
@@ -35,19 +35,14 @@ _OF_TOKENS = {
 
 
 def of_rows(tokens: np.ndarray, offsets: np.ndarray, documents: np.ndarray, columns: dict[str, np.ndarray]) -> Block:
-    """The block of rows `offsets` (rows + 1,) of `tokens`. `documents` has the starts of all documents in `tokens`."""
+    """The block of the rows of `tokens` at `offsets` (rows + 1,). `documents`: the starts of all documents."""
     first, last = int(offsets[0]), int(offsets[-1])
     inside = documents[np.searchsorted(documents, first) : np.searchsorted(documents, last)]
-    return {
-        "tokens": tokens[first:last],
-        "row_offsets": offsets - first,
-        "document_offsets": inside - first,
-        **columns,
-    }
+    return {"tokens": tokens[first:last], "row_offsets": offsets - first, "document_offsets": inside - first, **columns}
 
 
 def of_examples(examples: Examples) -> Block:
-    """The block of rows to which the objective has already been applied."""
+    """The block of rows to which the objective was applied."""
     block: Block = {}
     for name, side in (("input", examples.inputs), ("target", examples.targets)):
         block[f"{name}s"] = side.values[side.filled]
@@ -79,7 +74,7 @@ def column_in(blocks: list[Block], rows: list[int], name: str) -> np.ndarray:
 
 
 def examples_in(blocks: list[Block], rows: list[int]) -> Examples:
-    """Row `rows[i]` of `blocks[i]`, for each i, with the noise applied when the shard was written."""
+    """Row `rows[i]` of `blocks[i]`, for each i, of blocks with noise at build."""
     extra = {
         name: _gather(blocks, rows, name, offsets).values
         for name, (_, offsets) in _OF_TOKENS.items()
@@ -89,11 +84,8 @@ def examples_in(blocks: list[Block], rows: list[int]) -> Examples:
         extra["predicted"] = extra["predicted"].astype(bool)
     if "next_sentence" in blocks[0]:
         extra["next_sentence"] = column_in(blocks, rows, "next_sentence")
-    return Examples(
-        _gather(blocks, rows, "inputs", "input_offsets"),
-        _gather(blocks, rows, "targets", "target_offsets"),
-        **extra,
-    )
+    sides = (_gather(blocks, rows, f"{side}s", f"{side}_offsets") for side in ("input", "target"))
+    return Examples(*sides, **extra)
 
 
 def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Padded:
@@ -107,7 +99,7 @@ def _gather(blocks: list[Block], rows: list[int], name: str, offsets: str) -> Pa
 def add(shard: tarfile.TarFile, block: Block, first_row: int) -> None:
     """Adds a block to an open shard, as a WebDataset sample: a member `<first row>.<name>.npy` for each array.
 
-    The bytes are those of `webdataset.TarWriter(…, mtime=0)`, whose package imports PyTorch: 1.1 s and 190 MB.
+    The bytes are those of `webdataset.TarWriter(…, mtime=0)`, whose package would import PyTorch: 1.1 s and 190 MB.
     """
     for name in sorted(f"{name}.npy" for name in block):
         content = io.BytesIO()
@@ -119,10 +111,7 @@ def add(shard: tarfile.TarFile, block: Block, first_row: int) -> None:
 
 
 def decode_block(content: bytes | memoryview) -> Block:
-    """The block with these bytes in the tar. Its arrays are views, not copies.
-
-    Reads no pickles. Raises ValueError if the bytes aren't a block.
-    """
+    """The block with these bytes in the tar. Its arrays are views of `content`. Raises ValueError for other bytes."""
     view = memoryview(content)
     block: Block = {}
     at = 0
@@ -138,7 +127,7 @@ def decode_block(content: bytes | memoryview) -> Block:
 
 
 def _array(content: memoryview) -> np.ndarray:
-    """Like `np.load`, without a copy."""
+    """Like `np.load`, without a copy and without pickles."""
     header = io.BytesIO(content[:_NPY_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise ValueError("not an array of npy format 1.0")
@@ -151,9 +140,9 @@ def _array(content: memoryview) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one split, as columns (n,): the location and the rows of each block.
+    """The blocks of one split, as columns (n,): where each block is, and its rows. 68 bytes for each block.
 
-    `shard` is an index into the names `shards`; `sha256` is (n, 32) uint8. A block takes 68 bytes in all.
+    `shard`: indices into the names `shards`. `sha256`: (n, 32) uint8.
     """
 
     shards: list[str]

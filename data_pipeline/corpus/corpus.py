@@ -1,8 +1,7 @@
-"""A finished corpus, in a directory or at an fsspec URL: its manifest, tokenizer and blocks; or, where it is missing,
-the corpus file that makes it.
+"""Opens a finished corpus in a directory or at an fsspec URL. If there is none, names the corpus file that makes it.
 
-manifest.json has what training needs: the files with their checksums, the counts and the settings. `lineage.parquet`
-has the files that were read, and those of the documents.
+manifest.json has what training needs: files with checksums, counts and settings. `lineage.parquet` lists the input
+files and the files of documents.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ class SplitEntry:
 
 @dataclass(frozen=True)
 class RowsEntry:
-    """The section `rows` of the corpus file, and the tokens of a row before the objective is applied."""
+    """The section `rows` of the corpus file. `raw_length`: tokens of a row before the objective is applied."""
 
     packing: str
     end_of_document: bool
@@ -74,10 +73,12 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`config` (the settings, without paths), `lineage` and `code_version` say how the corpus was made.
+    """The content of manifest.json.
 
-    `lineage` is None in a manifest that lists inputs and documents itself, as the first ones did. `objective_from`: the
-    package that offered the objective; "" if it ships.
+    Attributes:
+        config: the settings, without paths.
+        lineage: the file with inputs and documents; None: an early manifest, which lists them itself.
+        objective_from: the installed package with the objective; "" if it ships.
     """
 
     format_version: int
@@ -115,15 +116,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise UserError(f"{path}: no such file; {how_to_build(directory)} makes it") from None
     except OSError as error:
         raise FailedError(f"{path}: can't be read: {error.strerror}") from None
-    if is_sealed := seal_holds(content):
-        with contextlib.suppress(FailedError, MissingPackage):  # it is parsed once, unless something is wrong
-            manifest = parse_json(content, Manifest, path)
-            if manifest.format_version == FORMAT_VERSION:
-                return manifest
     beginning = parse_json(content, _Beginning, path)
     if (version := beginning.format_version) != FORMAT_VERSION:
         raise UserError(f"{path}: expected format version {FORMAT_VERSION}, got {version}")
-    if not is_sealed:
+    if not seal_holds(content):
         reason = "damaged: its sha256 isn't that of its content"
         raise FailedError(f"{path}: {reason}; data-pipeline build CORPUS.yaml --repair writes it again")
     try:
@@ -133,7 +129,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def refuse_file(directory: Path) -> None:
-    """Raises UserError if `directory` is a file: most likely a corpus file, whose output is the directory."""
+    """Raises UserError if `directory` is a file. It is probably a corpus file, whose output the message then names."""
     if directory.is_file():
         output = _output(directory)
         hint = f"; it is the corpus file of {output}" if output else ""
@@ -142,9 +138,9 @@ def refuse_file(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Remote:
-    """Where a remote corpus is, and the directory on this machine that caches up to `cache_bytes` of its blocks.
+    """The `url` of a remote corpus, and the directory `cache` of this machine for up to `cache_bytes` of its blocks.
 
-    While the store doesn't answer, requests are repeated, for up to `wait_seconds`.
+    `wait_seconds`: how long requests are retried while the store doesn't answer.
     """
 
     url: str
@@ -155,9 +151,9 @@ class Remote:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A finished corpus in `directory`. If it is `remote`, that has copies of its small files, but no shards.
+    """A finished corpus in `directory`; of a `remote` corpus, the directory has copies of all files but the shards.
 
-    `other_objective` replaces the one that it was built for, if noise is applied at load.
+    `other_objective`: replaces the objective that the corpus was built for, with noise at load.
     """
 
     directory: Path
@@ -183,7 +179,7 @@ class Corpus:
         return self.other_objective or self.manifest.rows.objective
 
     def with_objective(self, objective: Objective | None) -> Self:
-        """This corpus with another objective; with its own for None."""
+        """This corpus with another objective; None: its own."""
         return replace(self, other_objective=objective)
 
     @cached_property
@@ -194,7 +190,7 @@ class Corpus:
         return self.manifest.splits[split].rows
 
     def lineage(self) -> Lineage:
-        """Raises FailedError if its file is missing or damaged, and what a store raises that refuses it."""
+        """The files that the corpus was made from. Raises FailedError if their list is missing or damaged."""
         entry, path = self.manifest.lineage, self.directory / MANIFEST
         if entry is None:
             return read_json(path, Lineage)
@@ -227,8 +223,8 @@ def open_corpus(
 ) -> Corpus:
     """The corpus in a directory or at an fsspec URL. Raises UserError if there is none.
 
-    The manifest, the tokenizer and the index of blocks of a remote corpus are copied into `cache` now, by default to a
-    disk of this machine. Blocks are copied there when they are read, up to `cache_bytes`.
+    The manifest, the tokenizer and the index of blocks of a remote corpus are copied into `cache` now; the default is
+    on a disk of this machine. Blocks are copied there when they are read, up to `cache_bytes`.
     """
     if "://" in str(location):
         url = str(location).rstrip("/")
@@ -237,10 +233,9 @@ def open_corpus(
 
 
 def default_directory() -> Path:
-    """A directory of this user below $SLURM_TMPDIR, $TMPDIR or /tmp: on this machine's disk, unlike home directories.
+    """A directory of this user below $SLURM_TMPDIR, $TMPDIR or /tmp, which are on this machine's disks.
 
-    It is created for this user alone. Raises UserError if the directory belongs to another user, who could
-    replace its content.
+    Raises UserError if the directory belongs to another user, who could replace its content.
     """
     directory = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"encdec-pretrain-{os.getuid()}"
     with contextlib.suppress(OSError):  # the first write reports it
@@ -269,7 +264,7 @@ def _fetch(remote: Remote, name: str) -> bytes:
 
 
 def _copied(remote: Remote, directory: Path, name: str, expected: str) -> None:
-    """Makes sure that `directory` has a small file of the remote corpus, whose sha256 is `expected`."""
+    """Copies a small file of the remote corpus to `directory`, unless it has the file with this sha256."""
     path = directory / name
     if not path.exists() or sha256(path) != expected:
         write_bytes(path, _fetch(remote, name))
@@ -280,7 +275,7 @@ def _copied(remote: Remote, directory: Path, name: str, expected: str) -> None:
 def corpus_file_of(directory: str | Path, folders: Iterable[Path] = ()) -> str | None:
     """The corpus file whose `output` is `directory`, as commands take it; None if there is none.
 
-    It is looked for in `folders`, in the current one, and among those that ship (`configs:corpora/NAME.yaml`).
+    Looks in `folders`, in the current folder, and among the files that ship (`configs:corpora/NAME.yaml`).
     """
     beside = {str(path): path for folder in (*folders, Path()) for path in sorted(folder.glob("*.yaml"))}
     wanted = Path(directory).absolute()
@@ -297,7 +292,7 @@ def how_to_build(directory: str | Path, folders: Iterable[Path] = ()) -> str:
 
 
 def _output(path: Path) -> str | None:
-    """The key `output` at the top of a YAML file. Only that line is parsed: the file may be anything."""
+    """The top-level key `output` of a YAML file. Only its line is parsed, since the file may be anything."""
     try:
         found = _OUTPUT.search(path.read_text(encoding="utf-8"))
         value = yaml.safe_load(found[0])["output"] if found else None

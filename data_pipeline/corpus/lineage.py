@@ -1,6 +1,6 @@
-"""`lineage.parquet`: the files that a corpus was made from, and those of its documents. Training reads neither."""
+"""`lineage.parquet`: the input files of a corpus and its files of documents, which training doesn't need."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 import pyarrow as pa
@@ -39,21 +39,19 @@ class DocumentsEntry:
 
 @dataclass(frozen=True)
 class Lineage:
-    """A row of the file for each of these, in this order."""
+    """The rows of the file: inputs, then documents."""
 
     inputs: list[InputEntry] = field(default_factory=list)
     documents: list[DocumentsEntry] = field(default_factory=list)
 
     def table(self) -> pa.Table:
-        inputs = [
-            (_INPUT, one.source, one.file, one.bytes, one.sha256, one.status, one.unchecked) for one in self.inputs
-        ]
-        documents = [(_DOCUMENTS, None, one.name, one.bytes, one.sha256, None, None) for one in self.documents]
-        return table_of([*inputs, *documents], _SCHEMA)
+        rows = [(_INPUT, *astuple(one)) for one in self.inputs]
+        rows += [(_DOCUMENTS, None, *astuple(one), None, None) for one in self.documents]
+        return table_of(rows, _SCHEMA)
 
     @classmethod
     def read(cls, content: bytes, path: str) -> "Lineage":
-        """Raises FailedError, which names `path`, for what isn't the content of such a file."""
+        """The lineage in the `content` of the file at `path`. Raises FailedError if it is damaged."""
         try:
             rows = pq.read_table(pa.BufferReader(content)).to_pylist()
             inputs = [{**row, "file": row["name"]} for row in rows if row["kind"] == _INPUT]

@@ -30,7 +30,7 @@ _FASTER = 256  # times, than a build reads its inputs
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a file should be. A shard has an `entry`, and `blocks` if these are known."""
+    """What a file should be. `shard`: a shard's entry in the manifest. `blocks`: its blocks, if these are known."""
 
     sha256: str
     bytes: int = 0
@@ -41,11 +41,9 @@ class _Expected:
 def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     """One line for each damaged file; none if every checksum and count matches.
 
-    A copy of a corpus may lack `documents/`, which training doesn't need, and the report. Files of a remote corpus are
-    read where they are, and nothing is cached. The manifest was checked when the corpus was opened. Raises StoreError
-    if its store refuses or doesn't answer.
-
-    Workers read a large corpus, as they do for a build with `ray_config`.
+    A copy of a corpus may lack `documents/`, which training doesn't need, and the report. The manifest was checked when
+    the corpus was opened. Files of a remote corpus are read where they are, without the cache. Ray workers read a large
+    corpus, by `ray_config`. Raises StoreError if the store refuses or doesn't answer.
     """
     manifest, lineage = corpus.manifest, corpus.manifest.lineage
     problems = _wrong(corpus, {manifest.blocks.file: _Expected(manifest.blocks.sha256)})
@@ -56,8 +54,7 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     files = {name: _Expected(sha256) for name, sha256 in manifest.tokenizer.files.items()}
     files |= {name: _Expected(file.sha256, file.bytes) for name, file in documents.items()}
     for split, entry in manifest.splits.items():
-        # without blocks, only checksums can be checked
-        known = blocks[split].by_shard(shard.name for shard in entry.shards) if blocks else {}
+        known = blocks[split].by_shard(shard.name for shard in entry.shards) if blocks else {}  # else checksums suffice
         for shard in entry.shards:
             files[shard.name] = _Expected(shard.sha256, shard.bytes, shard, known.get(shard.name))
     small = workers.are_small(sum(file.bytes for file in files.values()) // _FASTER, ray_config)
@@ -79,7 +76,7 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
 
 
 def documents_of(corpus: Corpus) -> dict[str, DocumentsEntry]:
-    """Each file of documents; {} if this copy of the corpus is without them."""
+    """The files of documents by name; {} if this copy of the corpus lacks them."""
     if DOCUMENTS.rstrip("/") not in open_store(corpus.location).folders(""):
         return {}
     return {file.name: file for file in corpus.lineage().documents}
@@ -99,7 +96,7 @@ def _verify_report(corpus: Corpus) -> list[str]:
 
 
 def _files_below(corpus: Corpus, folder: str) -> list[str]:
-    """The names of the files in a folder of the corpus, except hidden ones, which a writer that was killed leaves."""
+    """The names of the files in a folder of the corpus, without hidden files, which a killed writer leaves."""
     names = open_store(corpus.location).names(folder)
     return [name for name in names if not PurePosixPath(name).name.startswith(".")]
 
@@ -109,10 +106,10 @@ def _wrong(corpus: Corpus, files: dict[str, _Expected]) -> list[str]:
 
 
 def _problems(location: str, manifest: str | None, files: dict[str, _Expected]) -> list[tuple[str, str]]:
-    """Compares `files` of the corpus at `location` with what is expected; returns (name, problem) for each difference.
+    """(name, problem) of each of `files` at `location` that isn't as expected.
 
-    Runs in a worker. `manifest` is the sha256 of the corpus's manifest, by which the worker's node is known to see the
-    corpus; None: not checked.
+    Runs in a worker. `manifest`: the sha256 of the corpus's manifest, to check that the node sees the corpus; None: not
+    checked.
     """
     try:
         if manifest is not None and sha256(Path(location, MANIFEST)) != manifest:

@@ -15,7 +15,7 @@ from data_pipeline.foundation.packages import offered
 _SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
 STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED}
 STEPS |= offered("dedup_steps", Step, STEPS)
-"""The steps that ship, in their order, and those of installed packages."""
+"""All steps by name: those that ship, in their order, and those of installed packages."""
 
 
 class DedupConfig(Section):
@@ -28,20 +28,21 @@ class DedupConfig(Section):
     spans: bool = False
     """Drop all copies but one of any three successive sentences, whatever their case and white space."""
     substrings: Annotated[SubstringsConfig | None, TrueIsTheDefaults] = None
-    """Drop all copies but one of any text of 50 words or more that occurs several times, case and punctuation
-    included. true: with the default below. null or false: off."""
+    """Drop all copies but one of any text of 50 words or more, compared with case and punctuation. true: with the
+    default below. null or false: off."""
     documents: bool = True
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
     """Drop near-duplicates. true: with the defaults below. null or false: off."""
     custom: list[Annotated[SerializeAsAny[StepConfig], BeforeValidator(custom_step)]] = []
-    """Steps of installed packages, after all others: the name of each, with its own keys."""
+    """Steps of installed packages, which run after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
-    """Keys that a task compares at once, which bounds its memory: 70 bytes for each line, 120 for each URL."""
+    """Number of dedup keys that a task compares at once. It bounds the task's memory: 70 bytes for each line, 120 for
+    each URL."""
 
     @property
     def steps(self) -> list[str]:
-        """The names of the enabled steps, in their order. "anchors" finds where equal substrings may be."""
+        """The names of the enabled steps, in their order. "anchors" finds candidates for "substrings"."""
         steps = [step.name for step in _SHIPPED if getattr(self, step.setting or step.name)]
         return [*steps, *(one.step for one in self.custom)]
 

@@ -1,17 +1,17 @@
-"""Decontamination: the step whose keys come from evaluation sets. Documents that contain an item of a set are dropped.
+"""Decontamination: drops documents that contain an item of an evaluation set.
 
-Items are read from JSON Lines, tab-separated columns or lines of text. One unit writes the n-grams of all items
-(`Index`); the last reading looks for them in its documents.
+Items are read from JSON Lines, tab-separated columns or lines of text. One task writes the n-grams of all items
+(`Index`); the reading after the last deduplication step looks for them in its documents.
 
-An item is in a document if one of its texts is: if any 13 successive words of it are also successive words of the
-document, as for GPT-3 (Brown et al. 2020, appendix C). A text of 8 to 12 words must be there as a whole: GPT-3's n goes
-from 13 down to 8 too, by the lengths of a set's items. Words consist of letters with their marks and of digits, in
-lower case and NFKC. Where a script has no spaces, as many letters count as 13 words have on average (`text/words.py`).
-GPT-3's authors cut out the match and its surroundings; here, the whole document is dropped, as for Dolma (Soldaini et
-al. 2024).
+A document contains an item if any 13 successive words of one of the item's texts are also successive words of the
+document, as for GPT-3 (Brown et al. 2020, appendix C). A text of 8 to 12 words must be in the document as a whole:
+GPT-3's n also goes from 13 down to 8, by the lengths of a set's items. Words consist of letters with their marks and of
+digits, in lower case and NFKC. In a script without spaces, as many letters count as 13 words have on average
+(`text/words.py`). GPT-3's authors cut out the match and its surroundings; here, the whole document is dropped, as for
+Dolma (Soldaini et al. 2024).
 
-Words are hashed 100 kB at a time. A table with a byte for each range of hashes, small enough for a core's cache, rules
-out nearly every run of 13 words, and of the first 8 of a shorter text. The rest are looked up by hashes of 128 bits.
+Words are hashed 100 kB at a time. A table with a byte for each range of hashes rules out nearly all runs of words; it
+fits into a core's cache. The other runs are looked up by hashes of 128 bits.
 """
 
 import json
@@ -33,7 +33,7 @@ from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
 from data_pipeline.foundation.store import Store
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
-from data_pipeline.sources.record import Input, ReadStats, RecordOptions, decode, numbered_lines, open_text
+from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, text_lines
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
@@ -44,7 +44,7 @@ _SLOTS_PER_NGRAM, _FEWEST_BITS, _MOST_BITS = 32, 16, 25  # of the table
 
 
 class EvaluationSet(Section):
-    """An evaluation set, whose items must not be in the corpus."""
+    """An evaluation set: its items must not be in the corpus."""
 
     name: str = Field(min_length=1)
     """The set's name in the report."""
@@ -53,9 +53,9 @@ class EvaluationSet(Section):
     format: Literal["jsonl", "tsv", "text"] = "jsonl"
     """How a file holds items. `jsonl`: an object a line. `tsv`: tab-separated columns. `text`: the line itself."""
     fields: list[str | int] = []
-    """Where an item's texts are; each is looked for by itself. jsonl: keys (`choices.text`: the key `text` of the
-    object, or of each object of the list, under `choices`). tsv: names in the first line or, if there is no such line,
-    numbers of columns from 1. text: none."""
+    """The fields with an item's texts; each text is looked for by itself. jsonl: keys (`choices.text`: the key `text`
+    of the object, or of each object in the list, under `choices`). tsv: names in the first line or, without such a
+    line, numbers of columns from 1. text: none."""
 
     @model_validator(mode="after")
     def _fields_suit_the_format(self) -> "EvaluationSet":
@@ -70,16 +70,16 @@ class EvaluationSet(Section):
 
 
 class DecontaminationConfig(Section):
-    """Drops each document that contains an item of an evaluation set: a run of its words, whatever their case and the
-    punctuation between them. In scripts without spaces, as many letters count as the words have on average."""
+    """Drops each document that contains a run of words of an evaluation set's item, whatever the case and the
+    punctuation. In scripts without spaces, as many letters count as the words have on average."""
 
     sets: list[EvaluationSet] = []
-    """The evaluation sets. [] turns decontamination off."""
+    """The evaluation sets. []: off."""
     ngram: int = Field(13, ge=2, le=LONGEST_NGRAM)
-    """How many successive words of an item must be in a document. GPT-3: 13."""
+    """Number of successive words of an item that must be in a document. GPT-3: 13."""
     shortest: int = Field(8, ge=1)
-    """Shorter texts of items aren't looked for; those of fewer words than `ngram` must be in a document as a whole.
-    GPT-3: 8."""
+    """Minimum number of words of a text that is looked for. A text of fewer words than `ngram` must be in a document as
+    a whole. GPT-3: 8."""
 
     @field_validator("sets")
     @classmethod
@@ -105,17 +105,17 @@ class Item:
 
 
 class _Strict(ReadStats):
-    """Statistics that refuse damage: what can't be read of an evaluation set can't be looked for."""
+    """Raises at damage: a damaged item couldn't be looked for."""
 
     def damaged_between(self, position: str, reason: str) -> None:
         raise DamagedInput("", position, reason)
 
 
 def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
-    """The items of one file of a set, in order; blank lines are skipped.
+    """The items of one file of a set, in order, without blank lines.
 
-    Raises UserError, which names the file, the line and the set, if the file has another format or is damaged, and for
-    an item without one of the fields.
+    Raises UserError, which names the file, the line and the set, if the file has another format or is damaged, or if an
+    item lacks one of the fields.
     """
     readers = {
         "jsonl": _jsonl_items,
@@ -140,9 +140,8 @@ def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
                 try:
                     texts += _texts(record, [field] if field in record else field.split("."))
                 except LookupError:
-                    raise DamagedInput(
-                        path, f"line {number}", f'no field "{field}"; it has {first_few(record, _SHOWN)}'
-                    ) from None
+                    reason = f'no field "{field}"; it has {first_few(record, _SHOWN)}'
+                    raise DamagedInput(path, f"line {number}", reason) from None
                 except TypeError as error:
                     reason = f'field "{field}": expected text, found {error}'
                     raise DamagedInput(path, f"line {number}", reason) from None
@@ -150,7 +149,7 @@ def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 
 def _texts(value: Any, keys: list[str]) -> list[str]:
-    """The texts under `keys` in a JSON value; null has none. Raises LookupError, or TypeError with the type found.
+    """The texts under `keys` in a JSON value; none in null. Raises LookupError, or TypeError with the type found.
 
     {"choices": [{"text": "Ulm"}, {"text": "Bonn"}]}, ["choices", "text"]  ->  ["Ulm", "Bonn"]
     """
@@ -172,11 +171,9 @@ def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     for number, line in _lines(path):
         cells = line.split("\t")
         if not columns:  # the first line names them
-            for field in evaluation_set.fields:
-                if field not in cells:
-                    raise DamagedInput(
-                        path, f"line {number}", f'no column "{field}"; it has {first_few(cells, _SHOWN)}'
-                    )
+            if missing := [field for field in evaluation_set.fields if field not in cells]:
+                reason = f'no column "{missing[0]}"; it has {first_few(cells, _SHOWN)}'
+                raise DamagedInput(path, f"line {number}", reason)
             columns = [cells.index(str(field)) for field in evaluation_set.fields]
         elif max(columns) >= len(cells):
             raise DamagedInput(path, f"line {number}", f"no column {max(columns) + 1}; it has {len(cells)}")
@@ -185,21 +182,15 @@ def _tsv_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Every line that isn't blank, with its number."""
+    """(number, text) of every line that isn't blank."""
     options = RecordOptions()
     with open_text(Input(path), options) as stream:
-        for number, line in numbered_lines(stream, options.max_record_bytes):
-            if line is None or line.strip():
-                try:
-                    yield number, decode(line, options)
-                except ValueError as error:
-                    raise DamagedInput(path, f"line {number}", str(error)) from None
+        yield from text_lines(stream, _Strict(), options)
 
 
 @dataclass(frozen=True)
 class Match:
-    """A run of words of text `number`, from the word `word`, that is in the items `items`: the words, as the text has
-    them."""
+    """A run of `words` that is in the `items` and in text `number`, from its word `word` on."""
 
     number: int
     word: int
@@ -210,9 +201,9 @@ class Match:
 class Ngrams:
     """The n-grams of numbered items: all runs of 13 words of long texts, and shorter texts as a whole.
 
-    `arrays` has `first`, `second`, `items` (n,): the two hashes of each n-gram, sorted, and an item that has it. Only
-    those whose head, their first words, is likely to be in a text are looked up. `heads.N`: hashes of the heads of N
-    words. `more` (k, 2): N, and how many words n-grams have after such a head.
+    An n-gram is looked up in a text only if its head, its first words, is probably there. `arrays` has `first`,
+    `second`, `items` (n,): two hashes of each n-gram, sorted, and an item that has it; `heads.N`: hashes of the heads
+    of N words; `more` (k, 2): N, and the number of words that n-grams have after such a head.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
@@ -257,11 +248,11 @@ class Ngrams:
 
     @property
     def known(self) -> np.ndarray:
-        """The items that can be found, ascending: those with a text that is long enough."""
+        """The items with a text that is long enough to be found, ascending."""
         return np.unique(self._items)
 
     def matches(self, texts: Iterable[tuple[int, str]]) -> Iterator[Match]:
-        """Every run of words of numbered texts that is an n-gram of items."""
+        """Every n-gram of items in numbered texts."""
         for words in batches(texts, normalised(), max(self._more, default=1)):
             for head, more in self._more.items():
                 runs = self._likely[head].among(words.runs(head, 0))
@@ -271,7 +262,7 @@ class Ngrams:
                     yield from self._matches(words, runs[inside], stops[inside] + number)
 
     def _matches(self, words: Words, runs: np.ndarray, stops: np.ndarray) -> Iterator[Match]:
-        """Of the runs from the words `runs` to those before `stops`, those that are n-grams of items."""
+        """Every n-gram of items among the runs from the words `runs` up to, not including, `stops`."""
         hashes = words.hashes(runs, stops, 0)
         found = np.searchsorted(self._first, hashes)
         equal = np.flatnonzero(self._first.take(found, mode="clip") == hashes)
@@ -298,7 +289,7 @@ class _Likely:
         self._table[self._slots(hashes)] = True
 
     def among(self, hashes: np.ndarray) -> np.ndarray:
-        """(k,): the numbers of those of `hashes` (n,) that are in the table; few of the others are returned too."""
+        """(k,): the indices of the `hashes` (n,) that are in the table, and of few that aren't."""
         return np.flatnonzero(self._table.take(self._slots(hashes), mode="clip"))
 
     def _slots(self, hashes: np.ndarray) -> np.ndarray:
@@ -306,7 +297,7 @@ class _Likely:
 
 
 class Index:
-    """The n-grams of all sets, and where each item is: its set, file and line."""
+    """The n-grams of all sets, and the set, file and line of each item."""
 
     def __init__(self, ngrams: Ngrams, items: np.ndarray, sets: list[str], files: list[str]):
         self.ngrams, self._items, self._sets, self._files = ngrams, items, sets, files
@@ -338,8 +329,8 @@ class Index:
 
 
 class Decontamination(Step):
-    """Drops documents with items of evaluation sets. Counts the `contaminated` documents of each set, and notes which
-    `items` of the set were found, by their numbers."""
+    """Drops documents with items of evaluation sets. `contaminated` counts the documents by set; `items` has the
+    numbers of the items that were found, by set."""
 
     name = "decontamination"
     version = 4
@@ -359,7 +350,7 @@ class Decontamination(Step):
                 yield number, document, None if number in evidence else left
 
     def _evidence(self, documents: Iterable[tuple[int, Document]]) -> dict[int, str]:
-        """For each document with items, by number: the name of the first one and the words."""
+        """For each document with items, by number: the name of its first item and the words found."""
         first: dict[int, tuple[int, str]] = {}
         hit: set[tuple[str, int]] = set()
         for match in self._index.ngrams.matches((number, f"{one.text}\n{one.target}") for number, one in documents):

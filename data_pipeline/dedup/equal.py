@@ -11,17 +11,17 @@ SENTENCES = 3  # of a span
 
 
 class EqualLines(Step):
-    """Lines are equal after strip and lower. The page with the smallest md5 of its URL keeps the first copy.
+    """Lines are equal after strip and lower. The page with the smallest md5 of its URL keeps its first copy.
 
-    Blank lines don't count. Of 1.6 × 10¹⁰ different lines, about as many as C4's pages in all languages have, 7 pairs
-    are expected to share a 64-bit hash.
+    Blank lines don't count. C4's pages in all languages have about 1.6 × 10¹⁰ different lines, of which 7 pairs are
+    expected to share a 64-bit hash.
     """
 
     name = "lines"
     shortens = True
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
-        if document.target:  # the text of a pair is its input with the prefix
+        if document.target:  # inputs of text-to-text pairs share their prefix
             return
         order = rank(document)
         for number, line in enumerate(document.text.split("\n")):
@@ -44,8 +44,8 @@ class EqualLines(Step):
 class EqualSpans(Step):
     """The document with the smallest md5 of its URL keeps the first copy of a span.
 
-    The three sentences of a duplicate are dropped, even those it shares with other spans. Still every sentence stays
-    somewhere: in the span that is kept, in a document with a smaller md5 or earlier in the same document.
+    All three sentences of a duplicate are dropped, also those that other spans share. Every sentence still stays
+    somewhere: in the kept span, which is in a document with a smaller md5 or earlier in the same document.
     """
 
     name = "spans"
@@ -73,7 +73,7 @@ class EqualSpans(Step):
             if number not in gone:
                 kept.append(sentence)
             elif kept and "\n" in sentence[len(sentence.rstrip()) :]:
-                kept[-1] = kept[-1].rstrip() + "\n"  # the removed sentence ended a paragraph; keep that end
+                kept[-1] = kept[-1].rstrip() + "\n"  # the removed sentence ended a paragraph
         return enough_left("".join(kept).strip(), document, tally, min_sentences)
 
 

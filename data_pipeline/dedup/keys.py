@@ -1,17 +1,17 @@
-"""Dedup by keys instead of text: sorted files of keys, and the choice of the copy that stays.
+"""Dedup keys: sorted files of keys, their partitions by hash, and the choice of the copy that is kept.
 
-A key is a row of 64-bit words: first the group (a hash, equal for duplicates), then the order (the smallest one keeps
-its copy), last the position in its unit, document << 32 | item. A file of keys is sorted by hash and has an index of
-equal ranges of hashes, its slots: 4,096, or more for a corpus of more keys. A bucket is a range of hashes and so one
-slice of every file: the number of files doesn't depend on the number of buckets. Each bucket writes its duplicates to
-one file, sorted by unit.
+A key is a row of 64-bit words: the group (a hash, equal for duplicates), the order (the smallest keeps its copy), and
+the position in its unit, document << 32 | item. A unit writes one file of keys, sorted by hash, with an index of equal
+ranges of hashes, the slots: 4,096, or more for a large corpus. A bucket is a range of hashes: one slice of every file.
+So the number of files doesn't depend on the number of buckets. Each bucket writes its duplicates to one file, sorted
+by unit.
 
-Many files of keys are merged into few, in the order of the hash and with the unit of each key. So are many files of
-duplicates, in the order of the unit.
+Many files of keys are merged into few, sorted by hash, with the unit of each key. Many files of duplicates are merged
+too, sorted by unit.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
@@ -27,7 +27,7 @@ from data_pipeline.foundation.store import Store
 _LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
 _FIRST_WORD = Struct(">Q").unpack_from
-NO_DOCUMENT = 2**32 - 1  # the document number of a dropped page, which may still be the newest of its URL
+NO_DOCUMENT = 2**32 - 1  # the number of a page that cleaning dropped; it may still be the newest of its URL
 
 
 def hash64(text: str) -> int:
@@ -36,25 +36,25 @@ def hash64(text: str) -> int:
 
 
 class Keys:
-    """The keys of one unit, in the order of its documents. `group`, `order`: the number of words of each."""
+    """The keys of one unit, in the order of its documents. `group`, `order`: their numbers of words."""
 
     def __init__(self, group: int, order: int):
         self._group, self._width = group, group + order + 1
         self._words = array("Q")
 
     def add(self, document: int, item: int, words: Iterable[int]) -> None:
-        """Adds a key. `words`: those of the group, then those of the order."""
+        """Adds a key. `words`: the group, then the order."""
         self._words.extend(words)
         self._words.append(document << 32 | item)
 
     def extend(self, table: np.ndarray) -> None:
-        """Adds the keys of a table (n, words), whose last column has their positions."""
+        """Adds the keys of a table (n, words). The last column is the position."""
         self._words.frombytes(table.tobytes())
 
     def write(self, path: Path, slots: int) -> int:
-        """Writes the keys, with an index of `slots`, a power of two. Returns the number of keys written.
+        """Writes one key of each group, the duplicates within the unit, and an index of `slots`, a power of two.
 
-        Duplicates within the unit are resolved here: one key of each group is written.
+        Returns the number of keys written.
         """
         table = np.frombuffer(self._words, dtype=np.uint64).reshape(-1, self._width)
         kept, duplicates, copies = decide(table, self._group)
@@ -71,9 +71,9 @@ class Keys:
 
 
 def decide(table: np.ndarray, group: int, units: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(kept (k,), duplicates (n - k,), the kept copy of each (n - k,)), all row numbers of `table` (n, words).
+    """(kept (k,), duplicates (n - k,), the kept copy of each duplicate (n - k,)), as rows of `table` (n, words).
 
-    Of the rows with equal groups, the smallest by order, unit and position is kept. Kept rows are sorted by group.
+    Of rows with equal groups, the smallest by order, unit and position is kept. Kept rows are sorted by group.
     [[7, 2, position 0], [7, 1, position 9], [8, 5, position 3]] with a group of one word  ->  [1, 2], [0], [1]
     """
     columns = [table[:, column] for column in range(table.shape[1])]
@@ -96,12 +96,12 @@ class KeyBucket:
 
     @staticmethod
     def enough(keys: int, keys_per_bucket: int) -> int:
-        """The number of buckets for `keys`: it depends on the input alone, not on the number of workers."""
+        """The number of buckets for `keys`, which must not depend on the number of workers."""
         return 1 << max(0, -(-keys // keys_per_bucket) - 1).bit_length()
 
     @staticmethod
     def slots(keys: int, keys_per_bucket: int) -> int:
-        """The slots of files that may have `keys` in all, enough for their buckets unless these are very small."""
+        """The number of slots of files with up to `keys` in all: enough for their buckets, unless these are tiny."""
         return min(_MOST_SLOTS, max(_LEAST_SLOTS, KeyBucket.enough(keys, keys_per_bucket)))
 
     def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +109,7 @@ class KeyBucket:
         return _joined(corpus.each(lambda one: self.slice_of(Arrays(corpus, one[1]), one[0]), enumerate(files)))
 
     def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """This bucket's slice of an open file, which is that of `unit` unless it is merged."""
+        """This bucket's slice of an open file of `unit`, or of a merged file."""
         size = (file.shape("slots")[0] - 1) // self.count
         bounds = (self.number * size, (self.number + 1) * size)
         start, stop = (int(slot[0]) for slot in file.slices(*(("slots", at, at + 1) for at in bounds)))
@@ -117,18 +117,13 @@ class KeyBucket:
         return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
 
 
-def merge_keys(corpus: Store, spec: MergeSpec) -> Result:
-    """Merges the files of keys of neighbouring units."""
-    return _merge_keys(corpus, spec, {})
-
-
 def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
-    """Like `merge_keys`, with the near-duplicates within a unit, which the clusters need too."""
-    inside = np.concatenate(list(pairs_within(corpus, spec.files, spec.first)))
-    return _merge_keys(corpus, spec, {"inside": inside})
+    """Like `merge_keys`. The merged file also has the near-duplicates within a unit, which the clusters need."""
+    return merge_keys(corpus, spec, {"inside": np.concatenate(list(pairs_within(corpus, spec.files, spec.first)))})
 
 
-def _merge_keys(corpus: Store, spec: MergeSpec, pairs: dict[str, np.ndarray]) -> Result:
+def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
+    """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
     opened = [Arrays(corpus, name) for name in spec.files]
     slots = np.sum([file["slots"] for file in opened], axis=0)
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
@@ -155,9 +150,9 @@ def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
 
 
 def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
-    """Pairs (n, 2) of documents, as unit << 32 | document, that have equal keys within a unit, file by file.
+    """For each file: pairs (n, 2) of documents with equal keys in one unit, as unit << 32 | document.
 
-    The first of `files` is that of the unit `first`, unless they are merged.
+    `first`: the unit of the first of `files`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
         file = Arrays(corpus, name)
@@ -171,9 +166,9 @@ def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterato
 def smallest_keys(
     corpus: Store, files: Sequence[str], group: int, groups: set[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, int]]:
-    """(unit, document) of the smallest key of each of the `groups`, in files with the keys of all units.
+    """(unit, document) of the smallest key of each of the `groups`, in the files of keys of all units.
 
-    Reads one slot of every file for each group. The document of a page that was dropped before is `NO_DOCUMENT`.
+    Reads one slot of every file for each group. A page that cleaning dropped has the document `NO_DOCUMENT`.
     """
     best: dict[tuple[int, ...], list[int]] = {}
     for unit, name in enumerate(files):
@@ -189,7 +184,7 @@ def smallest_keys(
 
 
 def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count: int) -> None:
-    """Writes the duplicates at `positions` (n,) in `units` (n,), numbered below `count`, sorted by unit."""
+    """Writes duplicates, sorted by unit: their `positions` (n,) in `units` (n,), of `count` units in all."""
     are_documents = positions >> np.uint64(32) != NO_DOCUMENT
     units, positions = units[are_documents], positions[are_documents]
     order = np.lexsort((positions, units))
@@ -198,7 +193,7 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
 
 
 def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
-    """Merges files of duplicates, each with those of all units in some range of hashes."""
+    """Merges files of duplicates, each of which has all units and some range of hashes."""
     opened = [Arrays(corpus, name) for name in files]
     starts = np.sum([file["starts"] for file in opened], axis=0)
     units = len(starts) - 1
@@ -220,7 +215,7 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
 
 
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The duplicate items of each document in `unit`, from the file of its `keys` and the files of the buckets."""
+    """The duplicate items of each document of `unit`: those in its file of `keys`, and in the files of the buckets."""
     positions = [Arrays(corpus, keys)["duplicates"][:, 0]] if keys else []
     positions += _decided(corpus, decided, unit)
     duplicates: dict[int, list[int]] = {}
@@ -231,16 +226,16 @@ def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], uni
 
 
 def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
-    """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several.
+    """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several units.
 
-    `decided` are the files of buckets that list all such positions, those of the kept copies included.
+    `decided`: the files of the buckets, which list such positions, also those of kept copies.
     """
-    within = Arrays(corpus, keys)["duplicates"]  # (n, 2): those within the unit, and the copies that are kept
+    within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
     return np.unique(np.concatenate([within.ravel(), *_decided(corpus, decided, unit)]))
 
 
 def _decided(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
-    """The positions in `unit` that each of the buckets' files lists."""
+    """The positions in `unit` that each file of the buckets lists."""
 
     def listed(name: str) -> np.ndarray:
         file = Arrays(corpus, name)

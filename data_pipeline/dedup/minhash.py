@@ -1,7 +1,7 @@
-"""Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing: one document of each cluster stays.
+"""Near-duplicates by MinHash (Broder 1997) and locality-sensitive hashing: one document of each cluster is kept.
 
-A signature is cut into bands. Documents with one whole band in common count as near-duplicates, as in the pipelines of
-GPT-3 and datatrove. The connected components of these pairs are the clusters.
+A signature is cut into bands. Documents that share a whole band are near-duplicates, as in the pipelines of GPT-3 and
+datatrove. The connected components of these pairs are the clusters.
 """
 
 import re
@@ -27,34 +27,33 @@ from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
 
 _SEED = 1
-_MOST_VALUES = 1 << 14  # of a signature, 146 times FineWeb's 112: each is computed for every element of a set
+_MOST_VALUES = 1 << 14  # hash values of a signature; FineWeb has 112
 _LEAST_PENDING = 4_000_000
-MEMORY_PER_DOCUMENT = 160  # bytes, for each document that has near-duplicates
+MEMORY_PER_DOCUMENT = 160  # bytes for each document with near-duplicates
 _WORD = re.compile("[a-z0-9]+")
 
 
 class MinHashConfig(Section):
-    """Near-duplicates, by the estimated Jaccard similarity of their sets of successive words."""
+    """Near-duplicates by the estimated Jaccard similarity of their sets of n-grams."""
 
     bands: PositiveInt = 14
-    """Parts of a signature; documents that agree in one are near-duplicates. datatrove: 14, as for FineWeb."""
+    """Number of bands of a signature. Documents that share one are near-duplicates. datatrove: 14, as for FineWeb."""
     rows: PositiveInt = 8
-    """Hash values of a band; more find fewer pairs. 14 bands of 8 find 92 % of the pairs of similarity 0.8, and 9 of 13
-    find 40 %."""
+    """Number of hash values of a band. More find fewer pairs: 14 bands of 8 find 92 % of the pairs of similarity 0.8,
+    9 bands of 13 find 40 %."""
     ngram: int = Field(5, gt=0, le=LONGEST_NGRAM)
-    """Successive words in an element of a document's set."""
+    """Number of words of an n-gram."""
 
     @model_validator(mode="after")
     def _signatures_are_short(self) -> "MinHashConfig":
         if (values := self.bands * self.rows) > _MOST_VALUES:
-            raise ValueError(
-                f"bands × rows: {values:,} hash values of each document, expected at most {_MOST_VALUES:,}"
-            )
+            found = f"{values:,} hash values of each document"
+            raise ValueError(f"bands × rows: {found}, expected at most {_MOST_VALUES:,}")
         return self
 
 
 class NearDuplicates(Step):
-    """The document with the smallest id stays. Documents without words, and text-to-text pairs, are never touched.
+    """Of a cluster, the document with the smallest id is kept. Documents without words and text-to-text pairs stay.
 
     Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands.
     """
@@ -79,7 +78,7 @@ class NearDuplicates(Step):
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
 
     def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
-        """Writes the distinct pairs (n, 2) of near-duplicates, unit << 32 | document."""
+        """Writes the distinct pairs (n, 2) of near-duplicates, as unit << 32 | document."""
         _, duplicates, kept = decide(table, self.group, units)
         documents = units << np.uint64(32) | table[:, -1] >> np.uint64(32)
         pairs = np.unique(np.stack([documents[duplicates], documents[kept]], axis=1), axis=0)
@@ -87,9 +86,10 @@ class NearDuplicates(Step):
 
 
 def ngrams(text: str, length: int) -> set[str]:
-    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}; a shorter text is one n-gram.
+    """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}. A shorter text is one n-gram.
 
-    Words are those of decontamination: in scripts without spaces, as many letters as `length` words have on average.
+    Words are those of decontamination (`text/words.py`): an n-gram in a script without spaces has as many letters as
+    `length` words have on average.
     """
     if text.isascii():
         words = _WORD.findall(text.lower())
@@ -104,7 +104,7 @@ def ngrams(text: str, length: int) -> set[str]:
 
 @dataclass(frozen=True)
 class ClustersSpec:
-    """`files` lists the files of keys of all `units` (`write_names`); `pairs` are the files of the buckets."""
+    """`files`: the file that lists the files of keys of all `units` (`write_names`). `pairs`: the buckets' files."""
 
     files: str
     units: int
@@ -113,7 +113,7 @@ class ClustersSpec:
 
 
 def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
-    """Finds the connected components of all pairs, and drops all but the smallest id of each."""
+    """Writes all documents of each connected component of the pairs as duplicates, but the one with the smallest id."""
     clusters = Clusters()
     for name in spec.pairs:
         clusters.join(Arrays(corpus, name)["pairs"])
@@ -128,16 +128,15 @@ def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
 
 
 class Clusters:
-    """Joins pairs of documents, which arrive in batches, into clusters: connected components of more pairs than fit in
-    memory. Memory grows with the number of documents in pairs.
+    """Joins batches of pairs of documents into clusters. Memory grows with the documents, not with the pairs.
 
-    It keeps the first document of each document's cluster, and pending pairs. These are merged once there are as many
-    as documents, so that the work grows with pairs × log(documents).
+    The object holds the first document of each document's cluster, and pending pairs. Once there are as many pending
+    pairs as documents, they are merged. So the work grows with pairs × log(documents).
     """
 
     def __init__(self, least_pending: int = _LEAST_PENDING):
         self._least_pending = least_pending
-        self._forest = np.zeros((0, 2), dtype=np.uint64)  # a document, the first of its cluster
+        self._forest = np.zeros((0, 2), dtype=np.uint64)  # (document, first document of its cluster)
         self._pending: list[np.ndarray] = []
         self._waiting = 0
 
@@ -149,7 +148,7 @@ class Clusters:
             self._settle()
 
     def members(self) -> tuple[np.ndarray, np.ndarray]:
-        """(documents (n,) that are in any pair, ascending; the smallest document (n,) of the cluster of each)."""
+        """(documents (n,) in any pair, ascending; the smallest document (n,) of each one's cluster)."""
         self._settle()
         return self._forest[:, 0], self._forest[:, 1]
 
@@ -172,5 +171,5 @@ class Clusters:
         graph = sparse.coo_array((ones, (ends[:, 0], ends[:, 1])), shape=(len(documents),) * 2)
         del ends
         _, cluster = csgraph.connected_components(graph, directed=False)
-        first = documents[np.unique(cluster, return_index=True)[1]]  # documents ascend, so the first is the smallest
+        first = documents[np.unique(cluster, return_index=True)[1]]  # documents ascend: the first is the smallest
         self._forest = np.stack([documents, first[cluster]], axis=1)

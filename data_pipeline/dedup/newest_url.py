@@ -1,4 +1,4 @@
-"""Of the pages of a URL, the newest stays (C4's rule, TFDS `c4_utils`)."""
+"""Keeps the newest page of each URL (C4's rule, TFDS `c4_utils`)."""
 
 import re
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ _TIMESTAMP = re.compile(
     r"(?: ?(?:Z|UTC|([+-][01]\d)(?::?([0-5]\d))?))?)?)?)?",
     re.ASCII | re.IGNORECASE,
 )
-_DIGITS = 18  # of a fraction: they fit into a word
+_DIGITS = 18  # of a fraction of a second: they fit into a word
 
 
 class NewestUrl(Step):
-    """Of the pages with the same normalised URL, the newest stays; of equally new ones, that with the smallest URL md5.
+    """Of pages with the same normalised URL, the newest is kept; of equally new pages, the one with the smallest md5.
 
-    Timestamps are compared as instants (`instant`). One in another form is older than any instant, and compared with
-    others by the first 16 bytes of its text. As in C4, pages that cleaning drops for their content are compared too.
-    They have no id.
+    Timestamps are compared as instants (`instant`). A timestamp in another form is older than any instant; such ones
+    are compared by the first 16 bytes of their text. As in C4, pages that cleaning drops for their content are compared
+    too. These have no id.
     """
 
     name = "urls"
@@ -32,7 +32,7 @@ class NewestUrl(Step):
 
     @staticmethod
     def words(url: str, timestamp: str, kept: bool) -> tuple[int, ...]:
-        """The words of a key: URL hash, three of the inverted time, md5 with `kept` pages before dropped ones."""
+        """The words of a key: hash of the URL, the inverted time (3), md5 with `kept` pages before dropped ones."""
         if found := instant(timestamp):
             time = (*found, 0)
         else:
@@ -53,10 +53,9 @@ class NewestUrl(Step):
 
 
 def instant(timestamp: str) -> tuple[int, int] | None:
-    """(seconds since the day before the year 1, in UTC; 10⁻¹⁸ seconds) of an ISO 8601 date, or date and time; None for
-    what is neither.
+    """(seconds since the day before the year 1, in UTC; 10⁻¹⁸ seconds) of an ISO 8601 date, or date and time.
 
-    A time without an offset is in UTC, and the earliest is meant by what is left out: "2019-04" is
+    None for other text. A time without an offset is in UTC. Missing parts mean the earliest time: "2019-04" is
     "2019-04-01T00:00:00Z".
     """
     if (found := _TIMESTAMP.fullmatch(timestamp.strip())) is None:

@@ -1,8 +1,8 @@
-"""Documents of a unit as the earlier steps left them: what a table of changes says, then what the steps since decided.
+"""Reads the documents of a unit as the earlier deduplication steps left them.
 
-A step's keys are read from documents without the duplicates of the steps before it. So that no reading repeats all
-earlier decisions, each reading for keys writes a table of what the steps so far have changed. `Filters` and
-`Decontamination` take each document by itself, and have no keys: they are applied in the reading after the last step.
+A step's keys are made from documents without the duplicates of earlier steps. Each reading saves all changes so far to
+a table, so that the next reading applies only the decisions since then. `Filters` and `Decontamination` take each
+document by itself and have no keys; they are applied in the reading after the last step.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ _SCHEMA = pa.schema(
     [
         ("document", pa.int64()),
         ("dropped", pa.bool_()),
-        ("text", pa.large_string()),  # null: as in the part
-        ("language", pa.string()),  # "": as in the part
+        ("text", pa.large_string()),  # null: unchanged
+        ("language", pa.string()),  # "": unchanged
     ]
 )
 _CHARACTERS_OF_A_ROW = 100
 
 
 class Filters(Step):
-    """Drops a document for its language, for bad words or by the classifier, and sets its language."""
+    """Applies `PageFilters`: drops a document for its language, bad words or the classifier, and sets its language."""
 
     name = "filters"
     version = 4
@@ -67,8 +67,13 @@ def opened(corpus: Store, name: str, dedup: DedupConfig, cleaning: CleaningConfi
 
 @dataclass(frozen=True)
 class Decision:
-    """What a step decided about a unit. `keys`: file with the unit's own keys. `duplicates`: list of the files with the
-    duplicates of all units (`write_names`). Both are "" for a step without keys."""
+    """What a step decided about a unit; the files are "" for a step without keys.
+
+    Attributes:
+        step: the step's name.
+        keys: the file of the unit's keys.
+        duplicates: the file that lists the files of duplicates of all units (`write_names`).
+    """
 
     step: str
     keys: str
@@ -77,8 +82,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the earlier steps did to a unit, whose number in the order of ids is `unit`. `changes`: table of what they
-    changed; "": nothing. `since`: the decisions that the table lacks, in the order of the steps."""
+    """What the earlier steps did to a unit.
+
+    Attributes:
+        unit: the unit's number, in the order of ids.
+        cleaning, dedup: their settings.
+        changes: the table of changes; "": none.
+        since: the decisions that the table lacks, in the order of the steps.
+    """
 
     unit: int
     cleaning: CleaningConfig
@@ -88,19 +99,19 @@ class Earlier:
 
 
 class Reading:
-    """Reads a unit's documents as the earlier steps left them. `steps`: those that the table of changes lacks."""
+    """Reads a unit's documents as the earlier steps left them. `steps`: the steps that the table of changes lacks."""
 
     def __init__(self, corpus: Store, earlier: Earlier):
         self._corpus, self._earlier = corpus, earlier
         self.steps = [opened(corpus, one.step, earlier.dedup, earlier.cleaning) for one in earlier.since]
 
     def columns(self, own: Sequence[str]) -> list[str]:
-        """The columns to read for a step that needs its `own`: these, and those of `steps`."""
+        """The columns to read: a step's `own`, and those that `steps` need."""
         applied = (step for step in self.steps if step.drops)
         return [*dict.fromkeys([*own, *(column for step in applied for column in (*step.columns, *CONTENT))])]
 
     def rows(self, documents: Iterable[Document], tally: Tally) -> Iterator[Row]:
-        """The unit's `documents`, in order, with what is left of each. Adds what earlier steps counted to `tally`."""
+        """The unit's `documents`, in order, with what is left of each. Adds the counts of earlier steps to `tally`."""
         rows: Iterator[Row] = ((number, document, document) for number, document in enumerate(documents))
         if self._earlier.changes:
             rows = self._changed(rows, tally)
@@ -111,7 +122,7 @@ class Reading:
         return rows
 
     def _changed(self, rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
-        """`rows` of unchanged documents with what the table leaves of each."""
+        """`rows` of unchanged documents, with the table's changes."""
         name = self._earlier.changes
         with pq.ParquetFile(self._corpus.readable(name)) as file:
             tally.add(parse_json(file.metadata.metadata[b"counts"], Counts, self._corpus.at(name)))
@@ -127,11 +138,11 @@ class Reading:
 
     @contextlib.contextmanager
     def write_changes(self, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Iterator[Row]]:
-        """Gives the same `rows`. Their changes are written to the table `name` while the block reads them, and then the
-        counts of `tally`. The table appears if the block ends without an error.
+        """Yields the same `rows`. While the block reads them, their changes are written to the table `name`; then the
+        counts of `tally` are. The table appears if the block ends without an error.
 
-        A row of the table is a document that was dropped, or that has another text or language than in the part. The
-        table has the order of the part: the two are read side by side, and memory doesn't grow with the part.
+        A row of the table is a document that was dropped or that has another text or language than before. Rows have
+        the order of the documents, so that both can be read side by side in bounded memory.
         """
 
         def noted() -> Iterator[Row]:
@@ -144,12 +155,12 @@ class Reading:
 
         with rows_file(self._corpus, name, _SCHEMA) as table:
             yield (remaining := noted())
-            for _ in remaining:  # rows that the block didn't ask for
+            for _ in remaining:  # rows that the block hasn't read
                 pass
             table.writer.add_key_value_metadata({"counts": to_json(tally.recorded())})
 
     def repeated(self) -> np.ndarray | None:
-        """(n,): the sorted positions that the step before found, if that step drops nothing; else None."""
+        """(n,): the sorted positions that the previous step found, if it has `drops = False`; else None."""
         if not self.steps or self.steps[-1].drops:
             return None
         last = self._earlier.since[-1]

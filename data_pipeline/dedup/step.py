@@ -1,4 +1,8 @@
-"""What a step of dedup is: the keys of a document, how duplicates are decided, and what is left of documents."""
+"""The base class of deduplication steps: dedup keys of documents, the choice of duplicates, what is left of documents.
+
+A step runs in tasks over units of documents, which write keys, and then over partitions of the keys ("buckets"), which
+decide about duplicates.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +18,13 @@ from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.sentences import count_sentences
 
-CONTENT = ("id", "text", "url", "target", "language")  # fields that `without` has of every document
+CONTENT = ("id", "text", "url", "target", "language")  # the fields of every document that `without` gets
 
 Row = tuple[int, Document, Document | None]
-"""(number in the unit, document as its part has it, what is left of the document)"""
+"""(number in the unit, document as stored, what is left of the document or None)"""
 
 Found = Mapping[int, list[int]]
-"""The duplicate items of each document of a unit, by the document's number."""
+"""The duplicate items of each document of a unit, by the document's number in the unit."""
 
 
 class StepConfig(Section):
@@ -31,20 +35,24 @@ class StepConfig(Section):
 
 
 class Step:
-    """A step of dedup, made with its settings: the value of its key in the section `dedup`.
+    """A step of deduplication, made with its settings: the value of its key in the section `dedup`, or its element of
+    `dedup.custom`.
 
-    One of an installed package gets its element of `dedup.custom`, of the class `config`.
-
-    `version` grows when the bytes of its keys change. `group` is the number of key words that duplicates share, `order`
-    the number of words that rank them, smallest first. `columns` are the fields of documents that `gather` needs;
-    `without` has those, and `text`, `url`, `target` and `language`.
-
-    `rule` is what dropped documents are counted as, by default duplicate_ and the name, or the class if it has none;
-    `setting` is the key of the section, if it isn't the name.
-    `drops`: False for a step that only finds the places where the next one looks.
-    `shortens`: true if the step may drop a part of a text; language and bad words are looked at after such steps.
-    `compares_dropped_pages`: true if pages that cleaning dropped have keys too.
-    `clusters`: whether buckets find pairs of documents (`Pairs`), of whose clusters one document stays.
+    Attributes:
+        name: the step's name, in the config and in files. A step of an installed package has the name of its entry
+            point.
+        config: the class of the step's element of `dedup.custom`.
+        rule: what dropped documents are counted as; "": duplicate_ and the name, or the class if there is no name.
+        setting: the key in the section `dedup`, if it isn't the name.
+        version: a number to raise when the bytes of the keys change.
+        group: the number of key words that duplicates share.
+        order: the number of key words that rank duplicates; the smallest is kept.
+        columns: the fields of documents that `gather` needs.
+        drops: False if the step only finds the places where the next step looks.
+        shortens: True if the step may drop a part of a text. The page filters run after such steps.
+        compares_dropped_pages: True if pages that cleaning dropped have keys too.
+        clusters: True if duplicates are found as pairs of documents. Connected pairs are a cluster, of which one
+            document is kept.
     """
 
     name: ClassVar[str] = ""
@@ -64,27 +72,27 @@ class Step:
         pass
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """(item, words) of each key of a document. An item is what may be a duplicate: a line, a span, the document."""
+        """(item, words) of each key of a document. An item is a line, a span or the document: it may be a duplicate."""
         raise NotImplementedError
 
     def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
         """Adds the keys of numbered documents to `keys`.
 
-        `repeated`: the sorted positions that the step before found, if that drops nothing.
+        `repeated`: the sorted positions that the previous step found, if that step has `drops = False`.
         """
         for number, document in documents:
             for item, words in self.keys(document):
                 keys.add(number, item, words)
 
     def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
-        """Writes which keys of a bucket, `table` (n, words) of `units` (n,) below `count`, are duplicates to `path`."""
+        """Writes the duplicates among the keys of a bucket: `table` (n, words), from `units` (n,) below `count`."""
         _, duplicates, _ = decide(table, self.group, units)
         write_duplicates(path, units[duplicates], table[duplicates, -1], count)
 
     def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
-        """The text without the items `duplicates`, or None if the document is dropped. Counts what is dropped.
+        """The text without the items `duplicates`; None if the document is dropped. Counts what is dropped.
 
-        By default, a document with duplicates is dropped. One that is left without text is dropped too, and counted.
+        By default, a document with duplicates is dropped. A document without text left is dropped and counted anyway.
         """
         if not duplicates:
             return document.text
@@ -92,8 +100,8 @@ class Step:
         return None
 
     def found(self, corpus: Store, keys: str, duplicates: Sequence[str], unit: int) -> Found:
-        """The duplicates in a unit, from the file of its own `keys` and the files of the `duplicates` of all units."""
-        own = None if self.clusters else keys  # clusters have a unit's own pairs
+        """The duplicates in a unit: those within it, in its file of `keys`, and those in the files `duplicates`."""
+        own = None if self.clusters else keys  # clusters include the pairs within a unit
         return read_duplicates(corpus, own, duplicates, unit)
 
     def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
@@ -112,17 +120,17 @@ class Step:
 
 
 def custom_step(given: object) -> object:
-    """The settings `given` of a step, of the class that it names. Raises ValueError if no installed package has it."""
+    """The settings `given` of a step, in its class. Raises ValueError if no installed package has the step."""
     return named(given, "step", "dedup_steps", Step).config.model_validate(given) if isinstance(given, dict) else given
 
 
 def rank(document: Document) -> int:
-    """The rank of a document, smallest first: a hash of its URL, else of its id, so that no site is favoured."""
+    """The rank of a document; the smallest keeps its copy. A hash of its URL or id, so that no site is favoured."""
     return hash64(document.url or document.id)
 
 
 def enough_left(text: str, document: Document, tally: Tally, min_sentences: int) -> str | None:
-    """`text` if it still has `min_sentences`, counted over the whole text; else None. Counts a dropped document."""
+    """`text` if it still has `min_sentences`; else None, and the dropped `document` is counted."""
     if not text:
         tally.document("empty_after_dedup", document.url or document.id)
     elif min_sentences and count_sentences(text, min_sentences) < min_sentences:

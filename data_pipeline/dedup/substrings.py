@@ -1,16 +1,16 @@
-"""Equal substrings of 50 words or more stay in one place (Lee et al. 2022, "Deduplicating Training Data Makes Language
+"""Keeps one copy of equal substrings of 50 words or more (Lee et al. 2022, "Deduplicating Training Data Makes Language
 Models Better", arXiv:2107.06499, section 4.1).
 
-The paper finds them in a suffix array of all token ids. Here, units exchange keys, in two rounds, and the result is the
-same: each run of 50 words that occurs twice is found.
+The paper finds equal substrings in a suffix array of all token ids. Here, two steps compare keys, and find the same:
+each run of 50 words that occurs twice.
 
-1. Anchors. Of the runs of 25 words inside a run of 50, the one with the smallest hash is its anchor (winnowing,
-   Schleimer et al. 2003). Equal runs of 50 words have equal anchors, and most runs share theirs with their neighbours:
-   about 2 of 27 words begin one. Each anchor is a key; the second round gets the positions of those that occur twice.
-2. Substrings. Only a run of 50 words whose anchor occurs twice can occur twice itself, so only these become keys. They
-   are compared by hashes of 128 bits.
+1. Anchors. The anchor of a run of 50 words is the run of 25 words inside it with the smallest hash (winnowing,
+   Schleimer et al. 2003). Equal runs of 50 words have equal anchors. Neighbouring runs mostly share an anchor: about 2
+   of 27 words begin one. Each anchor is a key; the second step gets the positions of the anchors that occur twice.
+2. Substrings. A run of 50 words can occur twice only if its anchor does, so only such runs become keys. Hashes of 128
+   bits are compared.
 
-Words are what white space separates, since the tokenizer isn't trained yet. A word is 1.3 tokens or so.
+Words are separated by white space, since the tokenizer isn't trained yet. A word is about 1.3 tokens.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,14 +29,14 @@ _UPPER = np.uint64(2**64 - 2**32)
 
 
 class SubstringsConfig(Section):
-    """Text that occurs several times, whatever stands around it."""
+    """Text that occurs several times, inside any text."""
 
     words: int = Field(50, ge=2, le=LONGEST_NGRAM)
-    """The shortest repeat to look for, in words between white space; one is about 1.3 tokens of English."""
+    """Minimum length of a repeat, in words between white space. A word is about 1.3 tokens of English."""
 
 
 class Anchors(Step):
-    """The anchors of all runs of `words` words. They drop nothing: they show `EqualSubstrings` where to look."""
+    """Finds the anchors of all runs of `words` words that occur twice, where `EqualSubstrings` then looks."""
 
     name, setting = "anchors", "substrings"
     version = 3
@@ -51,7 +51,7 @@ class Anchors(Step):
             keys.extend(table)
 
     def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
-        """Writes the places of all anchors that occur more than once, in the form of duplicates."""
+        """Writes the positions of all anchors that occur more than once, in the form of duplicates."""
         _, duplicates, kept = decide(table, self.group, units)
         repeated = np.unique(np.concatenate([duplicates, kept]))
         write_duplicates(path, units[repeated], table[repeated, -1], count)
@@ -68,8 +68,8 @@ class Anchors(Step):
 class EqualSubstrings(Step):
     """The document with the smallest md5 of its URL keeps the first copy of a run of `words` words.
 
-    All words of a duplicate are dropped, even those it shares with other runs. Still every word stays somewhere: in the
-    run that is kept, in a document with a smaller md5 or earlier in the same document. Case and punctuation count,
+    All words of a duplicate are dropped, also those that other runs share. Every word still stays somewhere: in the
+    kept run, which is in a document with a smaller md5 or earlier in the same document. Case and punctuation count,
     white space between words doesn't.
     """
 
@@ -122,7 +122,7 @@ class EqualSubstrings(Step):
         return enough_left(_concatenated(kept, text[at:]).strip(), document, tally, min_sentences)
 
     def regions(self, duplicates: list[int]) -> list[tuple[int, int]]:
-        """The words of the runs `duplicates`: the first word of each region, and the one after it.
+        """(first word, end) of each region that the runs `duplicates` cover.
 
         [3, 4, 5, 90] of 50 words  ->  [(3, 55), (90, 140)]
         """
@@ -138,7 +138,7 @@ class EqualSubstrings(Step):
 def _texts(
     documents: Iterable[tuple[int, Document]], ranks: dict[int, int], repeated: np.ndarray | None
 ) -> Iterator[tuple[int, str]]:
-    """The texts that may have repeated runs, whose ranks are put into `ranks`."""
+    """The numbered texts that may have repeated runs. Puts the rank of each into `ranks`."""
     known = None if repeated is None else set(np.unique(repeated >> np.uint64(32)).tolist())
     for number, document in documents:
         if not document.target and (known is None or number in known):
@@ -155,7 +155,7 @@ def anchored(words: Words, length: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     hashes = words.runs(short, seed=0)
     if len(words.starts) < length:
         return hashes, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    # The upper half of a hash decides, and between equal ones the position: equal runs have equal anchors in any batch.
+    # The upper half of a hash decides, then the position: so equal runs have equal anchors in any batch.
     ordered = hashes & _UPPER | np.arange(len(hashes), dtype=np.uint64)
     anchors = (_smallest(ordered, length - short + 1) & ~_UPPER).astype(np.int64)
     runs = np.flatnonzero(words.within(np.arange(len(words.starts)), words.stops(length)))
@@ -180,7 +180,7 @@ def _among(positions: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def _concatenated(left: str, right: str) -> str:
-    """Two texts between which words were removed: with the larger of the two breaks that surrounded them."""
+    """Two texts between which words were removed, with the larger of the two breaks around these words."""
     if not left:
         return right
     before, after = left.rstrip(), right.lstrip()

@@ -1,1 +1,1 @@
-"""How a build runs: units of work on Ray, their records, and the merging of files that units exchange."""
+"""Runs units of work on Ray, keeps records of finished units, and merges sorted files."""

@@ -1,4 +1,4 @@
-"""One attempt at a unit: what a unit needs, how it fails, and what a worker does. Works without Ray, too."""
+"""One attempt at a unit: what it needs, how it fails, and what the worker does. Works without Ray, too."""
 
 import contextlib
 import os
@@ -17,16 +17,15 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Failed:
-    """A unit that could not be done. `of_node`: another node may be able to."""
+    """The failure of a unit. `of_node`: another node may succeed."""
 
-    name: str
     error: UserError
     of_node: bool = False
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a unit takes of a node, or what a node has: memory in bytes, and CPUs."""
+    """What a unit needs of a node, or what a node has: memory in bytes, and CPUs."""
 
     memory: int = 0
     cpus: int = 1
@@ -35,29 +34,27 @@ class Needs:
         return self.memory <= node.memory and self.cpus <= node.cpus
 
 
-# In a worker
-
-_reporter: threading.Thread | None = None
-_others_may_try = False  # what this process fails to do
+_reporter: threading.Thread | None = None  # of this worker
+_others_may_try = False  # whether another node would retry the current unit
 
 
 def better_tried_elsewhere(error: Exception) -> bool:
-    """Whether `error` is to be raised, and not taken for a fault of the input: another node will try the unit."""
+    """Whether a worker should raise `error` instead of blaming the input, so that another node retries the unit."""
     return _others_may_try and may_be_of_node(error)
 
 
 def attempt(
     function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, lost: int, others_may_try: bool
 ) -> Any:
-    """Does a unit, and reports to `board` what it does; at once if earlier workers were `lost`, which may happen
-    again."""
+    """Does a unit in a worker, and reports the activity to `board`. If earlier workers of the unit were `lost`, each
+    activity is reported at once, since this worker may be lost, too."""
     global _reporter, _others_may_try
     _others_may_try, process = others_may_try, os.getpid()
     if _reporter is None:
         _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))
 
     def confirm(activity: Activity) -> None:
-        import ray  # a worker of Ray's has it; a process without a cluster needs the rest of this module alone
+        import ray  # only in Ray's workers; a process without a cluster imports this module, too
 
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)

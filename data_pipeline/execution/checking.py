@@ -1,4 +1,4 @@
-"""Files that workers read and check, some at a time. Nothing is written, so that nothing is recorded."""
+"""Has workers read and check files in groups. They write nothing, so nothing is recorded."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from data_pipeline.foundation.store import Store
 
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
-_BYTES_AT_ONCE = 1 << 28  # that a worker reads
+_BYTES_AT_ONCE = 1 << 28  # of a unit
 
 
 def read_all(
@@ -26,9 +26,10 @@ def read_all(
     what: str,
     ray_config: RayConfig,
 ) -> list[Answer]:
-    """What `work` says of `files`, some at a time, in order. It writes nothing, and runs where units run.
+    """The answers of `work`, which gets groups of neighbouring `files`, in order. Runs where a build's units run.
 
-    `size` is that of a file in bytes, `what` names the work. Raises what `work` raises on each node that tries it.
+    `size` gives the bytes of a file; `what` names the work in messages. Raises what `work` raises, after another node
+    has tried it, too.
     """
     groups, sizes = dict[str, dict[str, Given]](), Counter[str]()
     for name, end in zip(files, accumulate(map(size, files.values())), strict=True):
@@ -49,17 +50,17 @@ def _answered(work: Callable[[Given], Answer], given: Given) -> Answer | Failed:
         return work(given)
     except (UserError, OSError) as error:
         failed = error if isinstance(error, UserError) else FailedError(one_line(error))
-        return Failed("", failed, may_be_of_node(error))
+        return Failed(failed, may_be_of_node(error))
 
 
 def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
-    """Removes the records of units with a damaged or missing file, so that `run` does those units again.
+    """Removes the records of units with a damaged or missing file, so that `run` does these units again.
 
-    Workers read every file of every stage. Returns the names of the damaged files, relative to `corpus`.
+    Workers read every file of every stage. Returns the names of the damaged files.
     """
     token = corpus.begin()
     read = {name: Records(corpus, name).read(Finished[Result]) for name in corpus.folders(".stages")}
-    stages = {name: units for name, units in sorted(read.items()) if units}  # others are no stages
+    stages = {name: units for name, units in sorted(read.items()) if units}  # other folders are no stages
     units_of = {
         name: (stage, unit.name, output)
         for stage, units in stages.items()
@@ -75,7 +76,7 @@ def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
 
 
 def _damaged(corpus: Store, token: str, files: dict[str, Output]) -> list[str]:
-    """Those of `files` that aren't as they were written. Runs in a worker."""
+    """The files whose content isn't what was written. Runs in a worker."""
     with corpus.at_work(token):
         return [name for name, output in files.items() if not _is_whole(corpus, name, output)]
 

@@ -1,29 +1,26 @@
-"""The Ray cluster of a driver, started or joined; the actor to which its workers report; its metrics."""
+"""Starts or joins a driver's Ray cluster; has the actor to which workers report, and Ray's metrics."""
 
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.util import metrics, scheduling_strategies
 
-from data_pipeline.execution.attempt import Needs
 from data_pipeline.execution.config import RayConfig
-from data_pipeline.execution.dispatch import Dispatch, cpus_of, rooms_of_nodes
+from data_pipeline.execution.dispatch import cpus_of, rooms_of_nodes
 from data_pipeline.foundation.errors import FailedError, one_line
-from data_pipeline.foundation.progress import Activity, Board
+from data_pipeline.foundation.progress import Board
 
-Given = TypeVar("Given")
 _SECONDS_TO_CONNECT = 10.0
-_board: tuple[str, str, Any] | None = None  # the node and the job of this driver; the actor to which workers report
+_board: tuple[str, str, Any] | None = None  # node and job of this driver; the actor to which its workers report
 
 
 def joined(config: RayConfig, object_store_bytes: int) -> int:
-    """Starts or joins a cluster unless this process has one; returns its CPUs. Raises FailedError if it can't be
-    used."""
+    """Starts or joins a cluster, unless this process has one; returns the number of its CPUs. Raises FailedError if the
+    cluster can't be used."""
     if not ray.is_initialized():
         if config.address is None:
             _start(config, object_store_bytes)
@@ -32,19 +29,8 @@ def joined(config: RayConfig, object_store_bytes: int) -> int:
     return cpus_of(room for _, room in rooms_of_nodes().values())
 
 
-def each(
-    function: Callable[[Given], Any],
-    inputs: Mapping[str, Given],
-    what: str,
-    needs: Callable[[Given], Needs],
-    reported: dict[str, Activity],
-) -> Iterator[tuple[str, Any]]:
-    """`Workers.each` on the cluster. `reported` is kept up to date with what workers say of units at work."""
-    return Dispatch(function, inputs, what, needs, _its_board(), reported).results()
-
-
 def count(what: str, stage: str, number: int) -> None:
-    """Adds to one of Ray's metrics, `data_pipeline_…`, by stage."""
+    """Adds to Ray's metric `data_pipeline_WHAT`, by stage."""
     _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
 
 
@@ -53,8 +39,8 @@ def _metric(what: str, job: str) -> metrics.Counter:
     return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
 
 
-def _its_board() -> Any:
-    """The actor to which the workers of this driver report, on the driver's node."""
+def board() -> Any:
+    """The actor to which this driver's workers report. It runs on the driver's node."""
     global _board
     context = ray.get_runtime_context()
     here = context.get_node_id(), context.get_job_id()
@@ -83,7 +69,7 @@ def _start(config: RayConfig, object_store_bytes: int) -> None:
 
 def _join(address: str) -> None:
     """Joins the cluster at `address`. Raises FailedError if it can't be reached."""
-    # One attempt, of 40 s at most. Ray makes 20, which would take a quarter hour if another program has the port.
+    # One attempt of at most 40 s. By default Ray makes 20, a quarter of an hour if another program has the port.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:

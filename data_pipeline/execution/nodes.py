@@ -1,20 +1,22 @@
-"""Which nodes of a cluster may work: a unit that failed on a node is tried on another one, and a node on which several
-units failed, or that is unfit for any, is left out."""
+"""Decides which nodes of a cluster get a unit. A unit that failed on a node is retried on another node. A node on which
+several units failed, or that is unfit for any unit, is left out."""
 
 import sys
 from collections.abc import Mapping
 
-_MOST_FAILURES = 3  # units that fail on a node until it is left out
-_told = set[tuple[str, str]]()  # the unfit nodes that were named, and why: each stage tries them again
+_MOST_FAILURES = 3  # units that fail on a node before the node is left out
+_told = set[tuple[str, str]]()  # unfit nodes that were named, and why: each stage tries these nodes again
 Causes = dict[str, str]
-"""unit → why it failed"""
+"""Why each unit failed."""
 
 
 class Nodes:
-    """The nodes of a cluster during a stage; prints a line when the first unit fails on one, and when one is left out.
+    """The nodes of a cluster during a stage. Prints a line when a node's first unit fails, and when a node is left out.
 
-    `alive`: node's id → address, of the nodes that are in the cluster. A unit that fails on two nodes is itself at
-    fault, and counts against neither node.
+    A unit that fails on two nodes is itself at fault, and counts against neither node.
+
+    Attributes:
+        alive: the address of each node in the cluster, by id.
     """
 
     def __init__(self, stage: str):
@@ -22,7 +24,7 @@ class Nodes:
         self.alive: Mapping[str, str] = {}
         self.unfit: Causes = {}
         self._failed: dict[str, Causes] = {}  # by node
-        self._tried: dict[str, set[str]] = {}  # the nodes on which a unit failed
+        self._tried: dict[str, set[str]] = {}  # by unit, the nodes on which it failed
         self._told: set[str] = set()
 
     @property
@@ -39,7 +41,7 @@ class Nodes:
         return frozenset({*self.unfit, *failing} & self.alive.keys())
 
     def add_unfit(self, node: str, why: str) -> None:
-        """Leaves out a node on which no unit can be done."""
+        """Leaves out a node that can't do any unit."""
         if node not in self.unfit:
             self.unfit[node] = why
             if (node, why) not in _told:
@@ -47,7 +49,7 @@ class Nodes:
                 self._tell(f"{self.name(node)} is left out: {why}")
 
     def add_failure(self, node: str, unit: str, why: str) -> bool:
-        """Notes that a unit failed on a node, maybe because of the node; returns whether another one may try it."""
+        """Notes that a unit failed on a node, perhaps because of the node; returns whether another node retries it."""
         tried = self._tried.setdefault(unit, set())
         others = tried - {node}
         tried.add(node)
@@ -65,9 +67,9 @@ class Nodes:
         return True
 
     def avoided_by(self, unit: str) -> frozenset[str]:
-        """The nodes that may not get a unit: those on which it failed and those left out.
+        """The nodes that don't get a unit: nodes on which it failed, and nodes that are left out.
 
-        If no others are there, it goes to one that is left out for other units, and then to one on which it failed.
+        If these are all nodes, it goes to a node that is left out for other units, else to one on which it failed.
         """
         tried = self._tried.get(unit, set())
         for avoided in ({*tried, *self.left_out}, {*tried, *self.unfit}, self.left_out):
@@ -76,11 +78,11 @@ class Nodes:
         return frozenset(self.unfit.keys() & self.alive.keys())
 
     def others_may_try(self, unit: str) -> bool:
-        """Whether a unit that fails on one node will be tried on another."""
+        """Whether a unit that fails on one node is retried on another."""
         return unit not in self._tried and len(self.alive.keys() - self.unfit) > 1
 
     def name(self, node: str) -> str:
-        """ "node 10.0.0.7", with the beginning of its id if another one has the same address."""
+        """ "node 10.0.0.7", with the beginning of its id if another node has the same address."""
         address = self.alive.get(node, node)
         alone = list(self.alive.values()).count(address) == 1
         return f"node {address}" if alone else f"node {address} ({node[:8]})"

@@ -1,10 +1,10 @@
 """The records of a stage's finished units: one file, to which the driver adds a line for each unit.
 
-A unit's line in `CORPUS/.stages/STAGE/finished.jsonl` commits the unit. It is added once the unit's files are on the
-disk: the worker flushes their content, and the driver their folders and then the lines, at most once a second. So a
-power cut may lose lines, whose units are then done again, but never a file that a line speaks of. In a bucket each such
-addition is an object of its own. The line of a unit that is done again is removed first, since its files may have the
-same size under another config.
+A line in `CORPUS/.stages/STAGE/finished.jsonl` commits its unit. It is added once the unit's files are on the disk: the
+worker flushes the files' content, and the driver their folders and then the lines, at most once a second. A power cut
+may lose lines, and their units are then done again; it never loses a file that a line names. In a bucket, each addition
+is an object. Before a unit is done again its line is removed, since its files may have the same size under another
+config.
 """
 
 import time
@@ -28,23 +28,23 @@ class _Named:
 
 
 class Records:
-    """The records of the stage `name` of `corpus`; use as a context manager to `add` to them."""
+    """The records of the stage `name` of `corpus`. As a context manager, gives a function that adds a unit."""
 
     def __init__(self, corpus: Store, name: str):
         self._corpus, self._file = corpus, f".stages/{name}/{FILE}"
-        self._intact: set[str] | None = None  # the names that were read, if the file needs no repair
-        self.waiting: list[Any] = []  # units whose lines aren't there yet
+        self._intact: set[str] | None = None  # the names in the file, if no line is damaged
+        self.waiting: list[Any] = []  # units whose lines aren't written yet
         self._flushed = 0.0
 
     def read(self, kind: Any) -> dict[str, Any]:
-        """The units, each a `kind`, by name, sorted as numbers are. Those of damaged lines are left out."""
+        """The units, each a `kind`, by name, in numerical order. Damaged lines are left out."""
         units = [_parsed(line, kind) for line in self._corpus.lines(self._file)]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
         self._intact = {unit.name for unit in found} if None not in units else None
         return {unit.name: unit for unit in found}
 
     def remove(self, names: Collection[str]) -> None:
-        """Removes the lines of the units `names`, and those that are damaged. It lasts when this returns."""
+        """Removes the lines of the units `names` and damaged lines; they stay removed after a power cut."""
         if self._intact is not None and self._intact.isdisjoint(names):
             return
         lines, kept = [*self._corpus.lines(self._file)], list[bytes]()
@@ -62,7 +62,7 @@ class Records:
         self._flush()
 
     def _add(self, unit: Any) -> None:
-        """Adds a unit whose files' content is on the disk."""
+        """Adds a unit; the content of its files must be on the disk."""
         self.waiting.append(unit)
         if time.monotonic() - self._flushed > max(_SECONDS_BETWEEN_FLUSHES, self._corpus.seconds_between_appends):
             self._flush()

@@ -1,4 +1,4 @@
-"""Where units run: on a Ray cluster or, if their inputs are small, in this process; and where their time went."""
+"""Runs units on a Ray cluster, or in this process if the input is small; records how long a stage took."""
 
 import contextlib
 import importlib.util
@@ -14,9 +14,9 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.progress import Activity
 from data_pipeline.foundation.store import Store
 
-# Settings of Ray, for the driver and for `ray start`. By itself it prints pages about every lost worker and raylet; our
-# own messages have what matters. By default it runs its workers at a low priority, and a build beside any other program
-# hardly progresses. Users who want that can start the command with `nice`, which its workers inherit.
+# Settings of Ray, for the driver and for `ray start`. The first silences pages about each lost worker and raylet: our
+# messages say what matters. The second runs workers at normal priority. With Ray's default, nice 15, a build beside
+# another program hardly progresses; users who want this can start the command with `nice`.
 SETTINGS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": (
         "retries remaining|worker died|killed due to (memory pressure|the node running low on memory)"
@@ -24,7 +24,7 @@ SETTINGS = {
     ),
     "RAY_worker_niceness": "0",
 }
-OBJECT_STORE_BYTES = 256 * 2**20  # only counts pass through it; workers get the rest of the memory
+OBJECT_STORE_BYTES = 256 * 2**20  # only counts pass through Ray's object store; workers get the rest of the memory
 
 Given = TypeVar("Given")
 _in_process = False  # whether units run in this process
@@ -42,7 +42,7 @@ def without_ray() -> Iterator[None]:
 
 
 def are_small(size: int, config: RayConfig) -> bool:
-    """Whether inputs of `size` bytes aren't worth the start of a cluster."""
+    """Whether inputs of `size` bytes are too small to start a cluster for."""
     return config.address is None and size <= config.small_bytes
 
 
@@ -57,16 +57,16 @@ class Workers:
     def each(
         self, function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
     ) -> Iterator[tuple[str, Any]]:
-        """Applies `function` to each input and yields (name, result) as they finish, with an error for an input whose
-        worker was lost on every try.
+        """Applies `function` to each input; yields (name, result) as they finish. The result is a FailedError if every
+        worker of the input was lost.
 
-        `what` names the work in messages, `needs` says what an input takes of a node. A result `Failed` may come from
-        another node than the first.
+        `what` names the work in messages; `needs` says what an input needs of a node. If a result `Failed` may be the
+        node's fault, another node has tried the input, too.
         """
         if not self.in_process:
-            from data_pipeline.execution import cluster  # as in `ready`
+            from data_pipeline.execution import cluster, dispatch  # as in `ready`
 
-            yield from cluster.each(function, inputs, what, needs, self._reported)
+            yield from dispatch.Dispatch(function, inputs, what, needs, cluster.board(), self._reported).results()
             return
         for name, given in inputs.items():
             with progress.working_on(name):
@@ -74,14 +74,13 @@ class Workers:
             yield name, result
 
     def at_work(self) -> list[Activity]:
-        """What is done now, and how far."""
+        """The activities of the workers."""
         return [one for one in [progress.current()] if one] if self.in_process else [*self._reported.values()]
 
     def shown(
-        self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int], bar: bool = True
+        self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, Any]]:
-        """The same `answers` of this `each`; shows how many there are or, if all `sizes` are known, of how many
-        bytes."""
+        """Yields `answers`, the results of `each`; shows how many have come or, if all `sizes` are known, the bytes."""
         return progress.track(
             answers,
             len(sizes),
@@ -90,11 +89,10 @@ class Workers:
             total_size=sum(sizes.values()),
             in_progress=lambda: sum(activity.done for activity in self.at_work()),
             doing=lambda: next((activity.doing for activity in self.at_work()), ""),
-            bar=bar,
         )
 
     def count(self, what: str, stage: str, number: int = 1) -> None:
-        """Adds to one of Ray's metrics, `data_pipeline_…`, by stage. Does nothing without Ray."""
+        """Adds to Ray's metric `data_pipeline_WHAT`, by stage. Does nothing without Ray."""
         if not self.in_process and number:
             from data_pipeline.execution import cluster  # as in `ready`
 
@@ -102,29 +100,30 @@ class Workers:
 
 
 def ready(config: RayConfig) -> Workers:
-    """The workers; starts or joins a cluster if that is needed. Raises FailedError if it can't be used."""
+    """The workers. Starts or joins a cluster if needed. Raises FailedError if the cluster can't be used."""
     if _in_process:
         return Workers(1, True)
-    for name, value in SETTINGS.items():  # Ray reads them when it is imported, below
+    for name, value in SETTINGS.items():  # Ray reads them at its import, below
         os.environ.setdefault(name, value)
-    from data_pipeline.execution import cluster  # Ray takes 640 ms and 48 MB, and small builds do without
+    from data_pipeline.execution import cluster  # Ray takes 640 ms and 48 MB, and small builds don't need it
 
     return Workers(cluster.joined(config, OBJECT_STORE_BYTES), False)
 
 
 def check_dashboard(config: RayConfig) -> None:
-    """Raises UserError if Ray's dashboard is asked for and can't be had."""
+    """Raises UserError if the config asks for Ray's dashboard and its packages are missing."""
     if config.dashboard and importlib.util.find_spec("aiohttp_cors") is None:
         raise UserError('ray.dashboard: true, but its packages are not installed; pip install "ray[default]", or false')
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A stage's last run that had units to do, as its driver saw it: how long it took, and of that for a cluster to
-    start.
+    """The times of a stage's last run that had units to do.
 
-    `idle_seconds`: the time of all workers without a unit, once the cluster was up. `driver_core_seconds`: the
-    processor time of the driver.
+    Attributes:
+        idle_seconds: the sum over workers of the time without a unit, once the cluster was up.
+        ray_start_seconds: how long the cluster took to start.
+        driver_core_seconds: the driver's CPU time.
     """
 
     seconds: float
@@ -138,7 +137,7 @@ class Timing:
 
 
 def read_timing(corpus: Store, stage: str) -> Timing | None:
-    """None if the stage has never had a unit to do."""
+    """The times of a stage; None if it has never had a unit to do."""
     return corpus.read_valid_json(_timing_file(stage), Timing)
 
 

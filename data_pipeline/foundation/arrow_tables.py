@@ -1,7 +1,7 @@
-"""Rows as tables of Arrow, and in Parquet files.
+"""Writes rows as Arrow tables and Parquet files.
 
-`pyarrow.array`, and all that calls it, imports pandas where that is installed, to look whether it was given some of it:
-230 ms and 40 MB of every worker.
+Columns are made from buffers. `pyarrow.array` would import pandas where it is installed, which takes each worker 230 ms
+and 40 MB.
 """
 
 import contextlib
@@ -18,10 +18,9 @@ _GROUP_CHARACTERS = 8_000_000
 
 
 def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
-    """A table of `rows`, each with the values of the columns of `schema`: strings (also in UTF-8), int64 or
-    booleans, or None.
+    """A table of `rows`, whose values are in the order of the columns of `schema`: str, UTF-8 bytes, int, bool or None.
 
-    Raises ArrowInvalid for a column of strings, not large ones, that would have 2 GiB.
+    Raises ArrowInvalid if a column of `string` would have 2 GiB; `large_string` has no such limit.
     """
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [_array(values, column.type) for values, column in zip(columns, schema, strict=True)]
@@ -29,9 +28,7 @@ def table_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    present = None
-    if None in values:
-        present = _bits([value is not None for value in values])
+    present = _bits([value is not None for value in values]) if None in values else None
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(kind, len(values), [present, _bits(values)])
     if pa.types.is_int64(kind):
@@ -70,7 +67,7 @@ class RowsFile:
 
 @contextlib.contextmanager
 def rows_file(corpus: Store, name: str, schema: pa.Schema) -> Iterator[RowsFile]:
-    """A file that appears in `corpus` if the block ends without an error."""
+    """A Parquet file that appears in `corpus` when the block succeeds."""
     with corpus.put(name) as path, pq.ParquetWriter(path, schema, compression="zstd") as writer:
         file = RowsFile(writer)
         yield file

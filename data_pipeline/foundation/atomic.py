@@ -1,7 +1,7 @@
 """Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks.
 
-A file is on the disk when its writer returns. For those that can be made again, `begun_in` leaves the flush of their
-folder to the caller: a thousand files of a folder then take one.
+A file is on the disk when its writer returns. With `begun_in`, the caller flushes the file's folder instead, once for
+all files of the folder. That is for files that can be written again.
 """
 
 import contextlib
@@ -23,24 +23,22 @@ SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
 _TEMPORARY = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _BYTES_AT_A_TIME = 1 << 20
-_warned: set[str] = set()  # of what locks would protect
+_warned: set[str] = set()  # the warnings that this process has printed
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path, begun_in: Path | None = None) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    `begun_in`: the folder of the temporary path instead. The file is then renamed when its content is on the disk, but
-    its new name may still be lost in a power cut, until its own folder is flushed.
+    `begun_in`: a folder for the temporary path. The content is on the disk before the file is renamed, but a power cut
+    may lose the new name until the caller has flushed the file's folder.
     """
     temporary = temporary_path(path if begun_in is None else begun_in / path.name)
-    if not temporary.parent.exists():
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         flush(temporary)
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(path)
         if begun_in is None:
             flush(path.parent)
@@ -80,37 +78,37 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A unique temporary name beside `path`, by which `remove_leftovers` finds it."""
+    """A unique temporary name beside `path`, which `remove_leftovers` recognises."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
 
 
 def commit(temporary: Path, path: Path) -> None:
-    """Renames a finished file or directory to `path`, with both on the disk when this returns."""
+    """Renames a finished file or directory to `path`. Content and name are on the disk when this returns."""
     flush(temporary)
     temporary.replace(path)
     flush(path.parent)
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
-    """`mode`: the file's permissions; by default those of any new file."""
+    """Writes a file. `mode`: its permissions; None: as for any new file."""
     with atomic_path(path) as temporary:
         if mode is not None:
-            temporary.touch(mode & 0o700)  # nobody else may open it before it has its own
+            temporary.touch(mode & 0o700)  # nobody else may open the file before it has its permissions
             temporary.chmod(mode)
         temporary.write_bytes(content)
 
 
 def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = None) -> None:
-    """Writes `value`, in which dataclasses and sections of configs stand for their fields.
+    """Writes `value` as JSON; dataclasses and config sections become objects of their fields.
 
-    `mode` is that of `write_bytes`.
-    `sealed`: with a last key `sha256`, the checksum of all bytes before it. `json_file.seal_holds` checks it.
+    `sealed`: adds a last key `sha256`, the checksum of all bytes before it, which `json_file.seal_holds` checks. `mode`
+    as for `write_bytes`.
     """
     write_bytes(path, json_bytes(value, sealed), mode)
 
 
-def json_bytes(value: Any, sealed: bool = False) -> bytes:
-    """What `write_json` writes."""
+def json_bytes(value: Any, sealed: bool) -> bytes:
+    """The content that `write_json` writes."""
     content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
     if sealed:
         above = content.removesuffix(b"\n}")
@@ -119,15 +117,14 @@ def json_bytes(value: Any, sealed: bool = False) -> bytes:
 
 
 def remove_leftovers(directory: Path, folders: Iterable[str] | None = None) -> None:
-    """Removes what killed writers left under a `temporary_path` in `directory` and below its `folders`, by default all.
+    """Removes the temporary files of killed writers in `directory` and below its `folders`. None: below all folders.
 
-    A writer that is still alive then fails when it renames its file, which does no harm.
+    If a writer is still running, its rename fails.
     """
     pattern = f".*{TEMPORARY_SUFFIX}"
     below = [directory] if folders is None else [directory / folder for folder in folders]
-    for leftover in {*directory.glob(pattern), *(path for folder in below for path in folder.rglob(pattern))}:
-        if not _TEMPORARY.fullmatch(leftover.name):
-            continue
+    found = {*directory.glob(pattern), *(path for folder in below for path in folder.rglob(pattern))}
+    for leftover in (path for path in found if _TEMPORARY.fullmatch(path.name)):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
@@ -145,7 +142,7 @@ def sha256(path: Path, progress: Callable[[], None] = lambda: None) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """The sha256 of `value` as canonical JSON, in which dataclasses and sections of configs stand for their fields."""
+    """The sha256 of `value` as canonical JSON; dataclasses and config sections count as objects of their fields."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -166,11 +163,12 @@ def flush(path: Path) -> None:
 
 
 def lock(file: IO[Any] | int, unprotected: str | None, *, shared: bool = False, wait: bool = False) -> bool:
-    """Locks `file` between processes for as long as it is open (flock): the kernel releases it when the process ends.
+    """Locks `file` against other processes with flock. The kernel releases the lock when the file is closed or the
+    process ends.
 
-    Raises BlockingIOError if another process holds the lock; with `wait`, it waits for it. With `shared`, other
-    processes may hold a shared lock too. On a file system without locks, the process prints `unprotected` (what is at
-    risk) once, as a warning, and continues; None prints nothing. Returns whether there are locks.
+    Raises BlockingIOError if another process holds the lock, unless `wait` is true. With `shared`, other processes may
+    hold a shared lock too. Returns False on a file system without locks. `unprotected` says what is at risk there; it
+    is printed once, as a warning. None: nothing is printed.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:

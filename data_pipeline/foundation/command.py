@@ -1,4 +1,4 @@
-"""Shared by the commands of this project: path arguments, --version, and exit codes.
+"""What the commands of this project share: path arguments, --version, and exit codes.
 
 Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 (`STOPPED`) stopped.
 """
@@ -19,7 +19,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import is_utf8, masked, printable
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
-# Variables that are read as numbers, names and paths. CUDA_VISIBLE_DEVICES isn't among them: empty, it hides all GPUs.
+# Variables that count as unset if they are empty. CUDA_VISIBLE_DEVICES isn't one: an empty value hides all GPUs.
 _EMPTY_IS_UNSET = re.compile(
     "(LOCAL_)?RANK|WORLD_SIZE|LOCAL_(WORLD_)?SIZE|MASTER_(ADDR|PORT)|(SLURM|SLURMD|PRETRAIN|G?OMP|MKL|AWS)_.*|HOME"
     "|(TRITON|TORCHINDUCTOR)_CACHE_DIR"
@@ -47,7 +47,7 @@ def path_option(name: str, help: str, read: Callable[[str], Any] = local_path) -
 
 
 def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wraps `read`: its ValueError becomes a UserError that names the argument."""
+    """`read`, whose ValueErrors become UserErrors that name the argument."""
 
     def reading(text: str) -> Any:
         try:
@@ -59,7 +59,7 @@ def _parser(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def refuse_options(context: typer.Context, reason: str, *names: str) -> None:
-    """Raises UserError if any of these parameters is given on the command line. `reason`: why it would do nothing."""
+    """Raises UserError if any of the parameters `names` is on the command line. `reason`: why it would do nothing."""
     given = []
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
@@ -88,7 +88,9 @@ def run_command(app: typer.Typer) -> None:
     for name in [name for name, value in os.environ.items() if not value and _EMPTY_IS_UNSET.fullmatch(name)]:
         del os.environ[name]
     try:
-        _refuse_other_bytes(sys.argv[1:])
+        for argument in sys.argv[1:]:  # no tokenizer takes other bytes, and no file is written with them
+            if not is_utf8(argument):
+                raise UserError(f"{printable(argument)}: an argument that isn't UTF-8; convert it, or rename the file")
         app()
     except UserError as error:
         print_error(error)
@@ -97,16 +99,9 @@ def run_command(app: typer.Typer) -> None:
         if end.code == _INTERRUPTED:
             print("interrupted; run the same command again", file=sys.stderr)
         raise
-    except BrokenPipeError:  # the reader of the output has closed it, as `head` does
+    except BrokenPipeError:  # a program such as `head` has closed the output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-
-
-def _refuse_other_bytes(arguments: list[str]) -> None:
-    """Raises UserError for an argument that isn't UTF-8: no tokenizer takes it, and no file is written with it."""
-    for argument in arguments:
-        if not is_utf8(argument):
-            raise UserError(f"{printable(argument)}: an argument that isn't UTF-8; convert it, or rename the file")
 
 
 def print_error(error: UserError) -> None:

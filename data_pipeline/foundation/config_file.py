@@ -1,6 +1,6 @@
-"""Typed configs from YAML files, with `extends`, `section.key=value` overrides and all problems reported at once.
+"""Reads typed configs from YAML files, with `extends` and `section.key=value` overrides; reports all problems at once.
 
-Also what a key means and which values it takes, for messages and docs/reference/settings.md.
+Also gives the meaning and the allowed values of each key, for messages and docs/reference/settings.md.
 """
 
 import ast
@@ -37,8 +37,7 @@ from data_pipeline.foundation.errors import UserError, one_line
 
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
 
-
-# The sections that have several kinds, and the key that selects the kind.
+# Sections of several kinds, and the key that selects the kind.
 _KINDS = {"objective": "name", "of": "name", "optimizer": "name", "schedule": "name", "model": "family"}
 _LIMITS = {
     "minimum": "≥",
@@ -51,22 +50,22 @@ _LEAST_FP32, _LARGEST_FP32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class Section(BaseModel):
-    """A part of a config file. Unknown keys are errors; values keep their types ("5" is not a number).
+    """A section of a config file. Unknown keys are errors; values keep their types ("5" is not a number).
 
-    The docstring below a field says what its key means. It is part of messages and of docs/reference/settings.md.
+    The docstring below a field says what its key means; messages and docs/reference/settings.md show it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Keys that have no place here, with the reason."""
+    """Keys that are refused, with the reason."""
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Of the class of a whole file: earlier names, which a file may still have, and the names of today. "data.pack":
+    """Earlier names, which are still accepted, and today's names; only for the class of a whole file. "data.pack":
     "packing_ratio" renames a key; "checkpoint.on_failure: go_on": "continue" renames a value."""
 
     other_files: ClassVar[Mapping[str, str]] = {}
-    """Keys that only other kinds of files have, with what such a file is and which command takes it."""
+    """Keys of other kinds of files. The value says what kind that is, and which command takes such a file."""
 
     @field_validator("*")
     @classmethod
@@ -89,19 +88,19 @@ Locations = Annotated[
 ]
 """Files: a path, a glob, or a list of them, local or as fsspec URLs."""
 TrueIsTheDefaults = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
-"""For an optional section: true means its defaults, false that there is none."""
+"""For an optional section: true means its defaults, false means null."""
 
 Given = str | Path | Mapping[str, Any]
-"""What Python code names a config by: a path, `configs:NAME` for a file that ships, or a file's keys and values."""
+"""A config in Python code: a path, `configs:NAME` for a file that ships, or the keys and values of a file."""
 
 
 def load(path: Given, overrides: Sequence[str], schema: type[ConfigType]) -> ConfigType:
     """The config in the file at `path` with `overrides` applied, checked against `schema`.
 
-    Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). Under
-    `extends`, a file may name other files to start from: by paths relative to itself, or as `configs:NAME` if they ship
-    with the package. They are merged in order, the file itself last. A line on stderr names the earlier names that a
-    file or an override has. Raises UserError, which names the file, each wrong key and the nearest valid key.
+    Each override has the form "section.key=value"; a number selects an item of a list ("sources.0.path=…"). `extends`
+    lists the files that a file starts from: paths relative to it, or `configs:NAME` for files that ship. They are
+    merged in order, the file itself last. A line on stderr says which earlier names of keys were found. Raises
+    UserError, which names the file, each wrong key and the nearest valid key.
     """
     given, path = _merged(path, overrides, schema), _name(path)
     if not any(field.is_required() and name in given for name, field in schema.model_fields.items()):
@@ -120,8 +119,7 @@ def load_with(config: Given, changes: Mapping[str, Any], schema: type[ConfigType
 
 
 def path_of(config: Given) -> Path | Mapping[str, Any]:
-    """The config file that Python code names; keys and values as they are. Raises UserError for a URL and an unknown
-    NAME."""
+    """The path of `config`; keys and values stay as they are. Raises UserError for a URL and an unknown NAME."""
     if isinstance(config, Mapping):
         return config
     try:
@@ -136,7 +134,7 @@ def as_overrides(changes: Mapping[str, Any]) -> list[str]:
 
 
 def _name(config: Given) -> Path:
-    """The name of a config in messages. What it extends is beside it."""
+    """The name of a config in messages; the paths of what it extends are relative to it."""
     return Path("config") if isinstance(config, Mapping) else Path(config)
 
 
@@ -163,13 +161,12 @@ def _merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> D
 
 
 def merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> str:
-    """The YAML of a config file that has everything in itself: what it extends, and `overrides`. Raises UserError as
-    `load`."""
+    """The YAML of a config file together with what it extends and `overrides`. Raises UserError as `load`."""
     return OmegaConf.to_yaml(_merged(config, overrides, schema))
 
 
 def sections(path: str | Path, overrides: Sequence[str]) -> set[str]:
-    """The names of the sections of a config file, which tell what kind of file it is. Raises UserError as `load`."""
+    """The sections that a config file has, which tell its kind. Raises UserError as `load`."""
     return {str(key) for key in _merged(path, overrides, Section)}
 
 
@@ -182,8 +179,8 @@ def check(values: Any, schema: type[ConfigType], path: str) -> ConfigType:
 
 
 def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
-    """One line for each problem that `schema` has found, beginning with its key."""
-    first: dict[str, tuple[ErrorDetails, _Place]] = {}  # a value that may have several types has a problem for each
+    """One line for each problem of `error`, beginning with the key."""
+    first: dict[str, tuple[ErrorDetails, _Place]] = {}  # pydantic reports a problem for each type that a key may have
     for problem in error.errors():
         place = _walk(schema, problem["loc"])
         first.setdefault(".".join(place.names), (problem, place))
@@ -217,7 +214,7 @@ def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: ty
 
 
 def _with_new_names(config: DictConfig, schema: type[Section], where: str) -> DictConfig:
-    """`config` itself, or a copy in which today's names replace earlier ones. Says on stderr which it has replaced.
+    """`config` itself, or a copy in which today's names replace earlier ones. A line on stderr says which.
 
     Raises UserError if `config` has a key under both names.
     """
@@ -248,12 +245,12 @@ def _with_new_names(config: DictConfig, schema: type[Section], where: str) -> Di
 
 @functools.cache
 def _warn_once(line: str) -> None:
-    if "RANK" not in os.environ:  # `launch` has printed it before it starts its ranks
+    if "RANK" not in os.environ:  # `launch` prints the line before it starts the ranks
         print(line, file=sys.stderr)
 
 
 def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
-    """Empties the sections of `config` whose kind `update` changes: the old kind's keys don't apply to the new one."""
+    """Empties the sections of `config` whose kind `update` changes: a kind's keys don't apply to another kind."""
     for key, value in update.items_ex(resolve=False):
         if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
             continue
@@ -297,8 +294,13 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
 
 
 class _Place(NamedTuple):
-    """A place in a config file: its keys as the file spells them, the sections that are possible there, and the field
-    that contains it, as (section, key)."""
+    """A place in a config file.
+
+    Attributes:
+        names: the keys on the way to the place.
+        sections: the sections that may stand there.
+        field: (section, key) of the field that contains the place.
+    """
 
     names: list[str]
     sections: list[type[BaseModel]]
@@ -308,8 +310,8 @@ class _Place(NamedTuple):
 def _walk(schema: type[BaseModel], location: Sequence[Any]) -> _Place:
     """The place of a problem that pydantic has found at `location`; looks inside lists, optionals and unions.
 
-    Pydantic's location also includes the name of the kind of a section that has several kinds, and the type that was
-    tried for a value that may have several types. Neither is a key of the file.
+    Two kinds of names in pydantic's location are no keys of the file: the kind of a section, and the type that pydantic
+    tried for a value of several types.
     """
     names: list[str] = []
     sections: list[type[BaseModel]] = [schema]
@@ -322,7 +324,7 @@ def _walk(schema: type[BaseModel], location: Sequence[Any]) -> _Place:
         elif kinds := [section for section in sections if part in _kinds(section)]:
             sections = kinds
             continue
-        elif part == "[key]" or (not sections and field and not isinstance(part, int) and not _is_mapping(*field)):
+        elif part == "[key]" or (not sections and field and isinstance(part, str) and not _is_mapping(*field)):
             break
         names.append(str(part))
     return _Place(names, sections, field)
@@ -333,7 +335,7 @@ def _is_mapping(section: type[BaseModel], key: str) -> bool:
 
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
-    """The names that select this kind of section, if it is one of several kinds."""
+    """The names that select this section, if it is one of several kinds."""
     named = (section.model_fields.get(key) for key in ("name", "family", "hook"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 
@@ -345,9 +347,9 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def meaning(section: type[BaseModel], key: str) -> str:
-    """The docstring below the field `key` of `section`, in one line; without one, its description, or "".
+    """The docstring below the field `key` of `section`, in one line; else the field's description, or "".
 
-    A field that a class declares again without a docstring keeps the meaning that it has in the parent.
+    A field that a subclass declares again without a docstring keeps the parent's docstring.
     """
     for parent in section.__mro__:
         if issubclass(parent, BaseModel) and key in parent.model_fields and (found := _docstrings(parent).get(key)):
@@ -358,7 +360,7 @@ def meaning(section: type[BaseModel], key: str) -> str:
 
 @functools.cache
 def _docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each field of the class. Pydantic would read all of them whenever the class is imported."""
+    """The docstring below each field of the class. Pydantic would parse all classes' sources at import."""
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     except (OSError, TypeError):  # made without source
@@ -373,7 +375,7 @@ def _docstrings(section: type[BaseModel]) -> dict[str, str]:
 
 
 def in_brief(meaning: str) -> str:
-    """The first sentence of a meaning, to stand in parentheses: "Rows per step. null: …" -> "rows per step"."""
+    """The first sentence of a meaning, for parentheses: "Rows per step. null: …" -> "rows per step"."""
     sentence = meaning.split(". ")[0].removesuffix(".").replace("`", "")
     first_word = sentence.split(" ")[0].rstrip(",:")
     return sentence[:1].lower() + sentence[1:] if re.fullmatch("[A-Z][a-z]*", first_word) else sentence

@@ -25,33 +25,33 @@ class FailedError(UserError):
 
 
 class MissingPackage(UserError):
-    """A file is whole, but names what comes with a package that isn't installed."""
+    """A file is undamaged, but the package that offers a hook, objective or source of the file isn't installed."""
 
 
 class StoreError(UserError):
-    """A remote store refuses a request: no credentials, no permission, no such bucket. No file is at fault."""
+    """A remote store refuses a request: no credentials, no permission, no such bucket."""
 
 
 class StoreDamage(StoreError):
-    """A remote store sent other bytes of a file than those whose checksum it publishes."""
+    """A remote store sent bytes of a file whose checksum differs from the published one."""
 
     exit_code = 1
 
 
 class StoreUnavailable(StoreError):
-    """A remote store hasn't answered within the waiting time. The same command can be run again later."""
+    """A remote store hasn't answered within the waiting time. The user can run the same command again later."""
 
     exit_code = STOPPED
 
 
 class WorkerDied(FailedError):
-    """The process that did some work died on every try. `doing`: what it did last, "" if it didn't say."""
+    """The worker of a unit died on every try. `doing`: the last activity that it reported; "" if none."""
 
     doing = ""
 
 
 class NodeUnfit(FailedError):
-    """A node can't take part in a build, whatever the unit. The message says what is wrong there."""
+    """A node can't do any unit of a build. The message says why."""
 
 
 class DamagedInput(FailedError):
@@ -69,14 +69,14 @@ class DamagedInput(FailedError):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` in one line of at most 300 characters; the type of one without a message."""
+    """The message of `error` in one line of at most 300 characters; the error's type if it has no message."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
 def may_be_of_node(error: BaseException) -> bool:
-    """Whether another node may do what failed here: `error`, or one that led to it, is of the system or a store.
+    """Whether another node may succeed: `error`, or an error that caused it, comes from the system or a store.
 
-    An OSError without a number, such as gzip.BadGzipFile, is of a file's content.
+    An OSError without a number, such as gzip.BadGzipFile, comes from a file's content.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -87,8 +87,10 @@ def may_be_of_node(error: BaseException) -> bool:
 
 
 def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:
-    """The failure in one line where a disk or a file, and no program, is at fault: a full disk, that of `place` unless
-    the error names a file elsewhere, or a file that can't be read or replaced. None for any other error."""
+    """The failure in one line, if a disk is full or read-only or a file can't be read or replaced; else None.
+
+    A full disk is named by `place`, unless the error names a file elsewhere.
+    """
     if error.errno not in (*OF_DISKS, *_OF_FILES):
         return None
     where = error.filename2 or error.filename or place

@@ -42,13 +42,13 @@ def printable(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """False for text with lone surrogates, which stand for bytes that weren't UTF-8, or for half a character."""
+    """Whether `text` can be encoded as UTF-8: it has no lone surrogates."""
     return _SURROGATE.search(text) is None
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows as lines, the first column to the left and the others to the right. A column that is empty in all rows
-    but the first, the headings, is left out; headings alone are kept."""
+    """`rows` as lines, whose first column is aligned to the left and the others to the right. The first row has the
+    headings. A column without any value below its heading is left out, unless there are only headings."""
     headings, *others = rows
     columns = [column for column in range(len(headings)) if not others or any(row[column] for row in others)]
     widths = [max(len(row[column]) for row in rows) for column in columns]
@@ -98,9 +98,9 @@ def masked(text: str) -> str:
 
 
 def masked_code(text: str) -> str:
-    """`text`, of source code or a diff of it, also with *** for what looks like a key, a token or a password.
+    """`text`, source code or a diff, with *** for each value that looks like a key, a token or a password.
 
-    It masks too much rather than too little: whatever is assigned to a name that ends in `token` is masked.
+    It masks too much rather than too little: any value that is assigned to a name ending in `token` is masked.
 
     >>> masked_code('+api_key = "abcdefgh"')
     '+api_key = "***"'
@@ -111,7 +111,7 @@ def masked_code(text: str) -> str:
 
 
 def without_login(url: str) -> str:
-    """`url` without user and password, so that it can be shown as a link."""
+    """`url` without user and password, to be shown as a link."""
     return re.sub(r"^(\w+://)[^/\s]*@", r"\1", url)
 
 

@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face Hub: what an `hf://` URL names, and what the Hub refuses."""
+"""The Hugging Face Hub: parses `hf://` URLs, and explains what the Hub refuses."""
 
 import os
 import re
@@ -42,13 +42,13 @@ class HubPath:
 
     @property
     def root(self) -> str:
-        """The URL of the repository at this revision. The file system knows models without their kind."""
+        """The URL of the repository at this revision. The file system expects no kind for models."""
         kind = "" if self.kind == "models" else f"{self.kind}/"
         return f"hf://{kind}{self.repository}@{quote(self.revision, safe='')}"
 
     @property
     def is_commit(self) -> bool:
-        """Whether the revision can't move."""
+        """Whether the revision is a commit, which never moves."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def at(self, revision: str) -> "HubPath":
@@ -56,7 +56,7 @@ class HubPath:
 
 
 def parse(url: str) -> HubPath | None:
-    """What a URL such as "hf://datasets/allenai/c4@main/en/*.json.gz" names; None for anything but a repository.
+    """The parts of a URL such as "hf://datasets/allenai/c4@main/en/*.json.gz"; None for any other path or URL.
 
     Raises UserError for an `hf://` URL without an owner and a name.
     """
@@ -69,19 +69,19 @@ def parse(url: str) -> HubPath | None:
 
 
 def commits(paths: str | list[str]) -> dict[str, str]:
-    """The commits of the repositories that `paths` name, by the repositories' names: "datasets/allenai/c4"."""
+    """The commits in `paths`, by repository: "datasets/allenai/c4"."""
     found = map(parse, [paths] if isinstance(paths, str) else paths)
     return {f"{one.kind}/{one.repository}": one.revision for one in found if one is not None and one.is_commit}
 
 
 def sha256_of(info: Mapping[str, Any]) -> str:
-    """The sha256 that the Hub publishes of a file that huggingface_hub's file system lists; "" where it has none."""
+    """The sha256 that the Hub publishes of a file, from the listing of huggingface_hub; "" if it publishes none."""
     lfs = info.get("lfs")
     return str(lfs["sha256"]) if lfs else ""
 
 
 def refusal(error: BaseException, url: str) -> StoreError | None:
-    """What the Hub refuses, with the way out; None for any other error, and if the Hub may answer later."""
+    """What the Hub refuses, with the way out. None: another kind of error, or the Hub may answer later."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "LocalTokenNotFoundError" in names:
         return StoreError(f"{url}: no token; {LOG_IN}")
@@ -92,17 +92,14 @@ def refusal(error: BaseException, url: str) -> StoreError | None:
     status = getattr(getattr(error, "response", None), "status_code", 0)
     place = parse(url)
     where = f"{place.kind}/{place.repository}" if place else url
-    if "GatedRepoError" in names:
-        page = f"{endpoint()}/{where.removeprefix('models/')}"
-        return StoreError(f"{url}: {where} is gated: accept its conditions at {page}, then {LOG_IN}")
-    if "RevisionNotFoundError" in names:
-        return StoreError(f"{url}: {where} has no revision {place.revision if place else ''!r}")
-    if "RepositoryNotFoundError" in names:
-        return StoreError(f"{url}: the Hub has no {where}, or it is private; for a private one {LOG_IN}")
-    if "EntryNotFoundError" in names:
-        return StoreError(f"{url}: no such file")
-    if status == 401:
-        return StoreError(f"{url}: the Hub refuses the token: {one_line(error)}; {LOG_IN}")
-    if status == 403:
-        return StoreError(f"{url}: permission denied: {one_line(error)}")
-    return None
+    page = f"{endpoint()}/{where.removeprefix('models/')}"
+    reasons = {
+        "GatedRepoError": f"{where} is gated: accept its conditions at {page}, then {LOG_IN}",
+        "RevisionNotFoundError": f"{where} has no revision {place.revision if place else ''!r}",
+        "RepositoryNotFoundError": f"the Hub has no {where}, or it is private; for a private one {LOG_IN}",
+        "EntryNotFoundError": "no such file",
+        401: f"the Hub refuses the token: {one_line(error)}; {LOG_IN}",
+        403: f"permission denied: {one_line(error)}",
+    }
+    found = next((reason for kind, reason in reasons.items() if kind in {*names, status}), None)
+    return StoreError(f"{url}: {found}") if found else None

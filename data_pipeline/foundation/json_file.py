@@ -1,4 +1,4 @@
-"""JSON files validated against types as they are read, so that a damaged or foreign file is found at once."""
+"""Reads JSON files and validates them against types, so that a damaged or foreign file is refused at once."""
 
 import hashlib
 import logging
@@ -15,7 +15,7 @@ from data_pipeline.foundation.packages import missing_under
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_COMPLETE = ("json_invalid", "missing", "value_error")  # problems whose message needs no value
+_COMPLETE = ("json_invalid", "missing", "value_error")  # problems whose messages don't need the value
 
 
 def _is_below(path: str) -> str:
@@ -25,21 +25,21 @@ def _is_below(path: str) -> str:
 
 
 PathBelow = Annotated[str, AfterValidator(_is_below)]
-"""A relative path, read from a file, that must not lead out of that file's directory."""
+"""A relative path in a file, which must not lead out of the file's directory."""
 
 
 def read_json(path: Path, kind: type[T]) -> T:
     """The content of `path` as a `kind`: a dataclass, or any type with annotations that pydantic knows.
 
     Values keep their types ("5" is not a number), and keys that `kind` lacks are ignored. Raises FileNotFoundError if
-    the file doesn't exist, and FailedError, which names the file, the key and the value found, for any other content;
-    MissingPackage if a package is missing that offers what the file names.
+    the file doesn't exist, FailedError, which names the file, the key and the value found, for wrong content, and
+    MissingPackage if the file names something of a package that isn't installed.
     """
     return read_content(path.read_bytes, kind, path)
 
 
 def read_content(read: Callable[[], bytes], kind: type[T], path: Path | str) -> T:
-    """Like `read_json`, for what `read` reads from `path`."""
+    """Like `read_json`; `read` returns the content of `path`."""
     try:
         content = read()
     except FileNotFoundError:
@@ -50,12 +50,12 @@ def read_content(read: Callable[[], bytes], kind: type[T], path: Path | str) -> 
 
 
 def read_valid_json(path: Path, kind: type[T]) -> T | None:
-    """Like `read_json` for a file that isn't essential: None if it is missing or damaged. Damage is logged."""
+    """Like `read_json` for a dispensable file: None if it is missing or damaged. Damage is logged."""
     return read_valid(lambda: read_json(path, kind))
 
 
 def read_valid(read: Callable[[], T]) -> T | None:
-    """What `read` returns; None if its file is missing or damaged. Damage is logged."""
+    """The result of `read`; None if the file is missing or damaged. Damage is logged."""
     try:
         return read()
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def read_valid(read: Callable[[], T]) -> T | None:
 
 
 def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
-    """Like `read_json`, for content already read from `path`."""
+    """Like `read_json`, for the `content` of `path`."""
     try:
         return adapter(cast(Any, kind)).validate_json(content, strict=True)
     except ValidationError as error:
@@ -80,12 +80,12 @@ def parse_json(content: bytes | str, kind: type[T], path: Path | str) -> T:
 
 
 def seal_holds(content: bytes) -> bool:
-    """Whether the bytes of a JSON file are those that `write_json` sealed."""
+    """Whether the content of a JSON file is unchanged since `write_json` sealed it."""
     above, _, checksum = content.rpartition(SEAL)
     return checksum == hashlib.sha256(above).hexdigest().encode() + b'"\n}\n'
 
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What turns a `kind` into JSON and back."""
+    """Pydantic's converter between `kind` and JSON."""
     return TypeAdapter(kind)

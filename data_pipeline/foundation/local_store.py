@@ -1,11 +1,11 @@
-"""A corpus in a folder that all nodes see, on a local disk or a shared file system.
+"""The store of a corpus in a folder that all nodes see, on a local disk or a shared file system.
 
-Ensures that one build at a time works on a corpus, and that no worker of an earlier build still writes to it. Two files
-under `CORPUS/.stages` are locked with flock, which is released whenever and however its process ends:
+One build at a time works on a corpus, and no worker of an earlier build still writes to it. Two files under
+`CORPUS/.stages` are locked with flock, so that the lock ends with its process:
 
-- `driver` is locked by the running build. It names that build's host and process.
-- `workers` holds the build's token. A worker holds a shared lock on it while it works. A new build waits until the file
-  is unlocked, then writes its own token. A worker that finds a token other than its build's stops.
+- The running build's driver locks `driver`, which names its host and process.
+- `workers` has the build's token. A worker holds a shared lock on the file while it works. A new build waits until the
+  file is unlocked, then writes a new token. A worker that finds another build's token stops.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from data_pipeline.foundation.threads import in_threads
 # Ray ends the workers of a dead driver within seconds; an NFS server releases the locks of a dead node after 90.
 _SECONDS_FOR_FORMER_WORKERS = 120.0
 _STAGES = ".stages"
-_UNFINISHED = f"{_STAGES}/unfinished"  # where units begin files of `.stages`
+_UNFINISHED = f"{_STAGES}/unfinished"  # the folder in which units begin files of `.stages`
 
 
 class LocalStore(Store):
@@ -38,7 +38,7 @@ class LocalStore(Store):
     def __str__(self) -> str:
         return str(self.root)
 
-    def __reduce__(self) -> tuple[type, tuple[Path]]:  # a worker may be in another folder
+    def __reduce__(self) -> tuple[type, tuple[Path]]:  # a worker may have another working directory
         return LocalStore, (self.root.resolve(),)
 
     @property
@@ -104,7 +104,9 @@ class LocalStore(Store):
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def lines(self, name: str) -> Iterator[bytes]:
-        return _lines(path) if (path := self.root / name).exists() else iter(())
+        with contextlib.suppress(FileNotFoundError), (self.root / name).open("rb") as file:
+            for line in file:  # one at a time: the records of a crawl take a gigabyte
+                yield line[:-1] if line.endswith(b"\n") else b""
 
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
         path = self.root / name
@@ -192,27 +194,17 @@ class LocalStore(Store):
                 self._begun_in = None
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
-        """Units of a stage begin their files in one folder, so that the files of all stages needn't be listed."""
+        """Doesn't list the files of all stages: units begin the files of `.stages` in one folder."""
         shutil.rmtree(self.root / _UNFINISHED, ignore_errors=True)
         remove_leftovers(self.root, {*folders} - {_STAGES})
         for folder in ("", *self.folders(_STAGES)):
             remove_leftovers(self.root / _STAGES / folder, ())
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:  # a line at a time: those of a crawl have a gigabyte
-        for line in file:
-            yield line[:-1] if line.endswith(b"\n") else b""
-
-
 def _read(descriptor: int, start: int, stop: int) -> bytes:
     """The bytes of an open file from `start` to `stop`; fewer at its end."""
-    content = os.pread(descriptor, stop - start, start)
-    if len(content) == stop - start:
-        return content
-    parts = [content]  # the kernel reads 2 GiB at most
-    while content:
-        start += len(content)
-        content = os.pread(descriptor, stop - start, start)
+    parts = []
+    while content := os.pread(descriptor, stop - start, start):  # the kernel reads 2 GiB at most
         parts.append(content)
+        start += len(content)
     return b"".join(parts)

@@ -1,10 +1,9 @@
-"""A corpus in a bucket: S3, or another store of fsspec on which a file appears whole or not at all, and that can refuse
-to replace one. Nodes need nothing in common but the bucket.
+"""The store of a corpus in a bucket: S3, or another object store that can refuse to replace an object.
 
-A claim is an object `.stages/claims/NUMBER` that is created only if there is none of that number. Whoever created the
-one of the highest number has the corpus. The driver renews its claim by writing the object again; when it stays the
-same for `LEASE_SECONDS`, its driver is gone, and another may create the next number. So no clocks are compared. Workers
-look for their driver's claim before they write, at most ten times while it lasts.
+Nodes share nothing but the bucket. A claim is an object `.stages/claims/NUMBER`, which a driver creates only if no
+object has this number. The driver with the highest number has the corpus. It renews the claim by writing the object
+again. If the object stays unchanged for `LEASE_SECONDS`, the driver is gone, and another driver may create the next
+number; no clocks are compared. A worker looks for its driver's claim before it writes, at most ten times per lease.
 """
 
 import contextlib
@@ -34,12 +33,12 @@ from data_pipeline.foundation.store import Answer, Item, Store
 from data_pipeline.foundation.threads import in_threads
 
 LEASE_SECONDS = 30.0
-_LOOKS = 10  # at a claim while it lasts, and renewals
+_LOOKS = 10  # at a claim per lease; also renewals
 _CLAIMS = ".stages/claims"
-_DIGITS = 8  # of the numbers of claims and of pieces of a file of lines
-_WHOLE = ".whole"  # the end of the name of a piece that replaces all before it
-_SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # folders of files that are sent, with the process that does
-_PART = 32 << 20  # bytes of a file that are sent at once
+_DIGITS = 8  # in the numbers of claims and of the pieces of a file of lines
+_WHOLE = ".whole"  # ends the name of a piece that replaces all earlier pieces
+_SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # begins the names of scratch folders; the process's id follows
+_PART = 32 << 20  # bytes of a part of a multipart upload
 
 
 class ObjectStore(Store):
@@ -52,10 +51,10 @@ class ObjectStore(Store):
         self._protocols = stores.protocols(self._filesystem)
         self._is_away = False
         self._claimed = 0  # the number of this driver's claim
-        self._driver = 0  # the claim under which this worker writes
-        self._seen, self._looked = 0, 0.0  # the claim that was seen last, and when
+        self._driver = 0  # the claim of this worker's driver
+        self._seen, self._looked = 0, 0.0  # the last claim that was found, and when
         self._written: dict[str, tuple[int, str]] = {}
-        self._pieces: dict[str, list[str]] = {}  # of each file of lines
+        self._pieces: dict[str, list[str]] = {}  # the pieces of each file of lines
 
     def __str__(self) -> str:
         return self._url
@@ -68,13 +67,13 @@ class ObjectStore(Store):
         return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
     def _ask(self, request: Callable[..., Answer], name: str, *given: Any, **options: Any) -> Answer:
-        """What the file system answers to a `request` about a file or folder, with_retries."""
+        """The file system's answer to a `request` about a file or folder, with_retries."""
         path = f"{self._root}/{name}".rstrip("/")
         wait = 0.0 if self._is_away else stores.WAIT_SECONDS
         try:
             answer = stores.with_retries(lambda: request(path, *given, **options), self.at(name), wait)
         except StoreUnavailable:
-            self._is_away = True  # whoever still wants to write what is finished needn't wait as long again
+            self._is_away = True  # later requests of this build don't wait as long again
             raise
         self._is_away = False
         return answer
@@ -83,7 +82,7 @@ class ObjectStore(Store):
         return in_threads(function, [*items], 1)
 
     def get(self, name: str) -> bytes:
-        whole = {"max_concurrency": 1} if "s3" in self._protocols else {}  # else s3fs first asks for the size
+        whole = {"max_concurrency": 1} if "s3" in self._protocols else {}  # s3fs then doesn't ask for the size first
         return self._ask(self._filesystem.cat_file, name, **whole)
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -96,11 +95,11 @@ class ObjectStore(Store):
         return [next(found) if stop > start else b"" for start, stop in ranges]
 
     def readable(self, name: str) -> BinaryIO:
-        try:  # most files are no longer, and their size needn't be asked for
+        try:  # reads most files whole, without a request for the size
             beginning = self._ask(self._filesystem.cat_file, name, start=0, end=stores.READ_AHEAD)
         except UserError:
             raise
-        except Exception:  # `open_file` says what is wrong, if anything: an empty file has no such range
+        except Exception:  # an empty file has no such range; `open_file` reports anything else
             beginning = b""
         return stores.open_file(self.at(name), beginning)
 
@@ -126,7 +125,7 @@ class ObjectStore(Store):
 
     def send(self, path: Path, name: str) -> None:
         def sent(target: str) -> None:
-            if not stores.OBJECT_STORES & self._protocols:  # there, creating one may make a bucket
+            if not stores.OBJECT_STORES & self._protocols:  # on an object store, makedirs may create a bucket
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._filesystem.put_file(str(path), target, **of_s3)
 
@@ -135,7 +134,7 @@ class ObjectStore(Store):
         self._ask(sent, name)
 
     def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
-        """By the ETag of S3, which made it from what it received; elsewhere by reading the file."""
+        """Compares S3's ETag, which S3 computes from the bytes received. On other stores, reads the file."""
         try:
             info = self._ask(self._filesystem.info, name)
         except FileNotFoundError:
@@ -147,7 +146,7 @@ class ObjectStore(Store):
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
-        """A folder of this machine. If this process is killed, a later worker removes it."""
+        """A temporary folder. If this process is killed, a later worker removes the folder."""
         with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}.", dir=self.disk) as directory:
             yield Path(directory)
 
@@ -168,7 +167,7 @@ class ObjectStore(Store):
         return [*self._files(folder, deep)]
 
     def _files(self, folder: str, deep: bool = True) -> dict[str, int]:
-        """The bytes of each file by its name."""
+        """The bytes of each file, by name."""
         return {name: info["size"] for name, info in self._listed(folder, deep).items() if info["type"] == "file"}
 
     def folders(self, folder: str) -> list[str]:
@@ -181,7 +180,7 @@ class ObjectStore(Store):
             within, _, last = path.rpartition("/")
             find = self._filesystem.find
             try:
-                if "s3" in self._protocols and within:  # s3fs asks three times for a folder that isn't there
+                if "s3" in self._protocols and within:  # s3fs's ls sends three requests for a missing folder
                     depth = {} if deep else {"maxdepth": 1, "withdirs": True}
                     return [*find(within, prefix=f"{last}/", detail=True, **depth).values()]
                 return [*find(path, detail=True).values()] if deep else self._filesystem.ls(path, detail=True)
@@ -208,7 +207,7 @@ class ObjectStore(Store):
         self.delete(self.names(folder))
         self._pieces.clear()
 
-    # A file of lines is a folder of pieces with numbers. One that ends in _WHOLE replaces all before it.
+    # A file of lines is a folder of numbered pieces. A piece that ends in _WHOLE replaces all earlier pieces.
 
     def lines(self, name: str) -> Iterator[bytes]:
         pieces = self._pieces_of(name)
@@ -217,7 +216,7 @@ class ObjectStore(Store):
         return (line for content in contents for line in content.splitlines())
 
     def _pieces_of(self, name: str) -> list[str]:
-        """All pieces of a file of lines. A driver, which alone adds some, lists them once: listings may be late."""
+        """All pieces of a file of lines. The driver, which alone adds pieces, lists them once: a listing may be old."""
         if name not in self._pieces or not self._claimed:
             self._pieces[name] = sorted(self.names(name))
         return self._pieces[name]
@@ -238,7 +237,7 @@ class ObjectStore(Store):
         pieces.append(piece)
 
     def claim(self) -> None:
-        """Waits for the lease of a driver that was killed to end. Raises StoreError if the bucket can't be used."""
+        """Waits until the lease of a killed driver has ended. Raises StoreError if the bucket can't be used."""
         if self._claimed:
             return
         if not stores.OBJECT_STORES & self._protocols:
@@ -246,7 +245,7 @@ class ObjectStore(Store):
             raise UserError(
                 f"output: {self}: expected a path, or a URL of an object store (s3, gs, az, abfs); {way_out}"
             )
-        self._pieces.clear()  # another driver may have added some
+        self._pieces.clear()  # another driver may have added pieces
         token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
         while True:
             newest, content = self._newest()
@@ -258,10 +257,10 @@ class ObjectStore(Store):
                     )
             if not content or _is_released(content) or time.monotonic() - since > LEASE_SECONDS:
                 mine = _holding(token, 0)
-                # another driver may have it now, or this one, if the answer to its first request was lost
+                # if the first request's answer was lost, a retry finds this driver's own object
                 if self._create(newest + 1, mine) or self.get(_claim(newest + 1)) == mine:
                     break
-                time.sleep(LEASE_SECONDS / _LOOKS)  # until the other's claim is listed
+                time.sleep(LEASE_SECONDS / _LOOKS)  # until the other driver's claim is listed
                 continue
             if not told:
                 told = True
@@ -275,7 +274,7 @@ class ObjectStore(Store):
             self.delete([_claim(self._claimed)])
             self._claimed = 0
             raise
-        for name in sorted(self.names(_CLAIMS)):  # in order, since one without its next counts as the newest
+        for name in sorted(self.names(_CLAIMS)):  # oldest first: a claim without a successor counts as the newest
             if _number(name) < self._claimed:
                 self.delete([name])
         self._ended = threading.Event()
@@ -285,12 +284,12 @@ class ObjectStore(Store):
     def _newest(self) -> tuple[int, bytes]:
         """The highest number of a claim, and its content; (0, b"") if there is none."""
         while claims := sorted(self.names(_CLAIMS)):
-            with contextlib.suppress(FileNotFoundError):  # removed since, as a newer one is there
+            with contextlib.suppress(FileNotFoundError):  # a driver with a newer claim has just removed it
                 return _number(claims[-1]), self.get(claims[-1])
         return 0, b""
 
     def _create(self, number: int, content: bytes) -> bool:
-        """Creates a claim; returns whether there was none of that number."""
+        """Creates a claim; returns False if another claim has this number."""
         try:
             self._ask(self._filesystem.pipe_file, _claim(number), content, mode="create")
         except UserError as error:
@@ -305,7 +304,7 @@ class ObjectStore(Store):
         return True
 
     def _check_conditions(self) -> None:
-        """Raises StoreError if the store replaces a file that is only to be created."""
+        """Raises StoreError if the store replaces an object in spite of the condition to create it."""
         if self._create(self._claimed, b""):
             reason = "its store replaces objects in spite of the condition If-None-Match: *"
             way_out = "two builds at once would damage the corpus; build in a folder, then data-pipeline publish"
@@ -315,7 +314,7 @@ class ObjectStore(Store):
         for times in itertools.count(1):
             if ended.wait(LEASE_SECONDS / _LOOKS):
                 return
-            with contextlib.suppress(Exception):  # `_look` tells whether another driver has taken over meanwhile
+            with contextlib.suppress(Exception):  # `_look` finds out if another driver has taken over
                 if not self._has(number):
                     return
                 self._filesystem.pipe_file(f"{self._root}/{_claim(number)}", _holding(token, times))
@@ -324,7 +323,7 @@ class ObjectStore(Store):
         if self._claimed:
             self._ended.set()
             self._renewal.join()
-            with contextlib.suppress(UserError):  # else the next build waits for the end of the lease
+            with contextlib.suppress(UserError):  # the next build then waits until the lease has ended
                 self.write(_claim(self._claimed), _holding("", -1))
             self._claimed = 0
 
@@ -346,18 +345,18 @@ class ObjectStore(Store):
             self._driver = 0
 
     def _look_again(self, claim: int) -> None:
-        """Looks, unless this store has seen that claim a moment ago. A claim of 0 is that of no worker."""
+        """Like `_look`, unless the claim was found a moment ago. Does nothing for claim 0, which no driver has."""
         if claim and (claim != self._seen or time.monotonic() - self._looked > LEASE_SECONDS / _LOOKS):
             self._look(claim)
 
     def _look(self, claim: int) -> None:
-        """Raises NodeUnfit if another driver than that of `claim` has the corpus."""
+        """Raises NodeUnfit if another driver has the corpus than the one of `claim`."""
         if not self._has(claim):
             raise NodeUnfit(f"{self}: another build has taken over, or this isn't the bucket that the build writes to")
         self._seen, self._looked = claim, time.monotonic()
 
     def _has(self, claim: int) -> bool:
-        """Whether the driver of `claim` has the corpus. Asks for objects, since listings may be late."""
+        """Whether the driver of `claim` has the corpus. Reads the objects, since a listing may be old."""
 
         def there(number: int) -> bool:
             with contextlib.suppress(FileNotFoundError):
@@ -367,7 +366,7 @@ class ObjectStore(Store):
         return there(claim) and not there(claim + 1)
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
-        """Removes the parts of uploads that were given up, which are invisible and cost money."""
+        """Aborts unfinished multipart uploads, whose parts are invisible and cost money."""
         if "s3" not in self._protocols:
             return
         bucket, _, prefix = self._root.partition("/")
@@ -378,7 +377,7 @@ class ObjectStore(Store):
 
 
 def _etag(path: Path, in_parts: bool) -> str:
-    """What S3 calls the content of a file (ETag) that was sent in one piece, or in parts of `_PART` bytes."""
+    """S3's ETag of a file that was sent in one piece, or in parts of `_PART` bytes."""
     with path.open("rb") as file:
         if not in_parts:
             return hashlib.file_digest(file, _md5).hexdigest()
@@ -395,7 +394,7 @@ def _claim(number: int) -> str:
 
 
 def _number(name: str) -> int:
-    """The number in the name of a claim or a piece of lines."""
+    """The number in the name of a claim or of a piece of lines."""
     return int(PurePosixPath(name).name.removesuffix(_WHOLE))
 
 

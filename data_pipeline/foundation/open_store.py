@@ -1,4 +1,4 @@
-"""The store of a corpus by its location."""
+"""Opens the store of a corpus."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from data_pipeline.foundation.store import Store
 
 
 def open_store(location: str | Path | Store) -> Store:
-    """The store of the corpus at a path or URL; nothing is read."""
+    """The store of the corpus at a path or URL. Reads nothing."""
     if isinstance(location, Store):
         return location
     path = str(location).removeprefix("file://")
     if "://" not in path:
         return LocalStore(Path(path))
-    from data_pipeline.foundation.object_store import ObjectStore  # fsspec takes 60 ms, and agents need none of it
+    from data_pipeline.foundation.object_store import ObjectStore  # fsspec takes 60 ms, for a bucket alone
 
     return ObjectStore(path)

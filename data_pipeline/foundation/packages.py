@@ -1,4 +1,4 @@
-"""The version of this package or its source tree, and what other packages offer it: hooks, objectives, sources …"""
+"""Versions of packages and of this source tree, and what other packages offer: hooks, objectives, sources, …"""
 
 import subprocess
 import tomllib
@@ -15,22 +15,27 @@ _SOURCE = Path(data_pipeline.__file__).parent.parent
 
 
 def code_version(source: Path = _SOURCE) -> str:
-    """The git commit, with "-dirty" if tracked files differ from it; the package's version outside a git repository."""
-    # without --exclude, git would print a tag instead of the commit
+    """The git commit, with "-dirty" if tracked files differ; outside a git repository, the package's version."""
+    # --exclude: git would otherwise print a tag instead of the commit
     described = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", source=source).strip()
     return described or package_version()
 
 
 def package_version() -> str:
-    """The version of the installed package, or "unknown" if the package isn't installed."""
+    """The version of this package; "unknown" if it isn't installed."""
+    return version_of(PACKAGE) or "unknown"
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; "" if it isn't installed."""
     try:
-        return version(PACKAGE)
+        return version(package)
     except PackageNotFoundError:
-        return "unknown"
+        return ""
 
 
 def git(*arguments: str, source: Path = _SOURCE) -> str:
-    """The output of a git command in the source tree; "" if that is no git repository or the command fails."""
+    """The output of a git command in the source tree; "" if it is no git repository or the command fails."""
     if not (source / ".git").exists():
         return ""
     command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
@@ -42,15 +47,15 @@ def git(*arguments: str, source: Path = _SOURCE) -> str:
 
 
 T = TypeVar("T")
-# Of config files, and of files that are written from them: the entry points that offer what stands under a key.
+# By key of a config file, or of a file written from one: the entry points that offer the key's values.
 _OFFERED_UNDER = {"objective": "objectives", "of": "objectives", "model": "families", "evaluation": "hooks"}
 
 
 def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str | None = None) -> dict[str, type[T]]:
     """The subclasses of `base` under the entry points `encdec_pretrain.KINDS` of all installed packages, by name.
 
-    `shipped`: the names of those that ship. `key`: the field whose default is the name. Raises UserError for one that
-    can't be imported, is no such class or has another name in that field, and for two of one name.
+    `shipped`: names that this package has itself. `key`: the field whose default must be the name. Raises UserError for
+    an entry point that can't be imported, is no subclass of `base` or has another default, and for two of one name.
     """
     found: dict[str, type[T]] = {}
     for entry in _entries(kinds):
@@ -71,7 +76,7 @@ def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str |
 
 
 def _entries(kinds: str) -> Iterable[EntryPoint]:
-    """In the order of packages' names: a file system lists them in any."""
+    """The entry points in the order of packages' names, since file systems list them in any order."""
     return sorted(entry_points(group=f"encdec_pretrain.{kinds}"), key=lambda entry: (_package(entry), entry.name))
 
 
@@ -80,7 +85,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def offering(kinds: str, name: str) -> str:
-    """The package that offers `name`, with its version: "my_package 1.0". "" for what ships."""
+    """The package that offers `name`, with its version: "my_package 1.0"; "" for a name that ships."""
     return next((_package(entry) for entry in _entries(kinds) if entry.name == name), "")
 
 
@@ -99,12 +104,12 @@ def example(kinds: str, name: object) -> str:
 
 
 def installed_then(package: str) -> str:
-    """The way out for a file that was written when `package`, as `offering` gives it, was installed."""
+    """The way out for a file that was written with `package`, a result of `offering`."""
     return f"it was {package}; install that" if package else "install the one that does"
 
 
 def missing_under(keys: Sequence[object], name: object) -> str:
-    """`missing` where packages may offer the value `name` of these keys of a config file, else ""."""
+    """`missing`, if packages may offer the value `name` of these keys of a config file; else ""."""
     names = [str(key) for key in keys if not str(key).isdecimal()]
     kinds = "sources" if names == ["sources", "format"] else _OFFERED_UNDER.get(names[-1])
     return missing(kinds, name) if kinds else ""

@@ -1,4 +1,4 @@
-"""Paths and URLs in config files and arguments, and readable errors when they can't be opened."""
+"""Validates paths and URLs of config files and arguments, and explains why one can't be opened."""
 
 import contextlib
 import difflib
@@ -44,7 +44,7 @@ def url(text: str) -> str:
 def config(text: str) -> str:
     """A config file or a folder of them: a `local` path, or `configs:NAME` for one that ships with the package.
 
-    Raises ValueError for a URL, and for a name that doesn't ship, with the nearest ones that do.
+    Raises ValueError for a URL and for an unknown NAME, with the nearest names.
     """
     if not text.startswith(_SHIPPED):
         return local(text)
@@ -56,19 +56,19 @@ def config(text: str) -> str:
 
 
 def config_or_url(text: str) -> str:
-    """What `config` takes, or a URL."""
+    """A `config`, or a URL."""
     return text if "://" in text else config(text)
 
 
 def shipped(pattern: str) -> dict[str, Path]:
-    """What ships with the package in configs and fits `pattern`: paths by their names, `configs:NAME`."""
+    """The shipped config files that match `pattern`: paths by name, `configs:NAME`."""
     return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in sorted(_CONFIGS.rglob(pattern))}
 
 
 def mlflow_uri(text: str) -> str:
     """MLflow's tracking URI: a `location`, or sqlite:///FILE with a local FILE.
 
-    Raises ValueError like both, and for a URI in which a password has been masked.
+    Raises ValueError like `location` and `local`, and for a URI whose password was masked.
     """
     prefix = "sqlite:///"
     if f":{MASK}@" in text:
@@ -78,12 +78,12 @@ def mlflow_uri(text: str) -> str:
 
 @contextlib.contextmanager
 def opening(path: str) -> Iterator[None]:
-    """Turns errors of a file system into a UserError of one line that begins with `path`."""
+    """Turns file systems' errors into a UserError in one line, which begins with `path`."""
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except Exception as error:  # each library has its own errors: an unknown protocol, no login, no network
+    except Exception as error:  # each library raises its own errors: unknown protocol, no login, no network
         raise UserError(f"{path}: can't be read: {getattr(error, 'strerror', None) or one_line(error)}") from None

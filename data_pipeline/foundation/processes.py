@@ -1,4 +1,4 @@
-"""Processes that a command starts, watches, signals and ends together; the signals that ask for an end; free memory."""
+"""Starts, watches and ends child processes; handles stop signals; measures memory."""
 
 import contextlib
 import fcntl
@@ -19,21 +19,20 @@ _SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.05
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask this process to stop. They include SIGHUP, which a closing terminal sends, unless `nohup`
-    has made the process ignore it."""
+    """The signals that ask this process to stop. SIGHUP, which a closing terminal sends, is left out under `nohup`."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (ignored and number is signal.SIGHUP)]
 
 
 def announce(number: int, what: str) -> None:
-    """Prints to stderr `what` a signal does. Doesn't use print(), which the signal handler may have interrupted."""
+    """Prints to stderr `what` a signal does. Not with print(), which the signal may have interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"{signal.Signals(number).name}: {what}\n".encode())
 
 
 @contextlib.contextmanager
 def caught(on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Within the block, stop signals are added to the list that it yields; then `on_signal` is called."""
+    """Within the block, each stop signal is appended to the list that is yielded, and `on_signal` is called with it."""
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -63,10 +62,9 @@ def handlers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Starts processes with `signals` blocked.
+    """Processes that are started within the block, and their children, have `signals` blocked until they unblock them.
 
-    A process that is started within the block inherits the mask, and so do its own children, until one of them unblocks
-    the signals. Installing a handler does not unblock them.
+    Installing a handler doesn't unblock a signal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -76,7 +74,7 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def until(true: Callable[[], object], seconds: float) -> bool:
-    """Waits until something is true, at most `seconds`; returns whether it is."""
+    """Waits until `true()` is true, at most `seconds`; returns whether it is."""
     deadline = time.monotonic() + seconds
     while not (found := true()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -84,14 +82,15 @@ def until(true: Callable[[], object], seconds: float) -> bool:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A process that leads a session: all that it starts belongs to it.
+    """A child process that leads a session; its own children belong to the session.
 
-    `output` takes its stdout and stderr: a file, or "kept", in memory, for `read` and `last_lines`; None: those of this
-    process. `stdin` is written to its stdin, which then stays open. If it is `tied`, in place of `stdin`, the kernel
-    kills its session as soon as this process ends, however that happens. `signals_blocked`: it and what it starts hold
-    stop signals back until they unblock them.
+    `output`: the file for stdout and stderr; "kept": they stay in memory, for `read` and `last_lines`; None: this
+    process's stdout and stderr. `stdin`: written to the child's stdin, which stays open. `tied`, without `stdin`: the
+    kernel kills the session as soon as this process ends, however it ends. `signals_blocked`: stop signals are blocked
+    as in `blocked`.
 
-    `started`: when, in seconds of `time.monotonic`.
+    Attributes:
+        started: when the process was started, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -116,28 +115,28 @@ class Process(subprocess.Popen[bytes]):
             _kill_when_closed(inside, self.pid)
         os.close(inside)
         if stdin:
-            # a broken pipe: it has ended, and its output says why
+            # BrokenPipeError: the child has ended, and its output says why
             with contextlib.suppress(BrokenPipeError), open(self._inlet, "wb", closefd=False) as file:
                 file.write(stdin)
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self.poll()
 
     def read(self) -> bytes:
-        """What has been written to its kept output since the last call."""
+        """The kept output since the last call."""
         content = self._written(self._taken)
         self._taken += len(content)
         return content
 
     def write(self, data: bytes) -> int:
-        """Writes to its stdin what the pipe takes; returns how many bytes that was. Raises OSError if it takes none."""
+        """Writes to stdin; returns how many bytes the pipe took. Raises OSError if it takes none."""
         os.set_blocking(self._inlet, False)
         return os.write(self._inlet, data)
 
     def last_lines(self, number: int) -> list[str]:
-        """The last lines of its kept output, without empty ones."""
+        """The last lines of the kept output, without empty lines."""
         lines = self._written().decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-number:]
 
@@ -151,10 +150,10 @@ class Process(subprocess.Popen[bytes]):
 
 
 class ProcessGroup:
-    """Processes of which none outlives the `with` block, nor anything that they have started.
+    """Child processes that end with the `with` block, together with their own children.
 
-    Each leads a session of its own, so that Ctrl-C in the terminal reaches only this process, which decides what they
-    get. Processes that are told to end have `seconds_to_end` to do so.
+    Each leads a session, so that Ctrl-C in the terminal reaches only this process. `seconds_to_end`: how long the
+    processes have to end by themselves before they are killed.
     """
 
     def __init__(self, seconds_to_end: float = 30.0):
@@ -162,7 +161,6 @@ class ProcessGroup:
         self._processes: list[Process] = []
 
     def add(self, process: Process) -> Process:
-        """Takes charge of a process."""
         self._processes.append(process)
         return process
 
@@ -180,19 +178,19 @@ class ProcessGroup:
         process.close()
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to every process of the group, but not to those that these have started."""
+        """Sends a signal to the processes of the group, not to their children."""
         for process in self._processes:
             process.send_signal(number)
 
     def end(self, number: int | None = signal.SIGTERM) -> None:
-        """Sends the signal `number`, if any, gives the processes their time, and kills what is left of them."""
+        """Sends the signal `number`, if any, waits `seconds_to_end` at most, and kills the processes that still run."""
         if number is not None:
             self.send_signal(number)
         until(lambda: all(process.code is not None for process in self._processes), self._seconds_to_end)
         self.kill()
 
     def kill(self) -> None:
-        """Kills the processes and all that they have started, and waits until they are gone."""
+        """Kills the processes and their children, and waits until all are gone."""
         sessions = {process.pid for process in self._processes}
 
         def gone() -> bool:
@@ -225,18 +223,18 @@ def _members(sessions: Iterable[int]) -> list[psutil.Process]:
 
 
 def _is_over(process: psutil.Process) -> bool:
-    """Whether a process is a zombie: a container's init may take long to reap it.
+    """Whether a process has ended, although it is still listed: a container's init may be slow to reap it.
 
-    A process that was killed is one as soon as its first thread has ended; its files and locks are held by the others.
+    A killed process is a zombie as soon as its first thread has ended; its other threads still hold files and locks.
     """
     return process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{process.pid}/task")) <= 1  # noqa: PTH208
 
 
 def _kill_when_closed(pipe: int, session: int) -> None:
-    """Makes the kernel kill the processes of `session` once the other end of `pipe` is closed, however that happens.
+    """Makes the kernel kill the processes of `session`, whose stdin is `pipe`, once the other end of `pipe` is closed.
 
-    They share `pipe` as their stdin. Signal-driven I/O needs no thread in any of them, so it also kills processes that
-    are stopped or hang in native code.
+    Signal-driven I/O needs no thread in these processes, so it also kills processes that are stopped or hang in native
+    code.
     """
     fcntl.fcntl(pipe, fcntl.F_SETOWN, -session)
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
@@ -251,22 +249,16 @@ _GROUPS = {  # controller: (mount point, file of the limit, file of the usage, k
 
 def available_memory() -> int:
     """The bytes that this process can still allocate: the machine's free memory, or less under a control group."""
-    return min([psutil.virtual_memory().available, *left_by_control_groups()])
+    return min([psutil.virtual_memory().available, *(most - taken for most, taken in control_groups())])
 
 
 def total_memory() -> int:
-    """The bytes of the machine's memory that this process may use, free or not."""
+    """The bytes of memory that this process may use, free or not."""
     return min([psutil.virtual_memory().total, *(most for most, _ in control_groups())])
 
 
-def left_by_control_groups(system: Path = Path("/")) -> Iterator[int]:
-    """The bytes left in each control group of this process that has a limit."""
-    return (most - taken for most, taken in control_groups(system))
-
-
 def control_groups(system: Path = Path("/")) -> Iterator[tuple[int, int]]:
-    """The limit in bytes of each control group of this process that has one, such as a container's or a job's, and what
-    is in use."""
+    """(limit, use) in bytes of each control group of this process that has a limit, such as a container or a job."""
     groups = (system / "proc/self/cgroup").read_text() if (system / "proc/self/cgroup").exists() else ""
     for _, controllers, path in (line.split(":", 2) for line in groups.splitlines()):
         if controllers not in _GROUPS:

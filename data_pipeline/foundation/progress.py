@@ -1,6 +1,6 @@
-"""Progress of long work: workers report how far they are, and the driver shows it on stderr.
+"""Progress of long work: workers report it, and the driver shows it on stderr.
 
-A terminal gets a bar beside a line, anything else a line every few seconds.
+A terminal shows a bar beside a line. Any other output gets a line every ten seconds.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ _BAR_WIDTH = 20  # characters
 
 @dataclass
 class Progress:
-    """How far some work is: in bytes if `size`, its total, is known, else in items.
+    """How far some work is: in bytes if their number `size` is known, else in items.
 
-    `in_progress` returns the bytes done of unfinished items. `doing` returns what is done now, which a single item
-    without a size shows in place of 0/1.
+    `in_progress` returns the bytes that are done of unfinished items. `doing` returns the current activity, which is
+    shown in place of 0/1 for a single item without a size.
     """
 
     what: str
@@ -42,11 +42,11 @@ class Progress:
         self._finished += size
 
     def done(self) -> int:
-        """The bytes (or items) done, of which a worker that died may have counted more."""
+        """The bytes (or items) that are done, at most all: a worker that died may have counted too many."""
         return min(self.size, self._finished + self.in_progress()) if self.size else self.count
 
     def line(self, done: int | None = None) -> str:
-        """The progress as one line. `done`: what `done()` has just said."""
+        """The progress as one line. `done`: the result of `done()`, if it is known."""
         done, seconds = self.done() if done is None else done, self.clock() - self._started
         doing = self.doing() if self.total == 1 and not self.size else ""
         words = [f"{self.what}: {doing or f'{self.count}/{self.total}'}"]
@@ -69,15 +69,14 @@ def track(
     total_size: int = 0,
     in_progress: Callable[[], int] = lambda: 0,
     doing: Callable[[], str] = str,
-    bar: bool = True,
 ) -> Iterator[Item]:
-    """Yields `items`, and shows on stderr how many of `total` are done and how long the rest will take.
+    """Yields `items`; shows on stderr how many of `total` are done and how long the rest will take.
 
-    With `size`, the bytes of an item, and their sum `total_size`, it also shows the bytes done, those `in_progress`
-    included, and their rate. For `doing` see Progress. Without a `bar`, a terminal gets lines too, the first one late.
+    `size` gives the bytes of an item and `total_size` their sum; the bytes done and their rate are then shown, too.
+    `in_progress` and `doing` as in `Progress`.
     """
     progress = Progress(what, total, total_size if size else 0, in_progress, doing)
-    with _bar(progress) if bar and sys.stderr.isatty() else _lines(progress):
+    with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
             progress.finish(size(item) if size else 1)
@@ -99,8 +98,8 @@ def _bar(progress: Progress) -> Iterator[None]:
 
 @contextlib.contextmanager
 def activity_shown(first: str) -> Iterator[None]:
-    """Within the block, a terminal shows what `set_activity` has said last, at first `first`, and the seconds since the
-    block began. Anything else is shown nothing."""
+    """Within the block, a terminal shows the current activity, at first `first`, and the seconds since the block began.
+    Any other output gets nothing."""
     with working_on(first):
         set_activity(first)
         if not sys.stderr.isatty():
@@ -109,16 +108,15 @@ def activity_shown(first: str) -> Iterator[None]:
         from rich import console, live, text  # 150 ms and 9 MB, for a terminal alone
 
         progress = Progress("", 1, doing=lambda: (_current and _current.doing) or first)
-        stderr = console.Console(file=sys.stderr)  # also while a function has redirected it
         shown = live.Live(
-            console=stderr,
+            console=console.Console(file=sys.stderr),  # also if a function redirects stderr afterwards
             transient=True,
             refresh_per_second=2,
             redirect_stdout=sys.stdout.isatty(),
             get_renderable=lambda: text.Text(progress.line().removeprefix(": ")),
         )
         with shown:
-            shown.refresh()  # at once, before the first half second
+            shown.refresh()  # at once, not after half a second
             yield
 
 
@@ -141,8 +139,14 @@ def _lines(progress: Progress) -> Iterator[None]:
 
 @dataclass
 class Activity:
-    """What a worker does: the `unit` it works on, the bytes of its input that are `done`, and what it does now.
-    `attempt` counts the workers that died of this unit before."""
+    """What a worker does.
+
+    Attributes:
+        unit: the unit of work.
+        attempt: how many workers of the unit died before.
+        done: the bytes of input that it has read.
+        doing: what it does now.
+    """
 
     unit: str
     attempt: int = 0
@@ -151,17 +155,17 @@ class Activity:
 
 
 class Board:
-    """The last activity that each worker has reported. A worker is named by its node and its process."""
+    """The last reported activity of each worker; a worker is a process of a node."""
 
     def __init__(self) -> None:
         self._by_worker: dict[tuple[str, int], Activity] = {}
 
     def note(self, node: str, process: int, activity: Activity) -> None:
-        self._by_worker.pop((node, process), None)  # the newest stands last
+        self._by_worker.pop((node, process), None)  # so that the newest comes last
         self._by_worker[node, process] = activity
 
     def by_unit(self) -> dict[str, tuple[str, Activity]]:
-        """The node and the last activity of each unit. Units that are over may be among them."""
+        """The node and the last activity of each unit. Finished units may be among them."""
         return {activity.unit: (node, activity) for (node, _), activity in self._by_worker.items()}
 
 
@@ -171,8 +175,8 @@ _confirm: Callable[[Activity], None] | None = None
 
 @contextlib.contextmanager
 def working_on(unit: str, attempt: int = 0, confirm: Callable[[Activity], None] | None = None) -> Iterator[None]:
-    """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called with the beginning and with
-    each further activity, for a unit that may kill this process."""
+    """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called at once with each
+    activity, for a unit that may kill this process."""
     global _current, _confirm
     before, (_current, _confirm) = (_current, _confirm), (Activity(unit, attempt), confirm)
     try:
@@ -184,12 +188,12 @@ def working_on(unit: str, attempt: int = 0, confirm: Callable[[Activity], None] 
 
 
 def current() -> Activity | None:
-    """What this process does now."""
+    """The activity of this process."""
     return _current
 
 
 def report_to(send: Callable[[Activity], None]) -> threading.Thread:
-    """Calls `send` every few seconds with what this process does, from a thread that ends with the process."""
+    """Calls `send` every few seconds with the activity of this process, in a thread that ends with the process."""
 
     def report() -> None:
         while True:
@@ -209,7 +213,7 @@ def advance(size: int) -> None:
 
 
 def set_activity(what: str) -> None:
-    """Records what the unit does now: "training on 38 MB of text". Does nothing outside a `working_on` block."""
+    """Sets the current activity: "training on 38 MB of text". Does nothing outside a `working_on` block."""
     if _current is not None:
         _current.doing = what
         if _confirm:

@@ -1,5 +1,4 @@
-"""safetensors files: written at once or a piece at a time, and read by ranges. A full disk raises OSError, as for any
-other file."""
+"""Writes safetensors files at once or piece by piece, and reads slices of their arrays. A full disk raises OSError."""
 
 import contextlib
 import json
@@ -19,13 +18,13 @@ from data_pipeline.foundation.errors import FailedError, one_line
 from data_pipeline.foundation.store import Store
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
-_HEAD = 16_384  # bytes that are read at once: the header, and maybe more
+_HEAD = 16_384  # bytes of the first read: the header and, in a small file, the arrays
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Turns a SafetensorError that an operating system error caused into that OSError."""
+    """Turns a SafetensorError that an error of the system has caused into the OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -42,7 +41,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
 
 
 class Arrays:
-    """The arrays of a file, of which only what is asked for is read. Raises FailedError if the file is damaged."""
+    """The arrays of a file; only what is asked for is read. Raises FailedError if the file is damaged."""
 
     def __init__(self, corpus: Store, name: str):
         self._corpus, self._name = corpus, name
@@ -74,11 +73,11 @@ class Arrays:
         return self._dtypes[array]
 
     def __getitem__(self, array: str) -> np.ndarray:
-        """All of an array."""
+        """A whole array."""
         return self.slices((array, 0, self._shapes[array][0]))[0]
 
     def slices(self, *wanted: tuple[str, int, int]) -> list[np.ndarray]:
-        """`array[start:stop]` for each of some (array, start, stop), in one request."""
+        """`array[start:stop]` for each (array, start, stop) of `wanted`, in one request."""
         strides = [self._dtypes[array].itemsize * math.prod(self._shapes[array][1:]) for array, _, _ in wanted]
         ranges = [
             (self._at[array] + start * stride, self._at[array] + stop * stride)
@@ -100,7 +99,7 @@ class Arrays:
 
 
 class GrowingArrays:
-    """Arrays whose final shapes are known, written to `file` a piece at a time, in any order."""
+    """Writes arrays of known shapes to `file`, piece by piece and in any order."""
 
     def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]):
         self._file = file
@@ -120,7 +119,7 @@ class GrowingArrays:
         self._start = 8 + len(text)
 
     def append(self, name: str, values: np.ndarray) -> None:
-        """Writes `values` behind those of the array `name` that were written before."""
+        """Appends `values` to the array `name`."""
         content = np.ascontiguousarray(values, self._dtypes[name])
         if self._at[name] + content.nbytes > self._ends[name]:
             raise ValueError(f"{name}: more values than its shape has room for")
@@ -136,7 +135,8 @@ class GrowingArrays:
 
 @contextlib.contextmanager
 def growing_arrays(path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]) -> Iterator[GrowingArrays]:
-    """A safetensors file whose arrays are full when the block ends, else ValueError. `shapes`: (dtype, shape)."""
+    """A safetensors file for arrays of `shapes`, (dtype, shape) by name. Raises ValueError if one isn't full at the end
+    of the block."""
     with path.open("wb") as file:
         arrays = GrowingArrays(file, shapes)
         yield arrays

@@ -1,7 +1,8 @@
-"""Where a corpus is: a folder that all nodes see (`local_store`), or a prefix in a bucket (`object_store`).
+"""The interface to the files of a corpus, in a folder that all nodes see (`local_store`) or in a bucket
+(`object_store`).
 
-A file appears whole, under its name, or not at all. Names are relative to the corpus, with slashes. One process at a
-time, the driver of a build, has claimed a corpus; workers write to it only while their driver has it.
+A file appears whole or not at all. Names of files are relative to the corpus, with slashes. One process at a time, the
+driver of a build, has claimed a corpus. Workers write only while their driver has the claim.
 """
 
 import abc
@@ -20,18 +21,18 @@ Answer = TypeVar("Answer")
 
 
 class Store(abc.ABC):
-    """The files of a corpus. Its text is the path or URL of the corpus. In a worker it has no claim.
+    """The files of a corpus; str() gives its path or URL. A copy in a worker has no claim.
 
-    A file that isn't there raises FileNotFoundError; a bucket that refuses or doesn't answer raises StoreError.
+    A missing file raises FileNotFoundError; a bucket that refuses or doesn't answer raises StoreError.
     """
 
     seconds_between_appends = 0.0
-    """How long lines should wait for others before they are appended: in a bucket, each time makes an object."""
+    """How long lines should be collected before they are appended; in a bucket, each append makes an object."""
 
     @property
     @abc.abstractmethod
     def disk(self) -> Path:
-        """The folder of this machine to which files are written first."""
+        """The local folder to which files are written first."""
 
     def at(self, name: str) -> str:
         """The path or URL of a file, for messages."""
@@ -43,19 +44,19 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of a file in each of some ranges (start, stop); fewer at its end."""
+        """The bytes of a file in each of `ranges`, (start, stop); fewer at its end."""
 
     @abc.abstractmethod
     def readable(self, name: str) -> str | BinaryIO:
-        """What Arrow reads of a file: its path, or the file open at any position."""
+        """A file for Arrow to read: its path, or an open file that can seek."""
 
     @abc.abstractmethod
     def local(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
-        """Within the block, a folder on this machine with copies of the small files `names`, but for missing ones."""
+        """Within the block, a local folder with copies of the small files `names`; missing files are left out."""
 
     @abc.abstractmethod
     def put(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A path on this machine. What is written there appears as the file `name` when the block succeeds."""
+        """A local path. The file written there appears as `name` when the block succeeds."""
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file."""
@@ -63,12 +64,12 @@ class Store(abc.ABC):
             path.write_bytes(content)
 
     def send(self, path: Path, name: str) -> None:
-        """Copies `path`, a file of this machine, to the file `name`."""
+        """Copies the local file `path` to `name`."""
         with self.put(name) as copy:
             shutil.copyfile(path, copy)
 
     def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
-        """Whether the file `name` is there with the content of `path`, whose bytes and sha256 are `checksum`."""
+        """Whether `name` exists with the content of the local file `path`. `checksum`: bytes and sha256 of `path`."""
         return self.sizes([name]).get(name) == checksum[0] and self.checksum(name) == checksum
 
     @abc.abstractmethod
@@ -76,69 +77,68 @@ class Store(abc.ABC):
         """Bytes and sha256 of a file."""
 
     def written(self, name: str) -> tuple[int, str]:
-        """Bytes and sha256 of a file that this process has just put."""
+        """Bytes and sha256 of a file that this process has just written."""
         return self.checksum(name)
 
     @abc.abstractmethod
     def names(self, folder: str = "", deep: bool = True) -> list[str]:
-        """The names of the files in a folder and, if `deep`, below it; none if there is no such folder."""
+        """The names of the files in a folder and, if `deep`, below it; none if the folder doesn't exist."""
 
     @abc.abstractmethod
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders in a folder, within it."""
+        """The names of the folders in a folder, relative to it."""
 
     @abc.abstractmethod
     def sizes(self, names: Collection[str]) -> dict[str, int]:
-        """The bytes of those of the files that are there."""
+        """The bytes of each of the files that exist."""
 
     @abc.abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Removes files. Those that aren't there count as removed."""
+        """Removes files, if they exist."""
 
     @abc.abstractmethod
     def delete_folder(self, folder: str) -> None:
-        """Removes a folder with all that is in it."""
+        """Removes a folder and its content."""
 
     @abc.abstractmethod
     def lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file that was made by `append` or `replace_lines`, b"" for one that was cut; none if there is
-        no such file."""
+        """The lines of a file that was written by `append` or `replace_lines`; b"" for an incomplete line; no lines
+        if the file doesn't exist."""
 
     @abc.abstractmethod
     def append(self, name: str, lines: bytes, files: Collection[str]) -> None:
-        """Adds lines to a file. They, and the `files` that were put before, last when this returns."""
+        """Adds lines to a file. The lines, and the `files` written before, survive a power cut once this returns."""
 
     @abc.abstractmethod
     def replace_lines(self, name: str, lines: bytes) -> None:
-        """Replaces all lines that were appended to a file."""
+        """Replaces all lines of a file."""
 
     @abc.abstractmethod
     def claim(self) -> None:
-        """Claims the corpus for this object until `release`, before anything is changed.
+        """Claims the corpus until `release`. Call this before any change.
 
-        Raises FailedError if another build has it, UserError if nothing can be written there.
+        Raises FailedError if another build has the corpus, UserError if nothing can be written there.
         """
 
     @abc.abstractmethod
     def release(self) -> None:
-        """Ends the claim, if there is one."""
+        """Ends the claim, if any."""
 
     @abc.abstractmethod
     def begin(self) -> str:
-        """Claims the corpus, and returns the token of this build. Workers of earlier builds can't write any more."""
+        """Claims the corpus, and returns this build's token. Workers of earlier builds can no longer write."""
 
     @abc.abstractmethod
     def at_work(self, token: str) -> contextlib.AbstractContextManager[None]:
-        """Lets a worker write inside the block. Files below `.stages` may last only once their names were given to
-        `append`. Raises NodeUnfit if this isn't the corpus of the build with the token, or another build has it."""
+        """Lets a worker write within the block. Files below `.stages` survive a power cut only once `append` gets their
+        names. Raises NodeUnfit if this isn't the corpus of the token's build, or another build has it."""
 
     @abc.abstractmethod
     def remove_leftovers(self, folders: Iterable[str]) -> None:
-        """Removes what killed writers have left unfinished in `folders` of the corpus, and below `.stages`."""
+        """Removes unfinished files of killed writers in `folders` of the corpus and below `.stages`."""
 
     def each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
-        """`function`, which reads something of the corpus, of each of `items`; several at once where requests take
-        long."""
+        """The result of `function`, which reads from the corpus, for each of `items`; several at once in a bucket."""
         return [function(item) for item in items]
 
     def exists(self, name: str) -> bool:

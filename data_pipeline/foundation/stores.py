@@ -1,6 +1,6 @@
-"""Files on remote stores: S3, and whatever else fsspec reads. While a store doesn't answer, requests are repeated.
+"""Reads files from S3 and any other store of fsspec, and repeats requests while the store doesn't answer.
 
-The sha256 of a file is computed while a reader reads it, so that its bytes are read once.
+Also computes the sha256 of a file while a reader reads it, so that its bytes are read once.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from data_pipeline.foundation.formatting import masked
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
-LISTING_SECONDS = 15.0  # the same at the start of a build, when the reason may be a wrong address
+LISTING_SECONDS = 15.0  # WAIT_SECONDS at the start of a build, when the address may be wrong
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _SILENT = 2.0  # seconds of failures before a warning
 READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
 
-# Temporary failures, by the package and the name of their class; those of OSError are in `_is_temporary`.
+# Temporary failures, by the package and name of their class. `_is_temporary` has those that are an OSError.
 _TEMPORARY = {
     "aiohttp.ClientError",
     "azure.AzureError",
@@ -59,23 +59,23 @@ _S3_TRIES = 3
 _S3_URLS = ("s3://", "s3a://")
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"}  # protocols of stores without folders
 _S3 = {
-    # s3fs itself retries a part of an upload, or a range, that failed; `with_retries` bridges the rest
+    # s3fs retries the failed parts of an upload or read; `with_retries` retries all other requests
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
 }
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a path or URL, and the path in it. The environment says where S3 is, and who asks:
-    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_PROFILE, and all others that boto3 reads.
+    """The file system of a path or URL, and the path in it. The environment has S3's address and credentials, as boto3
+    reads them: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_PROFILE, …
 
-    Raises StoreError if the package of that file system isn't installed.
+    Raises StoreError if the file system's package isn't installed.
     """
-    if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # no chain of file systems
+    if "::" in url and os.path.lexists(path := url.removeprefix("file://")):  # a file's name, no chain of file systems
         return LocalFileSystem(), str(Path(path).absolute())
     is_s3 = url.startswith(_S3_URLS)
     options: dict[str, Any] = {"endpoint": hub.endpoint()} if url.startswith("hf://") else {}
     if url.partition("://")[0] in OBJECT_STORES:
-        options = {"use_listings_cache": False, **(_S3 if is_s3 else {})}  # others write there too
+        options = {"use_listings_cache": False, **(_S3 if is_s3 else {})}  # other processes write there, too
     try:
         found, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
@@ -96,10 +96,10 @@ def protocols(found: Any) -> set[str]:
 
 
 def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SECONDS) -> Result:
-    """The result of `attempt`, which is called again, less and less often, while the store at `url` doesn't answer.
+    """The result of `attempt`, which is called again with growing pauses while the store at `url` doesn't answer.
 
     Raises StoreUnavailable `wait` seconds after the first failure, StoreError at once if the store refuses, and errors
-    of the file itself (FileNotFoundError among them) as they are.
+    about the file itself, such as FileNotFoundError, unchanged.
     """
     failing_since, pause, warned = None, _FIRST_PAUSE, False
     while True:
@@ -125,10 +125,10 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
 
 
 def open_file(path: str, beginning: bytes = b"") -> BinaryIO:
-    """The file at a path or URL, open for reading at any position. A remote one is read with_retries.
+    """The file at a path or URL, opened for reading at any position. A remote file is read with_retries.
 
-    `beginning`: its first `READ_AHEAD` bytes, or all of a smaller one, if they have been read. Raises what
-    `with_retries` raises, also when it is read.
+    `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. Opening and
+    reading raise what `with_retries` raises.
     """
     if 0 < len(beginning) < READ_AHEAD:
         return io.BytesIO(beginning)
@@ -151,16 +151,16 @@ def exists(url: str) -> bool:
 
 
 def check_bucket(url: str) -> None:
-    """Raises StoreError if `url` is in a bucket of S3 that doesn't exist. Where nothing was found, this may be why."""
+    """Raises StoreError if the S3 bucket of `url` doesn't exist; call this where no file was found."""
     if url.startswith(_S3_URLS):
         found, path = filesystem(url)
         with_retries(lambda: found.find(path.split("/")[0], prefix="no such folder/"), url)
 
 
 class _File(io.RawIOBase):
-    """A file of fsspec that is read with_retries: after a failure, again from the same position.
+    """A file of fsspec that is read with_retries, after a failure from the same position.
 
-    Reading it updates the checksum that is taken of it, if any.
+    Reading the file updates its checksum, if `while_reading` has begun one.
     """
 
     def __init__(self, file: Any, path: str, beginning: bytes = b""):
@@ -209,7 +209,7 @@ class _File(io.RawIOBase):
 
 
 def _refusal(error: Exception, url: str) -> StoreError | None:
-    """What the store refuses, with the way out; None if it may answer later, or if the file is at fault."""
+    """What the store refuses, with the way out. None: it may answer later, or the error is about the file."""
     if refused := hub.refusal(error, url):
         return refused
     code = code_of(error)
@@ -242,49 +242,49 @@ def _is_temporary(error: Exception) -> bool:
 
 
 def status_of(error: Exception) -> int:
-    """The status of the answer that an error is about, 0 if it has none: aiohttp's, httpx's, Azure's, gcsfs's."""
+    """The HTTP status that an error of aiohttp, httpx, Azure or gcsfs reports; 0 if none."""
     answer = getattr(error, "response", None)
     found = (getattr(error, "status", None), getattr(answer, "status_code", None), getattr(error, "code", None))
     return next((status for status in found if isinstance(status, int)), 0)
 
 
 def code_of(error: Exception) -> str:
-    """S3's code of an error, "" if it has none."""
+    """S3's code of an error; "" if none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 class Checksum:
-    """The sha256 of the file at `path`, as far as it has been read without a gap."""
+    """The sha256 of the file at `path`, as far as the file was read without a gap."""
 
     def __init__(self, path: str):
         self.path = path
         self._digest, self._size = hashlib.sha256(), 0
 
     def update(self, position: int, data: bytes) -> None:
-        """Adds the bytes of the file from `position` on. Bytes after a gap are ignored."""
+        """Adds `data`, the file's bytes from `position` on. Bytes after a gap are ignored."""
         if position <= self._size < position + len(data):
             self._digest.update(data[self._size - position :])
             self._size = position + len(data)
 
     def finish(self) -> tuple[int, str]:
-        """Bytes and sha256 of the whole file. Reads what hasn't been read yet; the sha256 is "" if that fails."""
+        """Bytes and sha256 of the whole file. Reads the rest of the file; the sha256 is "" if this fails."""
         try:
             with open_file(self.path) as file:
                 file.seek(self._size)
                 while chunk := file.read(READ_AHEAD):
                     self.update(self._size, chunk)
         except OSError:
-            return self._size, ""  # listed as damaged by then
+            return self._size, ""  # the reader reports the damage
         return self._size, self._digest.hexdigest()
 
 
-_current: Checksum | None = None  # of the file that this process reads
+_current: Checksum | None = None  # the checksum of the file that this process reads
 
 
 @contextlib.contextmanager
 def while_reading(path: str) -> Iterator[Checksum]:
-    """Within the block, files opened at `path` update this checksum as they are read."""
+    """The checksum of the file at `path`; within the block, reading the file updates it."""
     global _current
     _current = Checksum(path)
     try:

@@ -1,4 +1,4 @@
-"""Many short requests to a file system at once."""
+"""Sends many short requests to a file system at once."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -6,12 +6,11 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_AT_ONCE = 64  # items that a thread takes: handing over each by itself takes longer than a request on a local disk
+_AT_ONCE = 64  # items that a thread takes: handing over a single item takes longer than a request to a local disk
 
 
 def in_threads(function: Callable[[Item], Answer], items: Collection[Item], at_once: int = _AT_ONCE) -> list[Answer]:
-    """`function` of each of `items`, in order, for slow file systems. A thread takes `at_once` of them. Raises what the
-    first one raises."""
+    """`function`'s result for each of `items`, in order. A thread takes `at_once` items. Raises the first error."""
     given = [*items]
     chunks = [given[at : at + at_once] for at in range(0, len(given), at_once)]
     with ThreadPoolExecutor() as pool:

@@ -154,7 +154,7 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
 
-    The first batch begins with row `shift`, and row 0 follows the last one. `start` rows of all are left out.
+    The first batch begins with row `shift`, and row 0 follows the last one. The first `start` rows are skipped.
 
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """

@@ -1,4 +1,4 @@
-"""A loader for training loops that aren't this project's, with the state methods of torchdata's StatefulDataLoader."""
+"""A loader for other training loops, with the state methods of torchdata's StatefulDataLoader."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -18,12 +18,12 @@ _SPLIT = "split"
 class Loader:
     """Batches of one rank, as dicts of int64 tensors; docs/reference/batches.md has their names and shapes.
 
-    The split `train` has no end: epoch follows epoch, each in its own order. Other splits are passed once per `iter()`;
-    in rows that only fill the last batches of the ranks, no label counts.
+    The split `train` has no end: epoch follows epoch, each in its own order. `iter()` passes any other split once. Rows
+    that only fill up the last batches of the ranks have no labels.
 
-    `state_dict()` is plain JSON. After `load_state_dict()`, also with another number of ranks or another batch size,
-    the next batch begins with the row after the last one that was returned. Batches that worker processes have made
-    ahead don't count.
+    `state_dict()` is plain JSON. After `load_state_dict()`, the next batch begins with the row after the last returned
+    batch, also with another number of ranks or another batch size. Batches that worker processes have made ahead don't
+    count.
 
     Iteration raises DamagedInput, a FailedError, at a damaged block, and FailedError if a worker process dies.
     """
@@ -68,7 +68,7 @@ class Loader:
         self._state = StreamState.at(self._stream, position, self._state.skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The split, and the number of its rows up to the last batch that was returned, over all ranks and epochs."""
+        """The split, and the number of rows up to the last returned batch, over all ranks and epochs."""
         return {_SPLIT: self._split, **asdict(self._state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

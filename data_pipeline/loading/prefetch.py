@@ -1,5 +1,5 @@
-"""What is made ahead of the step that trains: items by worker processes, the next step, its copy on the accelerator,
-and what is counted of a batch, since on a GPU each count would take some launches."""
+"""Prepares batches ahead of the step that trains on them: worker processes make items, the next step is fetched and
+copied to the accelerator, and labels and examples are counted on the host, since a GPU would take launches for it."""
 
 import atexit
 import contextlib
@@ -28,13 +28,13 @@ _open: WeakSet[Iterator[Any]] = WeakSet()
 
 @dataclass(frozen=True)
 class _ItemOrError(Generic[Item]):
-    """An item, or the error that making it raised: an error raised in a worker would lose its type."""
+    """An item, or the error that was raised instead: an error raised in a worker would lose its type."""
 
     item: Item | None
     error: Exception | None = None
 
     def pin_memory(self) -> "_ItemOrError[Item]":
-        """The DataLoader calls this, since it doesn't look into dataclasses."""
+        """The DataLoader calls this method: it doesn't look into dataclasses."""
         pin = getattr(self.item, "pin_memory", None)
         return _ItemOrError(pin() if pin else self.item, self.error)
 
@@ -53,10 +53,10 @@ class _Guarded(Dataset):
 def items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int, pin: bool = False) -> Iterator[Any]:
     """`dataset[number]` for each of `numbers`, in order. Each of the `workers` makes `prefetch` items ahead.
 
-    `pin`: into page-locked memory, from which a GPU copies while it computes.
+    `pin`: items are in page-locked memory, from which a GPU copies while it computes.
 
-    Raises what making an item raised, and FailedError if a worker process died. The workers end with the iterator, or
-    with this process if that ends first.
+    Raises what the dataset raises, and FailedError if a worker process dies. The workers end with the iterator, or with
+    this process.
     """
     made = _items(dataset, numbers, workers, prefetch, pin)
     _open.add(made)
@@ -99,7 +99,7 @@ def _items(dataset: Dataset, numbers: Iterable[int], workers: int, prefetch: int
         yield one.item
 
 
-@atexit.register  # before multiprocessing's own, which sends workers one SIGTERM and waits for them indefinitely
+@atexit.register  # runs before multiprocessing's own, which sends workers one SIGTERM and waits without a limit
 def _end_workers() -> None:
     for made in list(_open):
         with contextlib.suppress(ValueError):  # another thread is in it
@@ -114,13 +114,13 @@ def _outlive_requests(worker: int) -> None:
 
 
 def _survive_first_sigterm(number: int, frame: FrameType | None) -> None:
-    """Survives one SIGTERM, a scheduler's. A stuck worker gets two: from PyTorch's shutdown and from Python's."""
+    """Survives one SIGTERM, which a scheduler sends. PyTorch and Python each send one to a stuck worker."""
     signal.signal(number, signal.SIG_DFL)
 
 
 def _death(error: Exception) -> str:
-    """The error about a dead worker in one line. PyTorch's has its process and signal; one about fetching a tensor that
-    it had made has neither."""
+    """The message about a worker's death. PyTorch's error has the process and the signal, unless it is about fetching a
+    tensor of the worker."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return f"data.workers: {one_line(error)}"
     hint = "the machine may be out of memory: lower data.workers or data.prefetch_factor"
@@ -128,11 +128,11 @@ def _death(error: Exception) -> str:
 
 
 class Lookahead(Iterator[Item], Generic[Item]):
-    """The same items. Each is returned once the next one has been fetched, or has failed to be: a run learns that its
-    store has failed while it still has an item to use.
+    """Yields the same items, each after the next one has been fetched or has failed to be fetched. So a run learns that
+    its store has failed while it still has an item to use.
 
-    If a remote store failed, `lost` is its error. The item that was fetched before is still returned; then the error
-    is raised. A run that stops after the current item has used everything that it was given.
+    `lost`: the error of a remote store that failed. The last item is still returned; then the error is raised. So a run
+    that stops after the current item has used all items that it got.
     """
 
     def __init__(self, items: Iterator[Item]):
@@ -167,12 +167,12 @@ class Lookahead(Iterator[Item], Generic[Item]):
 
 
 def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: bool = False) -> Iterator[Batches]:
-    """The same batches on `device`. On CUDA the next step's batches are copied from pinned memory, on a stream of their
-    own, while this step computes.
+    """The same batches on `device`. On CUDA, the next step's batches are copied from pinned memory while this step
+    computes.
 
-    There they also have `target_indices` (n,): the numbers of the labels that count, among all labels; a model
-    that looked for them itself would wait for the device. `in_few_shapes`: there are few numbers of them. And they have
-    their FACTS.
+    On CUDA, batches also have `target_indices` (n,), the indices of the labels that aren't ignored: a model that
+    searched for them would wait for the device. `in_few_shapes`: n is rounded up to one of few numbers. Batches on CUDA
+    also have their FACTS.
     """
     return _copied_ahead(steps, device, in_few_shapes) if device.type == "cuda" else iter(steps)
 
@@ -205,7 +205,7 @@ def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype 
 
 
 def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:
-    """The batch with its `target_indices`, pinned where its labels are."""
+    """The batch with its `target_indices`, pinned if its labels are."""
     labels = batch["labels"]
     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
     if in_few_shapes:
@@ -214,15 +214,15 @@ def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:
 
 
 def label_counts(batch: Batch) -> torch.Tensor:
-    """(labels,) int64: how many labels of each kind count in a batch, in the order of LABELS."""
+    """(labels,) int64: the number of labels of each kind that count in a batch, in the order of LABELS."""
     none = batch["labels"].new_zeros(())
     return torch.stack([(batch[name] != IGNORE_INDEX).sum() if name in batch else none for name in LABELS])
 
 
 def example_sizes(batch: Batch) -> torch.Tensor:
-    """(6,) int64: examples, their input and target tokens, and the pairs of two inputs, two targets, and one of each.
+    """(6,) int64: examples, input tokens, target tokens, and the pairs of two inputs, two targets, and one of each.
 
-    The pairs are sums of squares and products of the examples' lengths, which attention takes time for.
+    Pairs are summed over examples; attention takes time for each pair.
     """
     ids, labels = batch["encoder_input_ids"], batch["labels"]
     inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
@@ -240,21 +240,16 @@ def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:
 
 
 FACTS = {"label_counts": label_counts, "example_sizes": example_sizes}
-"""By the names under which batches on a GPU have them; no model reads these."""
+"""What is counted of a batch. Batches on a GPU have the counts under these names; no model reads them."""
 
 
 def with_facts(batch: Batch) -> Batch:
-    """The batch with its facts, pinned where its labels are."""
+    """The batch with its facts, pinned if its labels are."""
     pinned = batch["labels"].is_pinned()
     facts = {name: count(batch) for name, count in FACTS.items()}
     return {**batch, **{name: fact.pin_memory() if pinned else fact for name, fact in facts.items()}}
 
 
 def fact(name: str, batch: Batch) -> torch.Tensor:
-    """A fact of a batch that has it, or of which it is counted now."""
+    """A fact of a batch: the batch's own, or counted now."""
     return batch[name] if name in batch else FACTS[name](batch)
-
-
-def without_facts(batch: Batch) -> Batch:
-    """What a model reads of a batch."""
-    return {name: tensor for name, tensor in batch.items() if name not in FACTS}

@@ -26,10 +26,10 @@ from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
 from data_pipeline.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.objectives.randomness import noise_keys
 
-_KEEP = 0.9  # of what the cache may have: as much stays when files are deleted, so that it isn't done for each block
+_KEEP = 0.9  # of the cache's limit stays when files are deleted, so that not every block deletes some
 _FREE = 0.05  # of the disk, for all other programs
-_FULL = 0.8  # of what the cache has when the disk or the user's quota is full: that much it may have from then on
-_ABANDONED = 3600  # seconds after which a temporary file has no writer any more
+_FULL = 0.8  # of the cache's size when the disk or the user's quota is full: the limit from then on
+_ABANDONED = 3600  # seconds after which a temporary file counts as abandoned by its writer
 
 
 def mapped_file(path: str | Path) -> memoryview:
@@ -84,9 +84,9 @@ class DiskCache:
             _write(path, content)
 
     def _reserve(self, size: int, is_full: bool = False) -> None:
-        """Counts `size` bytes more, after deleting what they have no room beside. Raises OSError if that isn't enough.
+        """Counts `size` bytes more, after making room for them. Raises OSError if there isn't enough.
 
-        `is_full`: the disk has no room for them, although it should.
+        `is_full`: True if the disk turned out to have no room, although it should.
         """
         with (self.directory / "lock").open("a+") as file:
             lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
@@ -269,7 +269,7 @@ class Reader:
         return rows_in([block for block, _ in there], [row for _, row in there])
 
     def parts(self, objective: Objective | None) -> int:
-        """Into how many rows `objective` has each row cut."""
+        """The number of rows that `objective` cuts each row into."""
         return self.corpus.manifest.rows.raw_length // objective.raw_length if objective else 1
 
     def _with_empty(self, examples: Examples, where: np.ndarray) -> Examples:

@@ -5,17 +5,17 @@ from multiprocessing import forkserver, get_context, resource_tracker
 
 from data_pipeline.foundation.processes import blocked
 
-# A terminal or a scheduler sends these to all processes. The run stops on them, and needs its workers until then.
+# A terminal or a scheduler sends these to all processes. The run then stops, and needs its workers until it does.
 IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 REQUESTS = {*IGNORED, signal.SIGTERM}  # SIGTERM may also be meant for one worker
 BATCHES = "data_pipeline.loading.batches"  # the module of the dataset whose items are batches
 
 
 def start(module: str = BATCHES) -> None:
-    """Starts the server unless it runs. The server imports `module` and PyTorch, which takes seconds; `start` returns
-    at once.
+    """Starts the server unless it runs. `start` returns at once; the server takes seconds to import `module` and
+    PyTorch.
 
-    Without the server, each worker would import them, which takes a second and 100 MB. The server and the workers block
+    Without the server, each worker would import them, in a second and 100 MB. The server and the workers block
     `REQUESTS`.
     """
     with blocked(REQUESTS):

@@ -1,4 +1,4 @@
-"""Batches in few shapes, for what is prepared for a shape and takes long to: CUDA graphs, plans of cuDNN."""
+"""Pads batches to few shapes: a new shape takes a new CUDA graph and a new plan of cuDNN, which take long to make."""
 
 import torch
 import torch.nn.functional as F
@@ -7,13 +7,13 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.packing.examples import width_of
 
 Batch = dict[str, torch.Tensor]
-_DIGITS = 4  # binary ones of a number of targets: it grows by an eighth at most
+_DIGITS = 4  # leading binary digits of a number of targets, which grows by an eighth at most
 
 
 def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
     """The batch with the widths of its inputs and targets rounded up to multiples of 64, up to the `longest` of each.
 
-    What is added is padding, as behind shorter rows: no loss changes but by rounding.
+    The added columns are padding, as behind shorter rows: losses change only by rounding.
     """
     inputs, targets = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
     to_inputs, to_targets = (
@@ -33,8 +33,8 @@ def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
 
 
 def in_few_numbers(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The `indices` (n,) of the labels that count, with that of one that doesn't behind them, if there is one: their
-    number has four binary digits that aren't 0, at most.
+    """Pads the `indices` (n,) of the labels that aren't ignored with the index of an ignored one, if there is one. The
+    new number of indices is the next one whose binary digits are 0 after the first four.
 
     9 of 32 → 9        100 of 512 → 104        500 of 500 → 500
     """

@@ -1,11 +1,11 @@
-"""The stream of training rows, and how far it was consumed: the row at each position is computed, not stored.
+"""The order of training rows, and how far a run has consumed them. The row at each position is computed, not stored.
 
-In a mixture every corpus has exactly its share, however small: the number of its rows before a position p is p times
-its share, rounded. A share of 1e-6 has its rows at positions 500,000, 1,500,000, … .
+In a mixture, every corpus has exactly its share: the number of its rows before position p is p times the share,
+rounded. A share of 1e-6 has its rows at positions 500,000, 1,500,000, … .
 
-In each epoch of a corpus the blocks are permuted by (seed, epoch) and concatenated. That sequence of rows is cut into
-equal ranges, and the rows of these lanes alternate: neighbours in a batch come from different blocks. Lanes begin at
-different rows of their blocks, so that no two need a new block at the same moment. Rows are also permuted inside each
+In each epoch of a corpus, the blocks are permuted by (seed, epoch) and concatenated. This sequence of rows is cut into
+equal ranges, the lanes, whose rows alternate: neighbours in a batch come from different blocks. Lanes begin at
+different rows of their blocks, so no two lanes need a new block at the same moment. Rows are also permuted inside each
 block.
 """
 
@@ -23,7 +23,7 @@ from data_pipeline.foundation.errors import UserError
 from data_pipeline.objectives.objective import Objective
 from data_pipeline.objectives.randomness import permutation, row_keys
 
-_UNIT = 2**64  # shares are fixed-point numbers; at position 2^63 they are exact to half a row
+_UNIT = 2**64  # shares are fixed-point numbers, exact to half a row at position 2^63
 _HALF = 2**63
 
 
@@ -38,12 +38,10 @@ def rates(sizes: Sequence[int], weights: Sequence[float], limit: int | None, tem
 
 
 def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """How often rows are drawn, relative to one another, if `shares` are to be the shares of the tokens.
+    """Rates at which to draw rows of corpora with `rows` rows and `tokens` tokens, so that tokens have these `shares`.
 
-    A corpus with `rows` rows of `tokens` tokens in all gives tokens / rows of them with each row.
-
-    Shares [1, 1] of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five of the second's rows for each of
-    the first's.
+    Shares [1, 1] of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five rows of the second corpus for each
+    row of the first.
     """
     return [share * of_rows / of_tokens for share, of_rows, of_tokens in zip(shares, rows, tokens, strict=True)]
 
@@ -51,9 +49,9 @@ def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence
 class Mixture:
     """Assigns positions to corpora in proportion to `weights`, each as evenly as possible.
 
-    Corpora are dealt one after the other. Of the first n positions, ⌊n · share + 1/2⌋ are the first corpus's. Of the
-    positions that it leaves, the second corpus has those by the same rule, with its share among the corpora that are
-    left, and so on. The shares are exact fractions of the weights, rounded down to multiples of 2^-64.
+    The first corpus gets ⌊n · share + 1/2⌋ of the first n positions. The second corpus gets positions of the rest by
+    the same rule, with its share among the remaining corpora, and so on. Shares are exact fractions of the weights,
+    rounded down to multiples of 2^-64.
     """
 
     def __init__(self, weights: Sequence[float]):
@@ -62,7 +60,7 @@ class Mixture:
         self._shares = [max(1, int(weight / rest * _UNIT)) for weight, rest in zip(exact[:-1], left, strict=False)]
 
     def consumed(self, position: int) -> list[int]:
-        """How many rows of each corpus come before `position`."""
+        """The number of rows of each corpus before `position`."""
         counts, left = [], position
         for share in self._shares:
             counts.append((left * share + _HALF) // _UNIT)
@@ -70,7 +68,7 @@ class Mixture:
         return [*counts, left]
 
     def miscount(self, consumed: list[int], position: int) -> str | None:
-        """How `consumed` rows of each corpus differ from those before `position`; None if they are the same."""
+        """How `consumed` differs from the rows of each corpus before `position`; None if it doesn't."""
         expected = self.consumed(position)
         if consumed == expected:
             return None
@@ -92,7 +90,7 @@ class Mixture:
 
 
 def _times(numbers: np.ndarray, share: int) -> np.ndarray:
-    """⌊numbers · share / 2^64 + 1/2⌋ (n,) of numbers (n,), by Python's integers: the product has 127 bits."""
+    """(n,): ⌊numbers · share / 2^64 + 1/2⌋, in Python's integers, since the product has 127 bits."""
     return ((numbers.astype(object) * share + _HALF) // _UNIT).astype(np.int64)
 
 
@@ -125,9 +123,9 @@ class EpochOrder:
         return self._first_row[blocks] + np.array(rows, dtype=np.int64)
 
     def _sequence(self, positions: np.ndarray) -> np.ndarray:
-        """Indices in the sequence of permuted blocks. Position p is row `p div n` of lane `p mod n`, of n.
+        """Indices in the sequence of permuted blocks. Position p is row `p div n` of lane `p mod n`, of n lanes.
 
-        If the rows don't divide evenly, the first lanes are one row longer, and those rows come last.
+        If the rows don't divide evenly, the first lanes have one more row, and these rows come last.
         """
         share, longer = divmod(self._total, self._lanes)
         tail = positions >= share * self._lanes
@@ -138,7 +136,7 @@ class EpochOrder:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A damaged block that was skipped: its rows have no loss for the rest of the run."""
+    """A skipped, damaged block. Its rows have no loss for the rest of the run."""
 
     corpus: str
     shard: str
@@ -148,11 +146,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Stream:
-    """Corpora and weights, and all else that decides the order of rows.
+    """Corpora, weights, and everything else that decides the order of rows.
 
-    Each epoch is read as `lanes` sequences of blocks whose rows alternate. At a damaged block, `on_damage` says whether
-    to stop or to give its rows weight 0. `pack` examples of a micro-batch share a row. `curriculum`: objectives of
-    the first rows instead of the corpora's, in order, each up to the position beside it.
+    Attributes:
+        lanes: the number of sequences of blocks of an epoch whose rows alternate.
+        on_damage: what happens at a damaged block: `stop`, or `skip`, which gives its rows no loss.
+        pack: the average number of examples of a micro-batch in a row.
+        curriculum: (position, objective) pairs, in order: up to this position, rows have this objective, not their
+            corpus's.
     """
 
     corpora: list[Corpus]
@@ -165,8 +166,8 @@ class Stream:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that may not change during a run; sizes of batches, ranks, workers and packing may."""
-        objective = self.corpora[0].other_objective  # a run has one for all
+        """The settings that must not change during a run. The sizes of batches, ranks, workers and packing may."""
+        objective = self.corpora[0].other_objective  # the same for all corpora of a run
         return {
             "corpora": [
                 {"fingerprint": corpus.fingerprint, "weight": weight}
@@ -185,7 +186,7 @@ class Stream:
         return Mixture(self.weights)
 
     def objectives(self, positions: np.ndarray) -> Iterator[tuple[np.ndarray, Objective | None]]:
-        """Indices (m,) into `positions` (n,), and the objective of these rows; None: that of their corpora."""
+        """(indices (m,) into `positions` (n,), objective of these rows); None: the objective of their corpora."""
         stages = np.searchsorted([end for end, _ in self.curriculum], positions, side="right")
         objectives = [*(objective for _, objective in self.curriculum), None]
         for stage in np.unique(stages).tolist():
@@ -194,10 +195,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamState:
-    """How far a stream was consumed. A checkpoint stores this for the loader, as plain JSON.
+    """How far a stream was consumed, as a checkpoint stores it in plain JSON.
 
-    `position` counts rows over all corpora, `consumed` those of each corpus. `skipped` lists the damaged blocks found
-    so far.
+    `position`: rows of all corpora. `consumed`: rows of each corpus. `skipped`: the damaged blocks so far.
     """
 
     position: int = 0
@@ -217,7 +217,7 @@ class StreamState:
             raise UserError(f"the data state is inconsistent: {problem}")
 
     def skipped_blocks(self, corpus: Corpus, split: str) -> list[int]:
-        """Numbers of the blocks of `corpus` that were skipped."""
+        """The numbers of the skipped blocks of `corpus`."""
         blocks = corpus.blocks(split)
         known = {(skipped.shard, skipped.offset) for skipped in self.skipped if skipped.corpus == corpus.fingerprint}
         return [

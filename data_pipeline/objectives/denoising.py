@@ -11,7 +11,7 @@ from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objec
 from data_pipeline.objectives.randomness import random_bits
 from data_pipeline.text.vocabulary import Vocabulary
 
-# streams of random numbers; an insertion has two: one for its positions, the next for its random tokens
+# streams of random numbers; an insertion has two: for positions, and the next one for random tokens
 _SENTENCES, _SPAN_LENGTHS, _SPANS, _IS_RANDOM, _RANDOM_TEXT, _EMPTY_SPANS, _INSERTED, _ROTATION = 0, 1, 2, 3, 4, 5, 7, 9
 
 _INDEX_BITS = LONGEST.bit_length() - 1  # the lowest bits of a random number hold a position; the other 44 rank it
@@ -27,7 +27,7 @@ class Denoising(Objective):
         inputs   <s> It <mask> day and nobody <mask> The <mask> cat sat . </s>
         targets  <s> The cat sat . It was a warm day and nobody spoke . </s>
 
-    The noise is applied in this order. It never changes BOS and EOS, and all targets are predicted.
+    Noise is applied in this order. It never changes BOS and EOS, and all targets are predicted.
 
     1. ⌈`permute_sentence_ratio` · sentences⌉ of a row's sentences, chosen at random, change places with one another.
        A sentence ends at a token of `vocabulary.sentence_ends` or at the row's last token, unless the token before it
@@ -50,7 +50,7 @@ class Denoising(Objective):
 
     name: Literal["denoising"] = "denoising"
     length: int = Field(512, ge=3, le=LONGEST)
-    """The most tokens of the encoder's input, BOS and EOS included."""
+    """Maximum number of tokens of the encoder's input, BOS and EOS included."""
     mask_ratio: float = Field(0.3, ge=0, lt=1)
     """The share of a row's words in noised spans. 0: off."""
     span_length: Literal["span_poisson", "word", "subword"] = "span_poisson"
@@ -73,9 +73,7 @@ class Denoising(Objective):
     @model_validator(mode="after")
     def _changes_something(self) -> "Denoising":
         if not (self.mask_ratio or self.insert_ratio or self.permute_sentence_ratio or self.rotate_probability):
-            raise ValueError(
-                "mask_ratio, insert_ratio, permute_sentence_ratio and rotate_probability are all 0: no noise"
-            )
+            raise ValueError("mask_ratio, insert_ratio, permute_sentence_ratio, rotate_probability are all 0: no noise")
         if self.raw_length < 1:
             raise ValueError(f"length: {self.length} leaves no room for text beside BOS, EOS and inserted tokens")
         return self
@@ -102,25 +100,21 @@ class Denoising(Objective):
             "tokens that begin a word": bool(words) and not vocabulary.word_starts.any(),
             "tokens that end a sentence": bool(self.permute_sentence_ratio) and not vocabulary.sentence_ends.any(),
         }
-        return super().problems(vocabulary) + [
-            f"needs {what}; the tokenizer has none" for what, lacking in lacks.items() if lacking
-        ]
+        needs = [f"needs {what}; the tokenizer has none" for what, lacking in lacks.items() if lacking]
+        return super().problems(vocabulary) + needs
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs (n, up to `length`) and targets (n, longest row + 2) of `rows`, each noised by its key."""
-        flat = _Flat(rows.values[rows.filled], rows.lengths, keys)
-        return Examples(_wrapped(self._noised(flat, vocabulary), vocabulary), _wrapped(flat, vocabulary))
-
-    def _noised(self, rows: "_Flat", vocabulary: Vocabulary) -> "_Flat":
+        noised = flat = _Flat(rows.values[rows.filled], rows.lengths, keys)
         if self.permute_sentence_ratio:
-            rows = self._permute_sentences(rows, vocabulary)
+            noised = self._permute_sentences(noised, vocabulary)
         if self.mask_ratio:
-            rows = self._mask(rows, vocabulary)
+            noised = self._mask(noised, vocabulary)
         if self.insert_ratio:
-            rows = self._insert(rows, _share(rows.lengths + 2, self.insert_ratio), _INSERTED, vocabulary)
+            noised = self._insert(noised, _share(noised.lengths + 2, self.insert_ratio), _INSERTED, vocabulary)
         if self.rotate_probability:
-            rows = self._rotate(rows)
-        return rows
+            noised = self._rotate(noised)
+        return Examples(_wrapped(noised, vocabulary), _wrapped(flat, vocabulary))
 
     def _permute_sentences(self, rows: "_Flat", vocabulary: Vocabulary) -> "_Flat":
         boundary = vocabulary.sentence_ends[rows.tokens]
@@ -128,7 +122,7 @@ class Denoising(Objective):
         ends = boundary.copy()
         ends[1:] &= ~boundary[:-1]
         ends[rows.starts] = boundary[rows.starts]
-        leftover = ~ends[rows.stops - 1]  # (n,): whether the row's last tokens belong to no sentence and stay in place
+        leftover = ~ends[rows.stops - 1]  # (n,): whether the row's last tokens are no sentence, and stay in place
         ends[rows.stops - 1] = True
 
         part_stops = np.flatnonzero(ends) + 1
@@ -168,7 +162,7 @@ class Denoising(Objective):
         return self._insert(rows, np.minimum(empty, self.raw_length - lengths), _EMPTY_SPANS, vocabulary)
 
     def _spans(self, rows: "_Flat", vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """First token of each span, ascending; the token after it; (n,) spans of each row; (n,) its empty spans."""
+        """(first token of each span, ascending; token after each span; (n,) spans; (n,) empty spans of each row)."""
         if self.span_length == "subword":
             words = np.arange(len(rows.tokens))
         else:
@@ -186,9 +180,9 @@ class Denoising(Objective):
         return words[first], ends, spans, empty
 
     def _span_sizes(self, keys: np.ndarray, budget: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Words of each span, row after row; (n,) spans of each row; (n,) empty spans drawn among them.
+        """(words of each span, row after row; (n,) spans of each row; (n,) empty spans drawn among them).
 
-        A row's spans are drawn until they reach its `budget` (n,) of words; the last one is cut to match it exactly.
+        A row's spans are drawn until they have its `budget` (n,) of words. The last span is cut to match it.
         """
         if self.span_length != "span_poisson":
             return np.ones(budget.sum(), dtype=np.int64), budget, np.zeros_like(budget)
@@ -206,9 +200,9 @@ class Denoising(Objective):
 
     @cached_property
     def _span_thresholds(self) -> np.ndarray:
-        """(longest span,) uint64: a random number gives a span whose length is the number of thresholds up to it.
+        """(longest span,) uint64: the length of a span is the number of thresholds up to a random number.
 
-        As in the reference, the Poisson distribution ends where a length is less likely than 1e-7, and at 127.
+        As in the reference, the Poisson distribution ends at a length less likely than 1e-7, and at 127.
         """
         probabilities: list[float] = []
         while len(probabilities) < 128 and (not probabilities or probabilities[-1] >= 1e-7):
@@ -218,7 +212,7 @@ class Denoising(Objective):
         return (up_to[:-1] / up_to[-1] * 2.0**64).astype(np.uint64)
 
     def _insert(self, rows: "_Flat", counts: np.ndarray, stream: int, vocabulary: Vocabulary) -> "_Flat":
-        """`counts` (n,) tokens more in each row, anywhere between BOS and EOS."""
+        """Inserts `counts` (n,) tokens into each row, anywhere between BOS and EOS."""
         if not counts.any():
             return rows
         longer = rows._replace(lengths=rows.lengths + counts)
@@ -234,7 +228,7 @@ class Denoising(Objective):
 
     def _rotate(self, rows: "_Flat") -> "_Flat":
         bits = random_bits(rows.keys, _ROTATION, 2)
-        shift = _below(bits[:, 1], rows.lengths + 1)  # none and the whole length are both among the choices
+        shift = _below(bits[:, 1], rows.lengths + 1)  # 0 and the whole length are both possible
         shift[~_chance(bits[:, 0], self.rotate_probability)] = 0
         starts = np.stack([rows.starts + shift, rows.starts], axis=1)
         sizes = np.stack([rows.lengths - shift, shift], axis=1)
@@ -267,7 +261,7 @@ def _wrapped(rows: _Flat, vocabulary: Vocabulary) -> Padded:
 
 
 def _share(counts: np.ndarray, ratio: float) -> np.ndarray:
-    """⌈counts · ratio⌉, robust to products that rounding makes slightly too large."""
+    """⌈counts · ratio⌉, also if rounding makes a product slightly too large."""
     return np.ceil(counts * ratio - 1e-9).astype(np.int64)
 
 
@@ -301,7 +295,7 @@ def _random_text(keys: np.ndarray, stream: int, counts: np.ndarray, vocabulary: 
 def _distinct(keys: np.ndarray, stream: int, sizes: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(sum of `counts`,) int64: `counts[i]` distinct numbers below `sizes[i]` for key i, row after row.
 
-    Every choice in every order is equally likely: those with the lowest random numbers, lowest first.
+    Every choice in every order is equally likely: the numbers are ranked by random numbers.
     """
     width, most = sizes.max(), counts.max()
     index = np.arange(width, dtype=np.uint64)

@@ -18,33 +18,33 @@ _OVERFLOW = 1e-6
 class IidDenoising(Objective):
     """I.i.d. denoising: each token is masked independently of all others.
 
-    Each run of masked tokens becomes one sentinel, as in span corruption with a rolled mask: inputs and targets each
-    number their own runs, and a run of tokens on one side is a sentinel on the other.
+    Each run of masked tokens becomes one sentinel, as in span corruption with a rolled mask: inputs and targets number
+    their own runs, and a run of tokens on one side is a sentinel on the other.
 
         row      Thank you for inviting me to your party last week
         inputs   Thank <0> for <1> to your party <2> week </s>
         targets  <0> you <1> inviting me <2> last <3> </s>
 
-    The number of runs is random. Its worst case, every other token, practically never occurs: 256 in a row of 511, with
-    a mean of 65. A row therefore gets enough sentinels and target tokens for all but one row in a million, 97 and 212
-    here, so that T5's 100 sentinels suffice. In that one row, masking stops where the next token would not fit. If
-    nothing in a row is masked, its targets are only EOS.
+    The number of runs is random. A row of 511 tokens has 65 runs on average; 256 runs, every other token, practically
+    never occur. So rows have enough sentinels and target tokens for all but one row in a million, here 97 and 212, and
+    T5's 100 sentinels suffice. In that one row, masking stops before the token that doesn't fit. If no token is masked,
+    the targets are only EOS.
     """
 
     name: Literal["iid_denoising"] = "iid_denoising"
     inputs_length: int = Field(512, ge=2, le=LONGEST)
-    """The most tokens of the encoder's input, EOS included."""
+    """Maximum number of tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
     """Probability that a token is masked."""
 
     @property
     def raw_length(self) -> int:
-        """Tokens of a row before masking. With EOS they fill the inputs if each masked run has one token."""
+        """Tokens of a row before masking. With EOS, they fill the inputs if each masked run has one token."""
         return self.inputs_length - 1
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets). The targets may have one more run of kept tokens than of masked tokens."""
+        """(inputs, targets). The targets may have one run of kept tokens more than masked runs, and have EOS."""
         return self.inputs_length, self._most_added + 2
 
     @property
@@ -65,7 +65,7 @@ class IidDenoising(Objective):
         return examples
 
     def _unmask_overflow(self, masked: np.ndarray) -> None:
-        """Stops the masking of each row of `masked` (n, length) where it reaches its limits, in place."""
+        """Unmasks in place what is behind the limits of each row of `masked` (n, length)."""
         starts = run_starts(masked)
         runs = np.count_nonzero(starts, axis=1)
         added = runs + np.count_nonzero(masked, axis=1)
@@ -88,8 +88,8 @@ class IidDenoising(Objective):
     def _most(self, token: int) -> int:
         """The limit that runs + `token` × masked tokens of a full row exceed with a probability of at most 10⁻⁶.
 
-        The counts' probabilities follow from their generating function at the roots of unity. There a token is a matrix
-        of two states, kept and masked, and a row is its power.
+        Probabilities follow from the generating function at the roots of unity, where a token is a matrix of two
+        states, kept and masked, and a row is a power of the matrix.
         """
         length, density = self.raw_length, self.noise_density
         size = 1 << ((length + 1) // 2 + token * length).bit_length()  # above the largest count

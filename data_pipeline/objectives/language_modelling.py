@@ -1,5 +1,5 @@
-"""Language modelling: each token is predicted from those before it, also with masked spans at the end of a
-row, and with the beginning of a row for the encoder (Raffel et al. 2020, 3.2.3)."""
+"""Language modelling: each token is predicted from those before it. Also with a masked span at the end of a row, and
+with the beginning of a row for the encoder (Raffel et al. 2020, section 3.2.3)."""
 
 from typing import Literal
 
@@ -63,9 +63,9 @@ _MARKS = 3
 
 class CausalInfilling(NextToken):
     """Causal language modelling in which some rows are cut at two random places, and their middle comes last. A
-    decoder-only model learns to fill a masked span with both sides before it.
+    decoder-only model learns to fill a span from both sides.
 
-    With `<k>` for sentinel k; the row loses its last three tokens, so that its length stays:
+    With `<k>` for sentinel k; the row loses its last three tokens to keep its length:
 
         row      Thank you for inviting me to your party last week
         as read  <0> Thank you for <1> your party <2> inviting me to
@@ -78,7 +78,7 @@ class CausalInfilling(NextToken):
     name: Literal["causal_infilling"] = "causal_infilling"
     length: int = Field(1024, ge=4, le=LONGEST)
     fim_rate: float = Field(0.5, gt=0, le=1)
-    """The share of rows whose middle comes last; the others are read as in `causal_lm`."""
+    """The share of rows whose middle comes last. The other rows are as in `causal_lm`."""
 
     @property
     def sentinels(self) -> int:
@@ -129,20 +129,18 @@ class PrefixLM(Objective):
 
     name: Literal["prefix_lm"] = "prefix_lm"
     length: int = Field(512, ge=2, le=LONGEST)
-    """The most tokens of the encoder's input, EOS included; also the length of a row, unless rows are packed."""
+    """Maximum number of tokens of the encoder's input, EOS included; also the length of a row that isn't packed."""
     packed: bool = False
     """Rows hold two examples, which together fill inputs and targets without padding."""
     noise_density: float = Field(0.5, gt=0, le=0.5)
-    """The mean share of the row that goes to the decoder. T5: 0.5, a split uniform over the whole row. UL2's S-denoiser
+    """The mean share of a row that goes to the decoder. T5: 0.5, so the split is uniform over the row. UL2's S-denoiser
     (Tay et al. 2022, table 1): 0.25."""
 
     @model_validator(mode="after")
     def _is_packable(self) -> "PrefixLM":
         if self.packed and self.noise_density != 0.5:
-            raise ValueError(
-                "noise_density: packed rows need 0.5, since half of their tokens go to the decoder, got "
-                f"{self.noise_density:g}"
-            )
+            needed = "packed rows need 0.5, since half of their tokens go to the decoder"
+            raise ValueError(f"noise_density: {needed}, got {self.noise_density:g}")
         if self.packed and self.length < 4:
             raise ValueError(f"length: {self.length} tokens can't hold parts of two examples and their EOS tokens")
         return self
@@ -171,17 +169,15 @@ class PrefixLM(Objective):
         if not self.packed:
             left = 1 + uniform(bits, self._most_left(rows.lengths))
             right = rows.lengths - left
-            return Examples(
-                concatenated(rows, pad, Stretch(start, right), eos), concatenated(rows, pad, Stretch(right, left), eos)
-            )
+            parts = Stretch(start, right), Stretch(right, left)
+            return Examples(*(concatenated(rows, pad, part, eos) for part in parts))
         half = rows.lengths // 2
         split = 1 + uniform(bits, half - 1)
         rest = half - split
         inputs = concatenated(rows, pad, Stretch(start, split), eos, Stretch(half, rest), eos)
         targets = concatenated(rows, pad, Stretch(split, rest), eos, Stretch(half + rest, split), eos)
-        return Examples(
-            inputs, targets, input_segments=_halves(inputs, split + 1), target_segments=_halves(targets, rest + 1)
-        )
+        segments = _halves(inputs, split + 1), _halves(targets, rest + 1)
+        return Examples(inputs, targets, input_segments=segments[0], target_segments=segments[1])
 
     def _most_left(self, lengths: np.ndarray) -> np.ndarray:
         """The most tokens (int64) that go to the decoder, for rows of `lengths`."""

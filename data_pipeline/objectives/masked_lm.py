@@ -26,8 +26,8 @@ class MaskedLM(Objective):
     A row is put between `[CLS]` and `[SEP]`. If the vocabulary lacks them, its BOS and EOS are used, as in
     RoBERTa; without BOS, there is only EOS.
 
-    With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next would
-    exceed the share; the first word is always taken. (BERT continues and looks for shorter words that still fit.)
+    With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next word
+    would exceed the share; the first word is always taken. (BERT continues with shorter words that still fit.)
 
     With `next_sentence`, a row is text A, then text B from `second_start` on; `is_next` says whether B follows A.
 
@@ -38,9 +38,9 @@ class MaskedLM(Objective):
 
     name: Literal["masked_lm"] = "masked_lm"
     length: int = Field(512, ge=3, le=LONGEST)
-    """The most tokens of the inputs, special tokens included."""
+    """Maximum number of tokens of the inputs, special tokens included."""
     mask_ratio: float = Field(0.15, gt=0, lt=1)
-    """The exact share of a row's text tokens that are predicted, rounded, and at least one token."""
+    """The share of a row's text tokens that are predicted: rounded, and at least one token."""
     mask_share: float = Field(0.8, ge=0, le=1)
     """The share of the predicted tokens that become the mask token."""
     random_share: float = Field(0.1, ge=0, le=1)
@@ -53,10 +53,8 @@ class MaskedLM(Objective):
     @model_validator(mode="after")
     def _shares_and_texts_fit(self) -> "MaskedLM":
         if self.mask_share + self.random_share > 1 + 1e-9:
-            raise ValueError(
-                f"random_share: with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most, "
-                f"got {self.random_share:g}"
-            )
+            most = f"with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most"
+            raise ValueError(f"random_share: {most}, got {self.random_share:g}")
         if self.next_sentence and self.raw_length < 2:
             raise ValueError(f"length: {self.length} tokens can't hold two texts and their special tokens")
         return self
@@ -80,9 +78,7 @@ class MaskedLM(Objective):
         if vocabulary.mask is None:
             lacking.append("masks tokens, but the vocabulary has no mask token")
         if self.next_sentence and _special_tokens(vocabulary)[0] is None:
-            lacking.append(
-                "next_sentence: classifies the first token; the vocabulary has neither [CLS] nor one like it"
-            )
+            lacking.append("next_sentence: classifies the first token; the vocabulary has neither [CLS] nor bos")
         if self.whole_words and len(vocabulary.word_starts) != vocabulary.size:
             lacking.append("whole_words: the vocabulary doesn't mark which tokens begin a word")
         return lacking
@@ -116,7 +112,7 @@ class MaskedLM(Objective):
             predicted = _choose_tokens(keys, candidates, budget)
         inputs, chosen = values.copy(), np.flatnonzero(predicted)
         counts = np.count_nonzero(predicted, axis=1)
-        inputs.flat[chosen] = self._replacements(values.take(chosen), counts, keys, vocabulary)
+        inputs.flat[chosen] = self._replaced(values.take(chosen), counts, keys, vocabulary)
         return Examples(
             Padded(inputs, originals.lengths),
             originals,
@@ -125,10 +121,8 @@ class MaskedLM(Objective):
             next_sentence=columns["is_next"].astype(np.int64) if self.next_sentence else None,
         )
 
-    def _replacements(
-        self, tokens: np.ndarray, counts: np.ndarray, keys: np.ndarray, vocabulary: Vocabulary
-    ) -> np.ndarray:
-        """The input tokens that replace the predicted `tokens`: of all rows in order, `counts` (n,) of each row."""
+    def _replaced(self, tokens: np.ndarray, counts: np.ndarray, keys: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+        """The input tokens for the predicted `tokens` of all rows in order, `counts` (n,) of each row."""
         assert vocabulary.mask is not None
         most = int(counts.max(initial=0))
         bits = random_bits(keys, _REPLACEMENT, most)[np.arange(most) < counts[:, None]]
@@ -155,9 +149,8 @@ def _choose_tokens(keys: np.ndarray, candidates: np.ndarray, budget: np.ndarray)
 def _choose_words(keys: np.ndarray, candidates: np.ndarray, continuing: np.ndarray, budget: np.ndarray) -> np.ndarray:
     """(n, width) bool: the `candidates` that belong to randomly chosen words.
 
-    Words are taken in random order while the row has at most `budget` (n,) tokens; the first word is always taken.
-    `continuing` (n, width) marks tokens that continue a word. Such a token begins a word of its own if the token before
-    it is no candidate.
+    Words are taken in random order up to `budget` (n,) tokens; the first word is always taken. `continuing` (n, width)
+    marks tokens that continue a word. Such a token begins its own word if the token before it isn't a candidate.
     """
     starts = candidates.copy()
     starts[:, 1:] &= ~(continuing[:, 1:] & candidates[:, :-1])

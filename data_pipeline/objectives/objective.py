@@ -1,4 +1,4 @@
-"""The interface of objectives: pure functions from rows of tokens and their keys to inputs and targets."""
+"""The interface of objectives: pure functions from rows of tokens and their keys to a model's inputs and targets."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,8 +11,8 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 Columns = Mapping[str, np.ndarray]
 LONGEST = 1 << 20
-"""The most tokens of a row's inputs or targets: denoising ranks the positions of a row by numbers of 20 bits, and all
-objectives make arrays of rows × tokens, 8 bytes each."""
+"""Maximum number of tokens of inputs or targets. Denoising keeps positions in 20 bits, and all objectives make arrays
+of rows × tokens, 8 bytes each."""
 
 
 class Padded(NamedTuple):
@@ -26,12 +26,12 @@ class Padded(NamedTuple):
 
     @classmethod
     def full(cls, values: np.ndarray) -> "Padded":
-        """Rows without padding: all are as long as the array is wide."""
+        """Rows that are all as long as the array is wide."""
         return cls(values, np.full(len(values), values.shape[1], dtype=np.int64))
 
     @classmethod
     def of_flat(cls, flat: np.ndarray, lengths: np.ndarray, pad: int = 0) -> "Padded":
-        """Rows that follow each other in `flat`, with `pad` behind those that are shorter than the longest one."""
+        """Rows that follow each other in `flat`; `pad` fills up the shorter ones."""
         longest = int(lengths.max(initial=0))
         if (lengths == longest).all():
             return cls(flat.reshape(len(lengths), longest), lengths)
@@ -49,10 +49,13 @@ class Padded(NamedTuple):
 class Examples:
     """A model's inputs and targets, row by row.
 
-    `predicted` (n, targets) bool marks the targets that have a loss; None means all but padding. If a row holds several
-    examples, `input_segments` and `target_segments` (n, width) number each token's example from 1, with 0 at padding.
-    `token_types` (n, inputs) is 1 in the second of two texts, 0 elsewhere. `next_sentence` (n,) is 1 if the second text
-    follows the first. `prefix_mask` (n, inputs) is 1 at tokens that all tokens of their example may see, 0 elsewhere.
+    Attributes:
+        predicted: (n, targets) bool, the targets with a loss; None: all but padding.
+        input_segments, target_segments: (n, width), the number of each token's example from 1, 0 at padding; None: one
+            example in a row.
+        token_types: (n, inputs), 1 in the second of two texts, else 0.
+        next_sentence: (n,), 1 if the second text follows the first.
+        prefix_mask: (n, inputs), 1 at tokens that all tokens of their example attend to, else 0.
     """
 
     inputs: Padded
@@ -82,27 +85,27 @@ class Objective(Section):
     """Settings of an objective, identified by `name`."""
 
     packings: ClassVar[tuple[str, ...]] = ("concatenate", "complete_documents")
-    """The packings whose rows it can be applied to, unless it needs pairs of texts."""
+    """The packings whose rows the objective takes."""
 
     batches_like: ClassVar[str] = ""
-    """The objective that ships whose kind of batches it makes; "": its own."""
+    """The name of an objective that ships and makes the same kind of batches; "": the kind is its own."""
 
     name: str
     """The objective."""
 
     @property
     def kind_of_batches(self) -> str:
-        """The name by which families say that they learn from its batches."""
+        """The name by which model families list the batches that they train on."""
         return self.batches_like or self.name
 
     @property
     def full_name(self) -> str:
-        """The name, with that of an objective inside it: "in_one_row of text_to_text"."""
+        """The name, also of an objective inside: "in_one_row of text_to_text"."""
         return self.name
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the values that are stored with each row when it is cut and that `apply` needs ("denoiser")."""
+        """The names of the values that `apply` needs and that are stored with each row when it is cut ("denoiser")."""
         return ()
 
     @property
@@ -112,22 +115,22 @@ class Objective(Section):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the maximum number of tokens of each that a row makes, special tokens included."""
+        """(inputs, targets): the maximum number of tokens of each, with special tokens."""
         raise NotImplementedError
 
     @property
     def as_cut(self) -> "Objective":
-        """The objective that rows with its `columns` are cut for."""
+        """The objective that its rows are cut for."""
         return self
 
     @property
     def sentinels(self) -> int:
-        """The most sentinels that a row needs."""
+        """Maximum number of sentinels of a row."""
         return 0
 
     def for_rows_of(self, tokens: int) -> "Objective | None":
-        """The same objective for rows of so many tokens; None if no value of its length, the key `length` or
-        `inputs_length`, gives such rows."""
+        """The same objective for rows of this many tokens; None if no value of its key `length` or `inputs_length`
+        gives such rows."""
         key = next((one for one in ("length", "inputs_length") if one in type(self).model_fields), None)
         settings, low, high = self.model_dump(), 1, 2 * tokens
         while key and low <= high:  # a row has more tokens, the larger its length
@@ -143,19 +146,19 @@ class Objective(Section):
         return None
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        """One line for each reason why the objective can't be used with this vocabulary."""
+        """One line for each reason against using the objective with this vocabulary."""
         if self.sentinels > vocabulary.sentinels:
             return [f"makes up to {self.sentinels} spans, one sentinel each; there are {vocabulary.sentinels}"]
         return []
 
     def accepts(self, length: int) -> bool:
-        """Whether a row of only `length` tokens, such as the tail of held-out text, makes an example."""
+        """Whether a row of `length` tokens, such as the last row of a bucket, makes an example."""
         return 0 < length <= self.raw_length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
-        """The examples of `rows`, in the dtype of the rows. Each depends only on its row and its key in `keys` (n,).
+        """The examples of `rows`, in the rows' dtype. Each depends only on its row and its key in `keys` (n,).
 
-        `columns` has an array (n,) for each name in the property `columns`.
+        `columns`: an array (n,) for each name in the property `columns`.
         """
         raise NotImplementedError
 
@@ -168,7 +171,7 @@ class Stretch(NamedTuple):
 
 
 def concatenated(rows: Padded, pad: int, *parts: int | Stretch) -> Padded:
-    """Rows that consist of `parts`, one after the other: special tokens, and stretches of `rows`.
+    """Rows made of `parts`, one after the other: special tokens, and stretches of `rows`.
 
     Rows [[5, 6, 7]], the stretch of 2 tokens from 1 on, and the token 9  ->  [[6, 7, 9]]
     """
@@ -184,16 +187,16 @@ def concatenated(rows: Padded, pad: int, *parts: int | Stretch) -> Padded:
 
 
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """start, start + 1, … of each range, `sizes` long, one range after the other."""
+    """start, start + 1, … of each range of `sizes` numbers, one range after the other."""
     stops = np.cumsum(sizes)
     return np.arange(sizes.sum()) + np.repeat(starts - stops + sizes, sizes)
 
 
 def together(parts: list[tuple[np.ndarray, Examples]], pad: int) -> Examples:
-    """Merges sets of examples. Each part comes with the indices (k,) of its rows in the result.
+    """Merges parts, each with the indices (k,) of its rows in the result.
 
-    If some parts have segments, each row of the others is one; if some have a prefix mask or leave out predictions, the
-    others have no prefix and leave out none. Raises ValueError if another optional array is in some parts only.
+    If only some parts have segments, predictions or a prefix mask, the other parts get the values that mean the same as
+    none. Raises ValueError if another optional array is in some parts only.
     """
     for name, absent in _ABSENT.items():
         if len({name in part.optional for _, part in parts}) == 2:
@@ -228,11 +231,11 @@ _ABSENT: Mapping[str, Callable[[Examples], Examples]] = {
     "predicted": lambda examples: replace(examples, predicted=examples.targets.filled),
     "prefix_mask": lambda examples: replace(examples, prefix_mask=np.zeros_like(examples.inputs.values, np.uint8)),
 }
-"""What examples without an optional array have instead, beside others that have it."""
+"""For some optional arrays: the examples with the array that means the same as none."""
 
 
 def _scattered(parts: list[tuple[np.ndarray, np.ndarray]], fill: int) -> np.ndarray:
-    """One array (n, widest, …) of arrays (k, width, …), whose rows have the indices (k,) in it."""
+    """One array (n, widest, …) of arrays (k, width, …), each with the indices (k,) of its rows."""
     widest = max(array.shape[1:] for _, array in parts)
     rows = sum(len(indices) for indices, _ in parts)
     whole = np.full((rows, *widest), fill, dtype=np.result_type(*(array for _, array in parts)))

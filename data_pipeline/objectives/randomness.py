@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_AT_ONCE = 1 << 14  # numbers: they fit into a core's cache, which makes their mixing twice as fast
+_AT_ONCE = 1 << 14  # numbers, which fit into a core's cache: mixing is twice as fast
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -24,7 +24,7 @@ def hashed(text: str) -> int:
 
 
 def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Keys (n,) uint64 of `rows` (n,) for one purpose; `epoch` is one number or one per row."""
+    """(n,) uint64 keys of `rows` (n,) for one purpose. `epoch`: one number, or one for each row."""
     base = np.uint64(hashed(f"{seed}/{purpose}"))
     with np.errstate(over="ignore"):
         keys = _mix(np.asarray(epoch, dtype=np.uint64) * _GOLDEN + base)
@@ -32,12 +32,12 @@ def row_keys(seed: int, purpose: str, epoch: int | np.ndarray, rows: np.ndarray)
 
 
 def noise_keys(seed: int, split: str, epoch: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(n,) uint64 noise keys for `rows` (n,) of a split. Noise at build time uses those of epoch 0."""
+    """(n,) uint64 keys of the noise for `rows` (n,) of a split. Noise at build uses epoch 0."""
     return row_keys(seed, f"noise/{split}", epoch, rows)
 
 
 def random_bits(keys: np.ndarray, stream: int, count: int) -> np.ndarray:
-    """(n, count) uint64: `count` independent numbers for each key. Different `stream`s are independent."""
+    """(n, count) uint64: `count` independent numbers for each key, also independent of other `stream`s."""
     bits = np.empty((len(keys), count), dtype=np.uint64)
     rows = max(1, _AT_ONCE // max(1, count))
     with np.errstate(over="ignore"):

@@ -36,6 +36,6 @@ else:
     _NAMES = [objective.model_fields["name"].default for objective in (*_SHIPPED, InOneRow)]
     _ALL = reduce(or_, (*_SHIPPED, *offered("objectives", Objective, _NAMES, "name").values()))
     AnyObjective = Annotated[_ALL, Field(discriminator="name")]
-    """What rows are cut for."""
+    """The objectives that a corpus can be built for."""
     TrainingObjective = Annotated[_ALL | InOneRow, Field(discriminator="name")]
-    """What a run may learn from rows."""
+    """The objectives that a run can train on."""

@@ -1,7 +1,5 @@
-"""Span corruption: T5's objective (Raffel et al. 2020, section 3.1.4; `random_spans_noise_mask`, its length helper).
-
-`with_sentinels` makes inputs and targets of a mask, for i.i.d. denoising too.
-"""
+"""Span corruption: T5's objective (Raffel et al. 2020, section 3.1.4; T5's `random_spans_noise_mask` and its helper for
+lengths). I.i.d. denoising also uses `with_sentinels`."""
 
 from functools import cached_property
 from typing import Literal
@@ -13,7 +11,7 @@ from data_pipeline.objectives.objective import LONGEST, Columns, Examples, Objec
 from data_pipeline.objectives.randomness import random_bits, uniform
 from data_pipeline.text.vocabulary import Vocabulary
 
-_LONGEST_ROW = 1 << 24  # tokens: float32, in which the reference counts, has all integers up to here
+_LONGEST_ROW = 1 << 24  # tokens: the reference counts in float32, which has all integers up to here
 _LENGTHS_AT_ONCE = 1 << 20
 _NOISE, _KEPT, _ROLL = 0, 1, 2  # streams of random numbers: the two segmentations are independent
 
@@ -28,11 +26,10 @@ class SpanCorruption(Objective):
         inputs   Thank you <0> me to your party last <1> </s>
         targets  <0> for inviting <1> week </s>
 
-    `random_roll` draws the offset from 0 … length − 1. As in T5, inputs and targets still each number their own runs
-    from 0: if the row begins with a masked token, the targets begin with that span, and their sentinel k stands for the
-    k-th kept run. A span or a kept run that is rotated across the end is split in two and takes one more sentinel. Rows
-    leave room for it: without such a split, inputs or targets are one token shorter. The mask above rotated by 7 and by
-    1:
+    `random_roll` draws the offset from 0 … length − 1. As in T5, inputs and targets still number their own runs from 0.
+    If the row begins with a masked token, the targets begin with that span, and their sentinel k stands for the k-th
+    kept run. A run that is rotated across the end is split in two and takes one more sentinel. Rows leave room for this
+    sentinel: without such a split, inputs or targets are one token shorter. The mask above rotated by 7 and by 1:
 
         inputs   <0> you for inviting me to <1> party last <2> </s>
         targets  Thank <0> your <1> week </s>
@@ -44,7 +41,7 @@ class SpanCorruption(Objective):
     inputs_length: int = Field(512, gt=0, le=LONGEST)
     """Tokens of the encoder's input, EOS included."""
     noise_density: float = Field(0.15, gt=0, lt=1)
-    """The share of a row's tokens that is masked."""
+    """The share of a row's tokens that are masked."""
     mean_span_length: float = Field(3.0, ge=1)
     """Mean length of a masked span, in tokens."""
     random_roll: bool = False
@@ -56,10 +53,9 @@ class SpanCorruption(Objective):
             raise ValueError(f"inputs_length: {self.inputs_length} leaves no room for a masked span")
         noise, spans = self._noise(self.raw_length)
         if not self.accepts(self.raw_length):
-            raise ValueError(
-                f"noise_density: {spans} spans can't be kept apart by the {self.raw_length - noise} unmasked tokens; "
-                "lower it or raise mean_span_length"
-            )
+            kept = self.raw_length - noise
+            problem = f"{spans} spans can't be kept apart by the {kept} unmasked tokens"
+            raise ValueError(f"noise_density: {problem}; lower it or raise mean_span_length")
         return self
 
     @cached_property
@@ -73,27 +69,25 @@ class SpanCorruption(Objective):
                 length = first + int(too_long[0]) - 1
                 return length - self._excess(length)
             first, count = first + count, min(2 * count, _LENGTHS_AT_ONCE)
-        raise ValueError(
-            f"noise_density: a row would have more than {_LONGEST_ROW:,} tokens; lower it, mean_span_length or "
-            "inputs_length"
-        )
+        problem = f"a row would have more than {_LONGEST_ROW:,} tokens"
+        raise ValueError(f"noise_density: {problem}; lower it, mean_span_length or inputs_length")
 
     @cached_property
     def shape(self) -> tuple[int, int]:
         """(inputs, targets): 512 and 114 for T5's defaults. As in T5's helper, rounding may leave the last position of
         the targets empty at density 0.5."""
         excess = self._excess(self.raw_length + 1)
-        return self.inputs_length, self._corrupted_lengths(self.raw_length + excess)[1] - excess
+        return self.inputs_length, int(self._corrupted(self.raw_length + excess)[1]) - excess
 
     @property
     def sentinels(self) -> int:
         """One for each masked span of a row, and one more if a span may be rolled into two parts."""
-        return self._noise(self.raw_length)[1] + self.random_roll
+        return int(self._noise(self.raw_length)[1]) + self.random_roll
 
     def accepts(self, length: int) -> bool:
-        """Whether a row of `length` tokens can be masked at all: its spans need tokens to keep them apart."""
+        """Whether a row of `length` tokens can be masked: unmasked tokens must keep its spans apart."""
         noise, spans = self._noise(max(length, 2))
-        return length >= 2 and spans <= length - noise
+        return length >= 2 and bool(spans <= length - noise)
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each masked by its key.
@@ -101,23 +95,17 @@ class SpanCorruption(Objective):
         Rows of the same length have the same number of masked tokens and spans. Unless the mask is rolled, the first
         token is always kept and the last is always masked.
         """
-
         parts = []
         for length in np.unique(rows.lengths).tolist():
             chosen = np.flatnonzero(rows.lengths == length)
-            masked = _noise_mask(keys[chosen], length, *self._noise(length))
+            masked = _noise_mask(keys[chosen], length, *map(int, self._noise(length)))
             masked = _rolled(masked, keys[chosen]) if self.random_roll else masked
             parts.append((chosen, with_sentinels(Padded.full(rows.values[chosen, :length]), masked, vocabulary)))
         return parts[0][1] if len(parts) == 1 else together(parts, vocabulary.pad)
 
-    def _noise(self, length: int) -> tuple[int, int]:
-        """(masked tokens, spans) in a row of `length`."""
-        noise, spans = self._noises(np.array([length]))
-        return int(noise[0]), int(spans[0])
-
-    def _noises(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(masked tokens (n,), spans (n,)) of rows of `lengths` (n,). The reference multiplies in float32, so that is
-        kept."""
+    def _noise(self, lengths: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+        """(masked tokens, spans) of rows of `lengths`, a number or (n,). Products are float32, as in the reference."""
+        lengths = np.asarray(lengths)
         products = lengths.astype(np.float32) * np.float32(self.noise_density)
         noise = np.clip(np.round(products), 1, lengths - 1).astype(np.int64)
         spans = np.round(noise.astype(np.float32) / np.float32(self.mean_span_length)).astype(np.int64)
@@ -125,22 +113,18 @@ class SpanCorruption(Objective):
 
     def _excess(self, length: int) -> int:
         """1 if density 0.5 would make the targets longer than the inputs: T5's helper then takes one token less."""
-        inputs, targets = self._corrupted_lengths(length)
+        inputs, targets = self._corrupted(length)
         return int(self.noise_density == 0.5 and inputs <= self.inputs_length and targets > inputs)
 
-    def _corrupted_lengths(self, length: int) -> tuple[int, int]:
-        inputs, targets = self._corrupted(np.array([length]))
-        return int(inputs[0]), int(targets[0])
-
-    def _corrupted(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs (n,), targets (n,)), in tokens, of rows of `lengths` (n,)."""
-        noise, spans = self._noises(np.maximum(lengths, 2))
+    def _corrupted(self, lengths: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, targets), in tokens, of rows of `lengths`, a number or (n,)."""
+        noise, spans = self._noise(np.maximum(lengths, 2))
         runs = spans + self.random_roll
         return lengths - noise + runs + 1, noise + runs + 1
 
 
 def _segmentation(keys: np.ndarray, stream: int, items: int, parts: int) -> np.ndarray:
-    """(n, parts) int64: `items` cut into non-empty `parts`, every way equally likely: parts − 1 distinct cuts."""
+    """(n, parts) int64: the sizes of non-empty `parts` of `items`, every division equally likely."""
     edges = np.zeros((len(keys), parts + 1), dtype=np.int64)
     edges[:, -1] = items
     if parts > 1:
@@ -171,10 +155,10 @@ def _rolled(masked: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def with_sentinels(rows: Padded, masked: np.ndarray, vocabulary: Vocabulary) -> Examples:
-    """Inputs and targets of `rows`, where the tokens at `masked` (n, longest) bool are to be predicted.
+    """Inputs and targets of `rows` whose tokens at `masked` (n, longest) bool are to be predicted.
 
     The inputs have a sentinel for each run of masked tokens, the targets one for each run of kept tokens. If a row
-    begins with a kept token, the targets are each sentinel of the inputs followed by the tokens that it replaces.
+    begins with a kept token, the targets are the sentinels of the inputs, each followed by the tokens that it replaces.
     """
     return Examples(replace_runs(rows, masked, vocabulary), replace_runs(rows, ~masked, vocabulary))
 
@@ -194,7 +178,7 @@ def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padd
     count, longest = rows.values.shape
     equally_long = bool((rows.lengths == longest).all())
     starts = run_starts(runs)
-    kept = starts == runs  # a run's first token stays, as its sentinel
+    kept = starts == runs  # the first token of a run becomes the sentinel
     kept = np.flatnonzero(kept if equally_long else kept & rows.filled)
 
     row_ends = np.arange(count + 1) * longest

@@ -1,7 +1,7 @@
-"""Text-to-text: pairs of an input and its target (Raffel et al. 2020, section 2.4). Nothing is random.
+"""Text-to-text: pairs of an input and its target (Raffel et al. 2020, section 2.4), without random numbers.
 
-And inputs and targets of another objective in one row, for models without an encoder of their own (section 3.2.1:
-"prefix LM"; seqio's PrefixLMFeatureConverter).
+And the inputs and targets of another objective in one row, for models without an encoder (section 3.2.1, "prefix LM";
+seqio's PrefixLMFeatureConverter).
 """
 
 from typing import Annotated, Literal
@@ -71,9 +71,7 @@ class InOneRow(Objective):
     @model_validator(mode="after")
     def _has_one_example_a_row(self) -> "InOneRow":
         if isinstance(self.of, PrefixLM) and self.of.packed:
-            raise ValueError(
-                "of.packed: packed rows hold two examples, whose inputs and targets can't follow each other"
-            )
+            raise ValueError("of.packed: packed rows hold two examples; their inputs and targets can't be in one row")
         return self
 
     @property
@@ -117,7 +115,7 @@ class InOneRow(Objective):
         whole[in_first] = first.values[first.filled]
         in_second = ~in_first & (places < lengths[:, None])
         whole[in_second] = second.values[second.filled]
-        inputs = np.where(places[1:] < lengths[:, None], whole[:, :-1], vocabulary.pad)  # a row's last token isn't read
+        inputs = np.where(places[1:] < lengths[:, None], whole[:, :-1], vocabulary.pad)  # without a row's last token
         return Examples(
             Padded(inputs.astype(whole.dtype), lengths - 1),
             Padded(whole[:, 1:], lengths - 1),

@@ -1,4 +1,4 @@
-"""UL2: a mixture of denoisers, each announced to the model by a token (Tay et al. 2022)."""
+"""UL2: a mixture of denoisers (Tay et al. 2022). A token before the inputs tells the model which one."""
 
 from functools import cached_property
 from typing import Annotated, Literal
@@ -14,24 +14,24 @@ from data_pipeline.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
 
 Mode = Literal["R", "S", "X"]
-_DENOISER = 100  # stream of random numbers, which differs from the denoisers' streams, since they get the same keys
+_DENOISER = 100  # stream of random numbers; the denoisers use the same keys, with other streams
 
 
 class Denoiser(Section):
     """One objective of the mixture, drawn in proportion to its `rate`."""
 
     mode: Mode
-    """R: regular. S: sequential. X: extreme. It selects the token before the inputs."""
+    """R: regular. S: sequential. X: extreme. Selects the token before the inputs."""
     denoiser: Annotated[SpanCorruption | PrefixLM, Field(discriminator="name")]
     """The objective, `span_corruption` or `prefix_lm`, with its keys."""
     rate: float = Field(1.0, gt=0, le=1e9, allow_inf_nan=False)
-    """The denoiser's part of the rows, relative to the other rates."""
+    """The denoiser's share of the rows, relative to the other rates."""
 
     @field_validator("denoiser")
     @classmethod
     def _has_one_example_a_row(cls, denoiser: SpanCorruption | PrefixLM) -> SpanCorruption | PrefixLM:
         if isinstance(denoiser, PrefixLM) and denoiser.packed:
-            raise ValueError("packed rows hold two examples, of which only the first would begin with the mode's token")
+            raise ValueError("packed rows hold two examples; only the first would begin with the mode's token")
         return denoiser
 
 
@@ -60,9 +60,9 @@ class UL2(Objective):
         S        [S] Thank you for inviting me to your </s>         →  party last week </s>
         X        [X] Thank you for <0> to your <1> </s>             →  <0> inviting me <1> party last week </s>
 
-    A row's denoiser is drawn when the row is cut, since the denoisers' rows have different lengths: 568, 588, 512, 766,
+    A row's denoiser is drawn when the row is cut, since rows of denoisers have different lengths: 568, 588, 512, 766,
     908, 600 and 1006 tokens for the paper's table 1. As in the paper's code, a denoiser's lengths don't count the
-    mode's token, so that the inputs are one token longer than its settings: 513.
+    mode's token, so inputs have one token more than in the settings: 513.
     """
 
     packings = ("concatenate",)
@@ -87,7 +87,7 @@ class UL2(Objective):
 
     @cached_property
     def raw_lengths(self) -> np.ndarray:
-        """(denoisers,) int64: tokens of a row for each of them."""
+        """(denoisers,) int64: tokens of a row of each denoiser."""
         return np.array([denoiser.denoiser.raw_length for denoiser in self.denoisers], dtype=np.int64)
 
     @property
@@ -96,7 +96,7 @@ class UL2(Objective):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the maximum over denoisers, plus a mode token; 513 and 512 for the paper's table 1."""
+        """(inputs, targets): the maximum over denoisers and a mode's token; 513 and 512 for the paper's table 1."""
         inputs, targets = zip(*(denoiser.denoiser.shape for denoiser in self.denoisers), strict=True)
         return max(inputs) + 1, max(targets)
 
@@ -111,7 +111,7 @@ class UL2(Objective):
         return super().problems(vocabulary) + absent
 
     def accepts(self, length: int) -> bool:
-        """Whether every denoiser makes an example of `length` tokens, or of its full row if that is shorter."""
+        """Whether every denoiser makes an example of `length` tokens, or of its full row if this is shorter."""
         return all(
             denoiser.denoiser.accepts(min(length, raw_length))
             for denoiser, raw_length in zip(self.denoisers, self.raw_lengths.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The ways to pack a bucket's documents into rows."""
+"""Packs the documents of a bucket into rows, in one of several ways."""
 
 from collections.abc import Callable
 

@@ -13,30 +13,21 @@ _MULTIPLE = 64
 
 
 def examples(documents: Documents, rules: Rules) -> Rows:
-    """Each pair goes into the open row in which it leaves the least room. If it fits in none, the fullest row closes.
+    """Puts each pair into the open row with the least room left. If it fits into none, the fullest row is closed.
 
     Rows hold up to `inputs_length` and `targets_length` tokens. Every example has an EOS token on both sides and its
     own segment number, from 1.
     """
     objective = rules.objective
     assert isinstance(objective, TextToText), "checked with the config"
-    pairs = complete_documents(documents, rules)
-    row, segment = _assigned(pairs, objective)
+    pairs, room = complete_documents(documents, rules), (objective.inputs_length, objective.targets_length)
+    lengths, inputs = np.diff(pairs.offsets), pairs.columns["target_start"]
+    row, segment = best_fit(np.stack([inputs + 1, lengths - inputs + 1], axis=1), room)  # with EOS
     keys = np.zeros(len(pairs), dtype=np.uint64)  # nothing is drawn
-    tokens = Padded.of_flat(pairs.tokens, np.diff(pairs.offsets))
-    one_each = objective.apply(tokens, keys, rules.vocabulary, pairs.columns)
-    count = int(row.max(initial=-1)) + 1
-    packed = _in_rows(one_each, row, segment, count, (objective.inputs_length, objective.targets_length))
+    one_each = objective.apply(Padded.of_flat(pairs.tokens, lengths), keys, rules.vocabulary, pairs.columns)
+    packed = _in_rows(one_each, row, segment, int(row.max(initial=-1)) + 1, room)
     offsets = np.append(0, np.cumsum(packed.inputs.lengths + packed.targets.lengths))
     return replace(pairs, offsets=offsets, columns={}, examples=packed)
-
-
-def _assigned(pairs: Rows, objective: TextToText) -> tuple[np.ndarray, np.ndarray]:
-    """(row (n,), segment (n,)) of each pair."""
-    sizes = np.stack(
-        [pairs.columns["target_start"] + 1, np.diff(pairs.offsets) - pairs.columns["target_start"] + 1], axis=1
-    )
-    return best_fit(sizes, (objective.inputs_length, objective.targets_length))
 
 
 def balanced(one_each: Examples, per_row: int) -> Examples:
@@ -65,12 +56,12 @@ def balanced(one_each: Examples, per_row: int) -> Examples:
 
 
 def width_of(tokens: int) -> int:
-    """The width of a batch of balanced rows, of which the longest has so many tokens."""
+    """The width of a batch of balanced rows whose longest row has this many tokens."""
     return max(1, -(-tokens // _MULTIPLE)) * _MULTIPLE
 
 
 def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, count: int, widths: tuple[int, int]) -> Examples:
-    """The examples in their rows, of which there are `count`, and as the numbers of their segments say."""
+    """The examples in `count` rows: each in its `row` (n,), in the order of `segment` (n,)."""
     inputs, input_segments = _side(one_each.inputs, row, segment, count, widths[0])
     targets, target_segments = _side(one_each.targets, row, segment, count, widths[1])
     along = {}
@@ -83,7 +74,7 @@ def _in_rows(one_each: Examples, row: np.ndarray, segment: np.ndarray, count: in
 
 
 def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(row (n,), segment (n,) from 1) for examples with `sizes` (n, 2): tokens of inputs and of targets.
+    """(row (n,), segment (n,) from 1) of examples with `sizes` (n, 2), in tokens of inputs and of targets.
 
     Sizes [[3, 1], [4, 1], [2, 1]] in rows of (5, 5)  ->  rows [0, 1, 0], segments [1, 1, 2]
     """
@@ -98,7 +89,7 @@ def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.n
         if fits.any():
             slot = int(np.where(fits, after.sum(axis=1), np.iinfo(np.int64).max).argmin())
         else:
-            slot = int(left.sum(axis=1).argmin())  # close the fullest row, or use an empty one
+            slot = int(left.sum(axis=1).argmin())  # the fullest row, or an unused slot
             left[slot], number[slot], counts[slot] = room, opened, 0
             opened += 1
         left[slot] -= size
@@ -108,7 +99,7 @@ def best_fit(sizes: np.ndarray, room: tuple[int, int]) -> tuple[np.ndarray, np.n
 
 
 def _side(examples: Padded, row: np.ndarray, segment: np.ndarray, count: int, width: int) -> tuple[Padded, np.ndarray]:
-    """(`count` rows of at most `width`, segment of each token): the examples concatenated in their rows."""
+    """(`count` rows of at most `width` tokens, the segment of each token) of examples concatenated in their rows."""
     order = np.lexsort((segment, row))
     lengths = np.zeros(count, dtype=np.int64)
     np.add.at(lengths, row, examples.lengths)

@@ -1,4 +1,8 @@
-"""Documents to rows: the types of all packings, and three: documents end to end, each by itself, pairs of sentences."""
+"""Cuts documents into rows: the types of all packings, and the packings without segments.
+
+Documents follow each other (`concatenate`), are rows by themselves (`complete_documents`), or become pairs of texts
+(`sentence_pairs`).
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +16,7 @@ from data_pipeline.objectives.ul2 import UL2
 from data_pipeline.text.vocabulary import Vocabulary
 
 _SHORT = 0.1  # share of sentence pairs that are made shorter than a full row
-_TRIES = 10  # to draw a different document
+_TRIES = 10  # draws of a different document
 _DRAWS = 7 + _TRIES
 _AT_ONCE = 1024
 
@@ -21,9 +25,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of one bucket in shuffled order: document i is `tokens[starts[i] : starts[i + 1]]`.
+    """The documents of one bucket in shuffled order: document i is `tokens[starts[i] : starts[i + 1]]`.
 
-    `starts` is (n + 1,). For text-to-text pairs, `targets` (n,) has the number of tokens before each target.
+    `starts` (n + 1,). `targets` (n,): of text-to-text pairs, the number of tokens before each target.
     """
 
     tokens: np.ndarray
@@ -36,9 +40,10 @@ class Documents:
 
 @dataclass(frozen=True)
 class Rules:
-    """How rows are cut. With `keep_tail`, a tail becomes a shorter row if the objective accepts its length.
+    """How rows are cut.
 
-    `key` identifies the bucket to the random numbers drawn while rows are cut.
+    `keep_tail`: the last tokens become a shorter row if the objective accepts their number. `key`: names the bucket, to
+    key the random numbers.
     """
 
     objective: Objective
@@ -52,9 +57,11 @@ class Rules:
 class Rows:
     """Row i is `tokens[offsets[i] : offsets[i + 1]]` or, if rows are packed examples, row i of `examples`.
 
-    `documents` has the starts of documents in `tokens`, `columns` an array (rows,) for each name. `dropped` counts the
-    documents' tokens that are in no row. `cut_inputs` and `cut_targets` count the pairs whose input or target is longer
-    than the objective allows and lost its end.
+    Attributes:
+        documents: the starts of documents in `tokens`.
+        dropped: the number of tokens that are in no row.
+        columns: an array (rows,) for each name.
+        cut_inputs, cut_targets: the number of pairs whose input or target was too long and lost its end.
     """
 
     tokens: np.ndarray
@@ -73,9 +80,8 @@ class Rows:
 def concatenate(documents: Documents, rules: Rules) -> Rows:
     """T5's packing (Raffel et al. 2020, section 3.1.1): documents follow each other without padding.
 
-    Rows have exactly the objective's raw length. The tail that doesn't fill a row is dropped or becomes a shorter row.
-
-    UL2's denoisers have different lengths, so each row's denoiser is drawn here and stored with the row.
+    Rows have exactly the objective's raw length. The rest, which doesn't fill a row, is dropped or becomes a shorter
+    row. UL2's denoisers have different lengths, so each row's denoiser is drawn here and stored with the row.
     """
     offsets, columns = rows_of_tokens(len(documents.tokens), rules)
     dropped = len(documents.tokens) - int(offsets[-1])
@@ -83,7 +89,7 @@ def concatenate(documents: Documents, rules: Rules) -> Rows:
 
 
 def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(offsets (rows + 1,), columns) of the rows that a bucket of `tokens` tokens makes."""
+    """(offsets (rows + 1,), columns) of the rows of a bucket of `tokens` tokens."""
     objective = rules.objective
     columns: dict[str, np.ndarray] = {}
     if isinstance(objective, UL2):
@@ -106,9 +112,8 @@ def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.
 def complete_documents(documents: Documents, rules: Rules) -> Rows:
     """Each row is one document or a part of one: fairseq's `complete_doc` break mode, with which BART was trained.
 
-    A document longer than a row is cut at the last sentence end that fits, or inside a sentence longer than a row.
-
-    Pairs are truncated on each side instead; their rows have the column "target_start".
+    A document longer than a row is cut at the last end of a sentence that fits, or inside a sentence longer than a row.
+    A text-to-text pair is truncated on each side instead; its row has the column "target_start".
     """
     if isinstance(rules.objective, TextToText):
         return _pairs(documents, rules.objective)
@@ -156,13 +161,14 @@ def _pairs(documents: Documents, objective: TextToText) -> Rows:
 
 
 def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
-    """Two texts in each row; the second may or may not follow the first: BERT's packing (Devlin et al. 2018, A.2).
+    """Two texts in each row; in half of the rows, the second follows the first. BERT's packing (Devlin et al. 2018).
 
-    A document's sentences are gathered until they fill a row, then split in two at random. Half of the second texts
-    are replaced by sentences of another document; the replaced sentences begin the next row.
+    Sentences of a document that fill a row are split into two texts at random. Half of the second texts are replaced by
+    sentences of another document; the replaced sentences begin the next row. A text that is too long loses tokens at
+    both ends, at random.
 
-    The columns are "second_start", the number of tokens before the second text, and "is_next", 1 if it follows the
-    first. A text that is too long loses tokens at both ends; how many at each end is drawn uniformly.
+    The columns are "second_start", the number of tokens before the second text, and "is_next", 1 if the second text
+    follows the first.
     """
     limit = rules.objective.raw_length
     sentences = _sentences(documents, rules.vocabulary.sentence_ends)
@@ -199,7 +205,7 @@ def sentence_pairs(documents: Documents, rules: Rules) -> Rows:
 
 
 def _sentences(documents: Documents, sentence_ends: np.ndarray) -> list[np.ndarray]:
-    """For each document that has tokens: the starts of its sentences in the flat array, and its end."""
+    """For each document with tokens: the starts of its sentences in the flat array, and its end."""
     ends = np.flatnonzero(sentence_ends[documents.tokens]) + 1
     inside = [
         ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, end)]
@@ -223,7 +229,7 @@ def _elsewhere(sentences: list[np.ndarray], number: int, tokens: int, drawn: lis
 
 
 def _shorten(first: Span, second: Span, limit: int, one: int, other: int) -> tuple[Span, Span]:
-    """Cuts both to `limit` tokens together: first the longer one to the shorter's length, then both alike."""
+    """Cuts two texts to `limit` tokens in all: first the longer one to the length of the shorter, then both alike."""
     lengths = _length(first), _length(second)
     if sum(lengths) <= limit:
         return first, second

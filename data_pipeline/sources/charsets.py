@@ -1,7 +1,7 @@
 """Text from bytes as browsers decode them: labels and decoders of WHATWG's Encoding Standard.
 
-https://encoding.spec.whatwg.org, of May 2026. Python's codecs have nearly all of its characters. What they lack, or
-have otherwise, is below; tests compare all sequences of two bytes with the standard's tables.
+https://encoding.spec.whatwg.org, of May 2026. Python's codecs have nearly all of its characters. This module has those
+that they lack or map otherwise. Tests compare all sequences of two bytes with the standard's tables.
 """
 
 import re
@@ -25,7 +25,7 @@ _DETECTED = {"cp949": "euc_kr", "mac-cyrillic": "mac-cyrillic"}  # names of the 
 
 
 def charset_of(label: str) -> str | None:
-    """The name under which `decoded` knows the character set with this label; None if browsers don't know the label.
+    """The character set with this label, as `decoded` takes it; None if browsers don't know the label.
 
     " Latin1 "  ->  "cp1252"      "ks_c_5601-1987"  ->  "euc_kr"
     """
@@ -33,7 +33,7 @@ def charset_of(label: str) -> str | None:
 
 
 def detected(data: bytes) -> str:
-    """The character set that `data` looks like; UTF-8 if like none."""
+    """The character set that `data` looks like; UTF-8 if it looks like none."""
     found = detect_encoding(data, html5_compatible=False) or UTF_8
     return _DETECTED.get(found) or charset_of(found) or UTF_8
 
@@ -44,9 +44,9 @@ def codec_of(charset: str) -> str:
 
 
 def decoded(data: bytes, charset: str) -> tuple[str, bool]:
-    r"""`data` in a character set of `charset_of`, and whether each of its bytes belongs to a character.
+    r"""(text, whether every byte belongs to a character) of `data` in a character set of `charset_of`.
 
-    What belongs to none becomes U+FFFD or, in Windows' sets of single bytes, a control character.
+    Other bytes become U+FFFD or, in Windows' single-byte sets, control characters.
 
     (b"\x87@", "shift_jis")  ->  ("①", True)      (b"\x81", "cp1252")  ->  ("\x81", False)
     """
@@ -88,10 +88,11 @@ _PATTERNS = {  # of what is decoded at once: ASCII, then the bytes of one charac
 
 
 class _Sequences(dict[bytes, str]):
-    """The characters of sequences of bytes that are a character, or ASCII; filled as they are met."""
+    """A cache from sequences of bytes, each a character or ASCII, to their text."""
 
     def __init__(self, codec: str, pattern: bytes, own: Mapping[bytes, str], renamed: Collection[bytes] = ()):
-        """`own`: characters that `codec` lacks or has otherwise. No other sequences have the codec's for `renamed`."""
+        """`own`: characters that `codec` lacks or maps otherwise. `renamed`: the sequences of `own` whose characters of
+        the codec belong to no other sequence."""
         super().__init__(own)
         self._codec, self._pattern = codec, re.compile(pattern, re.DOTALL)
         self._renamed = [(_strictly(sequence, codec), own[sequence]) for sequence in renamed]
@@ -99,7 +100,7 @@ class _Sequences(dict[bytes, str]):
         self._unlike = [(sequence, character) for sequence, character in unlike.items() if character]
 
     def decoded_by_python(self, data: bytes) -> str:
-        """The text by Python's codec, which is fast; "" if it can't decode it, or has other characters."""
+        """The text by Python's codec, which is fast; "" if the codec can't decode it or maps a character otherwise."""
         text = _strictly(data, self._codec)
         if any(character in text and sequence in data for sequence, character in self._unlike):
             return ""
@@ -112,7 +113,7 @@ class _Sequences(dict[bytes, str]):
 
     def __missing__(self, sequence: bytes) -> str:
         text = _strictly(sequence, self._codec)
-        if not text:  # ASCII after the first byte of a character isn't part of it
+        if not text:  # ASCII behind the first byte of a character is a character of its own
             text = "\ufffd" + (chr(sequence[-1]) if 1 < len(sequence) < 4 and sequence[-1] < 0x80 else "")
         if sequence[0] >= 0x80:
             self[sequence] = text
@@ -148,7 +149,7 @@ _SINGLE_BYTES = {
 
 
 def _gb18030() -> dict[bytes, str]:
-    """GB 18030-2022, Python has 2005's; and 0x80 is Windows' euro."""
+    """GB 18030-2022, where Python has that of 2005; and 0x80 is Windows' euro."""
     own = {0x80: "€", 0xA3A0: "\u3000", 0xA8BC: "ḿ", 0x8135F437: "\ue7c7"}
     own |= zip((*range(0xA6D9, 0xA6E0), 0xA6EC, 0xA6ED, 0xA6F3), "︐︒︑︓︔︕︖︗︘︙", strict=True)
     own |= zip((0xFE59, 0xFE61, 0xFE66, 0xFE67, 0xFE6D, 0xFE7E, 0xFE90, 0xFEA0), "龴龵龶龷龸龹龺龻", strict=True)
@@ -156,7 +157,7 @@ def _gb18030() -> dict[bytes, str]:
 
 
 def _euc_jp() -> dict[bytes, str]:
-    """JIS X 0208 with the rows of NEC and IBM, as Windows' Shift_JIS has it, whose bytes follow from the same rows."""
+    """JIS X 0208 with the rows of NEC and IBM. They are taken from Windows' Shift_JIS, which numbers the same rows."""
     own = {b"\x8f\xa2\xb7": "～"}
     for place in range(94 * 94):
         row, half = divmod(place, 188)
@@ -178,7 +179,7 @@ def _big5() -> dict[bytes, str]:
     return own
 
 
-# The first sequence of each run, and its characters: HKSCS of 2008 and Windows' Big5, Python has HKSCS of 2004
+# The first sequence of each run, and its characters: HKSCS of 2008 and Windows' Big5. Python has HKSCS of 2004.
 _BIG5 = """
 877a 㡵𡵓𣚞𦀡㻬𥣞㫵竼龗𤅡𨤍𣇪𠪊𣉞䌊蒄龖鐯䤰蘓墖靊鈘秐稲晠権袝瑌篅枂稬剏遆㓦珄𥶹瓆鿇垳䤯呌䄱
 87c7 𣚎堘穲𧭥讏䚮𦺈䆁𥶙箮𢒼鿈𢓁𢓉𢓌鿉蔄𣖻䂴鿊䓡𪷿拁灮鿋 a3c0 ␀␁␂␃␄␅␆␇␈␉␊␋␌␍␎␏␐␑␒␓␔␕␖␗␘␙␚␛␜␝␞␟␡€

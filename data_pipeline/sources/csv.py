@@ -1,8 +1,8 @@
-"""CSV files with a header and a column of text, as RFC 4180, pandas and `Dataset.to_csv` have them.
+"""CSV files with a header and a column of text, as RFC 4180, pandas and `Dataset.to_csv` write them.
 
-A row that can't be parsed may end in the middle of a quoted field, whose lines look like rows. Reading resumes at the
-next line where a row begins for certain, by the quotation marks behind it (after Ge et al., "Speculative Distributed
-CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
+Behind a row that can't be parsed, the lines of a quoted field may look like rows. So reading resumes at the next line
+where a row begins for certain. The quotation marks behind the line decide that (after Ge et al., "Speculative
+Distributed CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
 """
 
 import csv
@@ -21,9 +21,9 @@ from data_pipeline.foundation.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, open_text, record_of, too_long
 from data_pipeline.sources.tables import Columns
 
-csv.field_size_limit(2**31 - 1)  # of the whole process, 128 KiB by default; here `_Rows` limits rows
+csv.field_size_limit(2**31 - 1)  # for the whole process; the default is 128 KiB, and `_Rows` limits rows itself
 
-_SURE_ROWS, _FAR = 3, 16 << 20  # rows, and bytes without a quotation mark, by which a row is known to begin
+_SURE_ROWS, _FAR = 3, 16 << 20  # rows, and bytes without a quotation mark, that show where a row begins
 _HEAD = 1 << 18  # bytes of a file by which its options are guessed
 _DELIMITERS = ",;\t|"
 _GUESSES = (*({"delimiter": one} for one in _DELIMITERS), {"delimiter": "\t", "quoting": "QUOTE_NONE"})
@@ -51,10 +51,10 @@ class Options(Columns, TextOptions):
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""A record for every row with a text; the ordinal is the row's index. Quoted fields may have line breaks.
 
-    Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). A row with more or fewer fields than the
-    header, with a misplaced quotation mark, not in the encoding or longer than `max_record_bytes` is damage, with the
-    lines that are left out behind it because no row begins there for certain. Raises `UserError` for a column that
-    isn't in the header.
+    Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). These rows are damage: with more or fewer
+    fields than the header, with a misplaced quotation mark, in another encoding, longer than `max_record_bytes`. Lines
+    behind such a row, up to the next certain beginning of a row, belong to the damage. Raises `UserError` for a column
+    that isn't in the header.
 
         b'text,url\n"One,\ntwo.",https://a.org/\n'  ->  Record(0, "One,\ntwo.", "https://a.org/")
     """
@@ -86,16 +86,16 @@ def names(path: str, options: dict[str, Any]) -> list[str]:
 
 
 def guessed_options(path: str) -> dict[str, Any]:
-    """The options that the first rows of a file need; {} where they don't tell, or aren't UTF-8."""
+    """The options that the first rows of a file need; {} if the rows don't show them or aren't UTF-8."""
     with open_text(Input(path), TextOptions()) as stream:
         head = stream.read(_HEAD)
     return guess(head[: head.rfind(b"\n") + 1 or None].decode(errors="replace"))[0]
 
 
 def guess(text: str) -> tuple[dict[str, Any], list[list[str]]]:
-    """The options with which the rows of `text` have the most columns, each row as many, and these rows.
+    """(options, rows): of the options that give all rows of `text` the same number of columns, those with the most.
 
-    Where no options divide all rows alike, they are those that divide the first one.
+    If no options do that, those with the most columns in the first row.
     """
     found: list[tuple[dict[str, str], list[list[str]]]] = []
     for options in _GUESSES:
@@ -113,12 +113,12 @@ def guess(text: str) -> tuple[dict[str, Any], list[list[str]]]:
 
 
 def _size(rows: list[list[str]]) -> tuple[int, int]:
-    """Columns and rows; of one column only the columns, since any delimiter gives it."""
+    """(columns, rows); 0 rows for one column, which any delimiter gives."""
     return len(rows[0]), len(rows) if len(rows[0]) > 1 else 0
 
 
 class _Row(NamedTuple):
-    """A row and where it is: "line 3" or, with the lines that are left out behind it, "lines 3 to 7"."""
+    """A row. `lines`: where it is, "line 3", or "lines 3 to 7" with the lines that are left out behind it."""
 
     lines: str
     fields: list[str]
@@ -137,7 +137,7 @@ class _TooLong(Exception):
 
 
 class _Rows:
-    """Parses a CSV file. Lines keep their ends, which belong to quoted fields."""
+    """Parses a CSV file. Lines keep their line breaks, which may belong to quoted fields."""
 
     def __init__(self, stream: BinaryIO, options: Options):
         self._stream, self._options, self._limit = stream, options, options.max_record_bytes
@@ -185,12 +185,12 @@ class _Rows:
             raise _TooLong(too_long(self._options))
         try:
             return decode(line, self._options)
-        except ValueError as error:  # the row's end is looked for all the same
+        except ValueError as error:  # reported with the row, whose end must still be found
             self._undecodable = self._undecodable or str(error)
             return line.decode(errors="replace")
 
     def _read(self) -> bytes:
-        """A line of the stream; of one that is too long as much as shows it."""
+        """A line of the stream. A line that is too long is cut, two bytes above the limit."""
         most = self._limit + 2
         line = part = self._stream.readline(most)
         while len(part) == most and not part.endswith(b"\n"):
@@ -198,7 +198,7 @@ class _Rows:
         return line
 
     def _holds_rows(self) -> bool:
-        """Whether the lines of a row are rows themselves, of a .tsv file that quotes nothing."""
+        """Whether each line of a row is a row itself, since the .tsv file quotes nothing."""
         quotes = self._options.quoting == "QUOTE_MINIMAL"
         return quotes and self._tabs > 0 and all(line.count(b"\t") == self._tabs for line in self._own)
 
@@ -216,8 +216,8 @@ class _Rows:
         return f"{reason}; a quotation mark inside a quoted field is written twice"
 
     def _left_out(self) -> int:
-        """Leaves out the lines behind those of a damaged row, up to the next where a row begins for certain or to the
-        end of the file. Returns their number."""
+        """Leaves out the lines behind a damaged row, up to the next certain beginning of a row or the end of the file.
+        Returns their number."""
         lines, start, left_out = list(self._again), 0, 0
         while passed := self._passed(lines, start):
             left_out += passed
@@ -229,16 +229,17 @@ class _Rows:
         return left_out
 
     def _passed(self, lines: list[bytes], start: int) -> int:
-        """How many lines, from lines[start] on, can't be the beginning of a row; 0 if a row begins there for certain,
+        """Number of lines, from lines[start] on, at which no row begins; 0 if a row begins at lines[start] for certain,
         and at the end of the file. Adds the lines that it reads ahead to `lines`.
 
-        A row begins there if the next rows end as rows do, while a quoted field that continues there wouldn't: the next
-        quotation mark can't close it.
+        A row begins there if the next lines are valid rows, but not valid as the rest of a quoted field: the next
+        quotation mark can't close one.
         """
         if self._options.quoting == "QUOTE_NONE":
             return 0
-        outside: bool | None = False  # whether a field is open at the end of a line; None: it is no line of CSV
-        inside: bool | None = True  # the same, if a quoted field was open before lines[start]
+        # whether a field is open at the end of the line; None: the line isn't valid CSV
+        outside: bool | None = False  # if no quoted field was open before lines[start]
+        inside: bool | None = True  # if one was
         rows, size, row_at = 0, 0, start
         for at in itertools.count(start):
             if at == len(lines):
@@ -259,7 +260,7 @@ class _Rows:
         raise AssertionError
 
     def _open_after(self, line: bytes, is_open: bool) -> bool | None:
-        """Whether a quoted field is open at the end of `line`, by whether one is before it; None if that can't be."""
+        """Whether a quoted field is open at the end of `line`. `is_open`: one is at its start. None: not valid CSV."""
         found = self._pattern.match(('"' if is_open else "") + line.decode(errors="replace"))
         return None if found is None else found["open"] is not None
 

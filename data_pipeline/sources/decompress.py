@@ -1,4 +1,4 @@
-"""Opens any file for reading and decompresses it by its content. Damage is an error, never a short read."""
+"""Opens any file for reading, and decompresses gzip, bzip2 and zstandard. Damage is an error, never a short read."""
 
 import bz2
 import contextlib
@@ -21,16 +21,16 @@ from data_pipeline.foundation.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
-_BUFFERED = 64 << 20  # bytes of a member's content that wait in memory for its checksum; a larger member is read twice
+_BUFFERED = 64 << 20  # bytes of a member's content kept in memory until its checksum is verified
 _ZLIB_ERROR: type[Exception] = cast(Any, zlib_ng.error)  # its stub calls the class an instance
 
 
 class CorruptMember(DamagedInput):
-    """A gzip member or zstandard frame that fails its checksum, or can't be decompressed. None of it was read."""
+    """A gzip member or zstandard frame fails its checksum or can't be decompressed. Nothing of it was returned."""
 
 
 class _CutOff(DamagedInput):
-    """The file ends inside a member. No checksum is left to compare, and what precedes the cut is as it was."""
+    """The file ends inside a member, before its checksum. The content before the cut is taken as right."""
 
 
 @contextlib.contextmanager
@@ -38,13 +38,14 @@ def open_stream(path: str) -> Iterator[BinaryIO]:
     """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard decompressed.
 
     The compression is recognised by the first bytes, not by the name. Several gzip members, bzip2 streams or zstandard
-    frames in one file are read one after the other. Raises `UserError` if the file can't be opened and `DamagedInput`
-    if it is empty; `read` raises `DamagedInput` where bytes are cut off or corrupt. Two kinds of damage can't be seen
-    here: a cut exactly between two members, which the format inside has to notice, and a changed byte in a zstandard
-    frame without its optional checksum.
+    frames in one file are read one after the other.
 
-    The content of a gzip member or zstandard frame is read only once its checksum is known to hold; bzip2 has a
-    checksum for each block. A member of more than 64 MiB is decompressed twice for it, first only to verify it.
+    The content of a gzip member or zstandard frame is returned after its checksum has been verified; bzip2 verifies
+    each block. A member of more than 64 MiB is decompressed twice: first to verify it, then to return its content.
+
+    Raises `UserError` if the file can't be opened and `DamagedInput` if it is empty. `read` raises `DamagedInput` where
+    bytes are cut off or corrupt. Two kinds of damage can't be seen here: a cut exactly between two members, and a
+    changed byte in a zstandard frame without its optional checksum.
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
@@ -54,8 +55,8 @@ def open_stream(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def decompressed(file: Any, path: str, verified: bool = True) -> Iterator[BinaryIO]:
-    """As `open_stream`, of a `file` that stands at its start. With `verified=False`, the content is read at once, and
-    may be wrong: that is enough to recognise a format."""
+    """Like `open_stream`, for an open `file` at its start. `verified=False`: checksums aren't waited for, which is
+    enough to recognise a format."""
     with contextlib.ExitStack() as scratch:
         head = _peek(file)
         if not head:
@@ -64,7 +65,8 @@ def decompressed(file: Any, path: str, verified: bool = True) -> Iterator[Binary
         if codec is None:
             content: Iterator[bytes] = chain([head], iter(lambda: read_chunk(file), b""))
         else:
-            content = _contents(Members(file, path, codec, scratch, head), verified)
+            members = Members(file, path, codec, scratch, head)
+            content = chain.from_iterable(members.content(verified) for _ in iter(members.has_next, False))
         with io.BufferedReader(Chunks(content), _BUFFER) as stream:
             yield cast(BinaryIO, stream)
 
@@ -73,12 +75,12 @@ def decompressed(file: Any, path: str, verified: bool = True) -> Iterator[Binary
 def open_file(path: str) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
-    Only errors of opening are converted; errors of reading the file pass through. A remote store that doesn't answer is
-    waited for, and then raises StoreUnavailable.
+    Errors of reading the file pass through. If a remote store doesn't answer, requests are retried; then
+    StoreUnavailable is raised.
     """
-    with contextlib.ExitStack() as stack:
-        with opening(path):
-            file = stack.enter_context(stores.open_file(path))
+    with opening(path):
+        opened = stores.open_file(path)
+    with opened as file:
         yield file
 
 
@@ -86,8 +88,8 @@ def open_file(path: str) -> Iterator[Any]:
 def open_for_random_access(path: str, copied: bool = True) -> Iterator[Any]:
     """Like `open_file`, for a format that isn't read from start to end.
 
-    A remote file is first copied to a temporary file of this machine: it would be requested more than once, in part.
-    Without `copied` it isn't, which is quicker if little of it will be read.
+    A remote file is first copied to a temporary file of this machine, since parts of it would be requested more than
+    once. `copied=False`: it is read where it is, which is quicker if little of it will be read.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_file(path))
@@ -98,7 +100,7 @@ def open_for_random_access(path: str, copied: bool = True) -> Iterator[Any]:
 
 
 def _copy_of(file: Any, scratch: contextlib.ExitStack) -> Any:
-    """A temporary file of this machine, until the end of `scratch`, with what is left of `file`."""
+    """A temporary copy of the rest of `file`, which `scratch` removes."""
     try:
         copy = scratch.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed with `scratch`)
         shutil.copyfileobj(file, copy, _BUFFER)
@@ -117,7 +119,7 @@ def read_chunk(file: Any) -> bytes:
 
 
 def _peek(file: Any) -> bytes:
-    """The first bytes, enough to recognise the compression. A short read isn't the end of the file, so it repeats."""
+    """The first bytes, enough to recognise the compression. One read may return fewer before the end of the file."""
     head = b""
     while len(head) < 4 and (more := read_chunk(file)):
         head += more
@@ -126,9 +128,14 @@ def _peek(file: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Codec:
-    """`magics`: what a member (or stream, or frame) can begin with. `slice`: bytes to decompress at a time, since not
-    every library can limit its output. `checked_at_end`: one checksum, at its end, covers all of a member.
-    `length_at_end`: its last four bytes are the length of its content. `trailing`: padding that may follow the members.
+    """A compression.
+
+    Attributes:
+        magics: the bytes that a member (or stream, or frame) can begin with.
+        slice: bytes to decompress at a time, since not every library can limit its output.
+        checked_at_end: True if one checksum at the end of a member covers all of it.
+        length_at_end: True if the last four bytes of a member are the length of its content.
+        trailing: padding that may follow the members.
     """
 
     name: str
@@ -170,8 +177,8 @@ def has_no_checksum(head: bytes) -> bool:
 
 
 class Chunks(io.RawIOBase):
-    """A file whose content comes in chunks, none of them empty. A read gives four bytes or more, or the last ones, so
-    that a `peek` behind a buffer shows how the content begins."""
+    """A file made of chunks, none of them empty. A read returns at least four bytes before the end, so that `peek` of a
+    buffer around it shows how the content begins."""
 
     def __init__(self, chunks: Iterator[bytes]):
         self._chunks, self._chunk = chunks, memoryview(b"")
@@ -187,20 +194,13 @@ class Chunks(io.RawIOBase):
         return len(data)
 
 
-def _contents(members: "Members", verified: bool) -> Iterator[bytes]:
-    while members.has_next():
-        yield from members.content(verified)
-
-
 class Members:
     """The members of a compressed file, one after the other: while `has_next`, read the next with `content`.
 
-    `file` stands at byte `start` plus the length of `head`, the bytes before. `scratch` closes what this opens.
+    `head` are the bytes from `start` on that have been read from `file` already. `scratch` closes temporary files.
     """
 
-    def __init__(
-        self, file: Any, path: str, codec: Codec, scratch: contextlib.ExitStack, head: bytes = b"", start: int = 0
-    ):
+    def __init__(self, file: Any, path: str, codec: Codec, scratch: contextlib.ExitStack, head: bytes, start: int = 0):
         self._file, self._path, self._codec, self._scratch = file, path, codec, scratch
         self._size = _size(file, start + len(head))
         self._is_local = stores.is_local(stores.filesystem(path)[0])
@@ -210,8 +210,8 @@ class Members:
         self.position = start  # of the next byte to decompress
 
     def has_next(self) -> bool:
-        """Whether a member follows. Raises `DamagedInput` for anything else that isn't padding."""
-        if self._read.startswith(self._codec.magics, self._used):  # as most do, without a copy of what was read
+        """Whether a member follows. Raises `DamagedInput` for bytes that are neither a member nor padding."""
+        if self._read.startswith(self._codec.magics, self._used):  # the usual case, without a copy of the bytes
             return True
         while True:
             rest = self._read[self._used :].lstrip(self._codec.trailing)
@@ -264,7 +264,7 @@ class Members:
         yield from self._decompressed()
 
     def _decompressed(self) -> Iterator[tuple[int, bytes]]:
-        """The content of a member, decompressed a slice at a time, with the position after each slice."""
+        """(position in the file, content up to there) of a member, a slice at a time."""
         known, length, end = self.position, 0, b""
         decompressor = self._codec.decompressor()
         while not decompressor.eof:
@@ -295,14 +295,14 @@ class Members:
         return data
 
     def _copy(self, start: int) -> None:
-        """Copies the rest of a remote file, from `start` on, to this machine: it is requested once, but read twice."""
+        """Copies a remote file from `start` on to this machine, so that it can be read twice but is requested once."""
         read = self._file.tell() - start
         self._file.seek(start)
         self._file, self._origin, self._is_local = _copy_of(self._file, self._scratch), start, True
         self._file.seek(read)
 
     def _where(self, known: int | None = None) -> str:
-        """The damaged byte of the stored file or, if `known` is given, the bytes from there to where it was noticed."""
+        """The damaged byte of the stored file or, with `known`, the range from there to where damage was noticed."""
         size = f" of {self._size}" if self._size else ""
         return f"byte {self.position}{size}" if known is None else f"bytes {known} to {self.position}{size}"
 
@@ -317,7 +317,7 @@ class Members:
 
 
 def _size(file: Any, position: int) -> int | None:
-    """The size of the stored file, if the file system knows it; only used in messages about damage."""
+    """The size of the stored file, for messages; None if the file system doesn't know it."""
     try:
         size = file.seek(0, io.SEEK_END)
         file.seek(position)
@@ -327,10 +327,9 @@ def _size(file: Any, position: int) -> int | None:
 
 
 def _nearly(length: int, stored: int) -> bool:
-    """Whether a content of this length may belong to a gzip member with the length `stored`, modulo 2³², at its end.
+    """Whether a gzip member that seems cut off is whole: its content's `length` is nearly the `stored` one, mod 2³².
 
-    A changed bit can hide the end marker of a member. What follows is then taken for content up to the end of the file,
-    so that the file seems cut off. Those are the marker, the checksum and the length: some bytes, and 258 characters
-    for every two bits at most.
+    A changed bit can hide a member's end marker. The marker, the checksum and the length are then decompressed as
+    content: a few bytes, each two bits of which give 258 characters at most.
     """
     return min((length - stored) % (1 << 32), (stored - length) % (1 << 32)) < 1 << 16

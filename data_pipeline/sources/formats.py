@@ -1,4 +1,4 @@
-"""All file formats by name, those of installed packages included: the reader, the options and the first bytes of each.
+"""All file formats by name, also those of installed packages: the reader, the options and the first bytes of each.
 
 Every reader that ships raises `DamagedInput` for a file whose first bytes belong to another format.
 """
@@ -30,16 +30,13 @@ from data_pipeline.sources.warc_records import WarcOptions
 
 _HEAD = 1 << 18  # bytes of content to look at
 _PRETTY = re.compile(rb'\s*\{[ \t]*\r?\n\s*"(?:[^"\\\n]|\\.)*"\s*:')  # JSON with indents
-_FEWEST_ROWS = 3  # by which a table is known
+_FEWEST_ROWS = 3  # that show that a file is a table
 _KEYS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a file looks like.
-
-    `formats` can read the file; () if none can. `certain`: no file of another format begins like this.
-    """
+    """What a file looks like, and the `formats` that can read it. `certain`: no other format begins like this."""
 
     description: str
     formats: tuple[str, ...] = ()
@@ -66,8 +63,8 @@ _BEGINNINGS = (
     (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
     (rb"\s*\[\s*[\[{]", Look(_ARRAY, certain=False)),
 )
-# Arrow has no checksums. A page of Parquet begins with its header in Thrift's compact protocol: three numbers, and a
-# fourth, `crc`, if it has a checksum. The first page follows the first four bytes of the file.
+# Files without checksums: Arrow, and Parquet whose first page, from byte 4 on, has none. A page begins with its header
+# in Thrift's compact protocol: three numbers, and a fourth, `crc`, if the page has a checksum.
 _UNCHECKED = re.compile(rb"ARROW1\0\0|\xff{4}..\0\0|PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}(?!\x15)", re.DOTALL)
 _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
 
@@ -78,7 +75,10 @@ def look_of(path: str) -> Look | None:
 
 
 def advice(path: str, declared: str, reason: str) -> str:
-    """What a file that can't be read as `declared` looks like, unless the `reason` says so; else a question."""
+    """The end of a message about a file that can't be read as `declared`: what the file looks like, or a question.
+
+    "" if the `reason` says that already.
+    """
     look = look_of(path)
     if look is None:
         return "; are its path and format right?"
@@ -90,7 +90,7 @@ def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
     """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
     Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
-    Notes whether the file lacks the checksums that others of its kind have.
+    Sets `stats.unchecked`.
     """
     if file.start:
         return
@@ -101,7 +101,7 @@ def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
 
 
 def _heads(path: str) -> tuple[bytes, bytes]:
-    """The first bytes of the file at `path` as it is stored, and of its content; b"" for what can't be read."""
+    """(first bytes as stored, first bytes of the content) of the file at `path`; b"" if they can't be read."""
     stored = b""
     try:
         with open_file(path) as file:
@@ -116,7 +116,7 @@ def _heads(path: str) -> tuple[bytes, bytes]:
 
 
 def _look(head: bytes, certain: bool = False) -> Look | None:
-    """What a file that begins with `head` looks like; with `certain`, which takes less time, only what is certain."""
+    """What a file that begins with `head` looks like. `certain`: only certain formats, which takes less time."""
     is_whole = len(head) < _HEAD
     head = head.removeprefix(b"\xef\xbb\xbf")
     for pattern, look in _LOOKS:
@@ -151,7 +151,7 @@ def _look(head: bytes, certain: bool = False) -> Look | None:
 
 
 def _objects(texts: list[bytes]) -> list[dict[str, object]]:
-    """The JSON objects in `texts`; [] if one of them is anything else."""
+    """The JSON objects in `texts`; [] if one text isn't an object."""
     try:
         found = [json.loads(text) for text in texts]
     except (ValueError, RecursionError):

@@ -12,10 +12,9 @@ from data_pipeline.sources.record import (
     Record,
     RecordOptions,
     TextOptions,
-    decode,
-    numbered_lines,
     open_text,
     record_of,
+    text_lines,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
@@ -28,8 +27,8 @@ class Options(FieldNames, TextOptions):
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""A record for every object with a text; the ordinal is the line's index. All other keys may be absent or null.
 
-    Counts `read` (lines that aren't blank) and `empty` (blank texts, dropped). A line without the expected object is
-    noted as damage and skipped.
+    Counts `read` (lines that aren't blank) and `empty` (blank texts, dropped). A line that isn't such an object is
+    damage.
 
         {"text":"Hello.","url":"https://a.org/"}\n  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -53,18 +52,10 @@ def records(objects: Iterable[tuple[int, dict[str, object]]], options: Options, 
 
 
 def json_lines(stream: BinaryIO, stats: ReadStats, options: RecordOptions) -> Iterator[tuple[int, dict[str, object]]]:
-    """The number, from 1, and object of every line. Counts `read`. Blank lines are skipped, others damage."""
-    for number, line in numbered_lines(stream, options.max_record_bytes):
-        if line is not None and not line.strip():
-            continue
-        stats.counters.read += 1
+    """(number from 1, object) of every line that isn't blank. Such lines count as `read`; others are damage too."""
+    for number, text in text_lines(stream, stats, options):
         try:
-            text = decode(line, options).removeprefix("\ufeff")  # of files that were joined
-        except ValueError as error:
-            stats.damaged(f"line {number}", str(error))
-            continue
-        try:
-            record = json.loads(text)
+            record = json.loads(text.removeprefix("\ufeff"))  # joined files have byte order marks inside
         except (ValueError, RecursionError) as error:
             stats.damaged(f"line {number}", f"expected a JSON object: {error}")
             continue
@@ -75,10 +66,10 @@ def json_lines(stream: BinaryIO, stats: ReadStats, options: RecordOptions) -> It
 
 
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
-    """The strings under `keys`, which options name: {"inputs": "question", "targets": "answer"}.
+    """The strings of `record` by option; `keys` has the key of each option: {"inputs": "question"}.
 
-    Raises ValueError if one doesn't exist. The message says how to make lines of an object that holds other records. If
-    `record` has no such key, but enough strings under others, it has the options for the longest ones, in their order.
+    Raises ValueError if one doesn't exist. The message says what to set or do: it names the keys of the longest strings
+    or, for an object that holds other records, the command that makes lines of these.
     """
     try:
         return {option: string(record, key) for option, key in keys.items()}
@@ -90,14 +81,12 @@ def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
         if all(_has(record, key) for key in keys.values()) or len(longest) < len(keys):
             raise
         found = zip(keys, [path for path in lengths if path in longest], strict=True)
-        advice = ", ".join(
-            f"{option}: {path if _PLAIN.fullmatch(path) else json.dumps(path)}" for option, path in found
-        )
-        raise ValueError(f"{error}; for other keys set options: {{{advice}}}") from None
+        advice = (f"{option}: {path if _PLAIN.fullmatch(path) else json.dumps(path)}" for option, path in found)
+        raise ValueError(f"{error}; for other keys set options: {{{', '.join(advice)}}}") from None
 
 
 def not_a_record(record: dict[str, object]) -> str:
-    """What an object is that holds all records of a file, with what to do; "" for any other."""
+    """For an object that holds all records of a file: what it is, and how to make lines of it; else ""."""
     own = max((len(value) for value in record.values() if isinstance(value, str)), default=0)
     for key, value in record.items():
         if isinstance(value, dict) and (key == "0" or "0" in value):
@@ -110,7 +99,7 @@ def not_a_record(record: dict[str, object]) -> str:
 
 
 def _has(record: dict[str, object], key: str) -> bool:
-    """Whether `record` has something under `key`, or under the name before its dot, that isn't the object of others."""
+    """Whether `record` has the `key`, or the name before its dot, with a value that isn't an object."""
     return key.partition(".")[0] in record and not isinstance(record.get(key), dict)
 
 
@@ -135,7 +124,7 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
         return ""
     if not isinstance(value, str):
         raise ValueError(f'no string under the key "{name}"')
-    value.encode()  # a lone surrogate ("\ud800") is valid JSON but no text, and can't be written anywhere
+    value.encode()  # raises for a lone surrogate ("\ud800"), which is valid JSON but no text
     return value
 
 
@@ -143,11 +132,11 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:\.\d*[1-9])?)(?
 
 
 def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
-    """Every line's text, url and timestamp, of C4; the ordinal is the line's index.
+    """Text, url and timestamp of every line of C4; the ordinal is the line's index.
 
     Copies of C4 differ: some have timestamps without "T" and "Z", `date` instead of `timestamp`, or only a text. All
     are read, and the timestamp becomes ISO 8601, with its offset if it has one. Counts `read` (lines that aren't blank)
-    and `empty` (blank texts, dropped). A line without the expected object is noted as damage and skipped.
+    and `empty` (blank texts, dropped). A line that isn't such an object is damage.
 
         {"text":"Hello.","timestamp":"2019-04-25 12:57:54","url":"https://a.org/"}
           ->  Record(0, "Hello.", "https://a.org/", timestamp="2019-04-25T12:57:54Z")

@@ -1,4 +1,4 @@
-"""The character set of an HTML page, where browsers look for it: its first bytes, the HTTP header, the page itself.
+"""The text of an HTML page in the character set that browsers would choose: by the page and its HTTP header.
 
 https://html.spec.whatwg.org/#determining-the-character-encoding
 """
@@ -18,7 +18,7 @@ from data_pipeline.sources.charsets import (
     detected,
 )
 
-_LOOKED_AT = 1024  # bytes in which browsers look for <meta>, whatever stands there; later ones must be in the head
+_LOOKED_AT = 1024  # bytes in which browsers look for <meta> anywhere; behind them, only in the head
 _HEAD = 1 << 16
 _BEGINNINGS = (
     (b"\xef\xbb\xbf", UTF_8),
@@ -30,11 +30,11 @@ _BEGINNINGS = (
 
 
 def page_text(body: bytes, label: str) -> tuple[str, bool]:
-    """The text of a page whose HTTP header has this `label`, "" for none; and whether all of it can be decoded.
+    """(text, whether all bytes could be decoded) of a page. `label`: the character set in its HTTP header, or "".
 
-    The character set is the one that the first bytes, the header, a <meta> tag or <?xml … encoding=…?> says, in this
-    order, else the one that the bytes look like. It is wrong if the page is UTF-8 throughout, or if it leaves most
-    characters beyond ASCII undecodable: then the next is taken that decodes all of the page.
+    The character set is named by the first bytes, the header, a <meta> tag or <?xml … encoding=…?>, in this order; else
+    it is guessed from the bytes. If it can't decode the page, UTF-8 is tried. If it can't decode most characters beyond
+    ASCII either, the later names and the guess are tried. The first that decodes the whole page is taken.
     """
     certain = next((charset for first, charset in _BEGINNINGS if body.startswith(first)), None)
     charsets = iter([certain]) if certain else _charsets(body, label)
@@ -51,9 +51,9 @@ def page_text(body: bytes, label: str) -> tuple[str, bool]:
 
 
 def _charsets(body: bytes, label: str) -> Iterator[str]:
-    """What the header, then the page, then its bytes say."""
+    """The character sets by the header, by the page, and by its bytes."""
     charset = charset_of(label)
-    if charset in (UTF_16_LE, UTF_16_BE):  # often said of pages that aren't
+    if charset in (UTF_16_LE, UTF_16_BE):  # headers often say this of other pages
         zeros = [body[place:_LOOKED_AT:2].count(0) for place in (0, 1)]
         charset = None if zeros[0] == zeros[1] else UTF_16_BE if zeros[0] > zeros[1] else UTF_16_LE
     if charset:

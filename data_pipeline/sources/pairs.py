@@ -1,23 +1,14 @@
 """Text-to-text pairs: lines of input, tab, target, or JSON Lines with `inputs` and `targets`.
 
-For evaluation, `targets` may be a list of right answers, of which the first is learnt, and `choices` a list of answers
-to choose from.
+For evaluation, `targets` may be a list of right answers, and `choices` a list of answers to choose from. Training uses
+the first of `targets`.
 """
 
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
 from data_pipeline.sources.jsonl import json_lines, string, strings
-from data_pipeline.sources.record import (
-    Input,
-    ReadStats,
-    Record,
-    TextOptions,
-    decode,
-    next_byte,
-    numbered_lines,
-    open_text,
-)
+from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, next_byte, open_text, text_lines
 
 
 class Options(TextOptions):
@@ -40,7 +31,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     r"""Every pair, with the input as `text`; the ordinal is the line's index.
 
     Counts `read` (lines that aren't blank), `empty_input` and `empty_target` (pairs that lack one, dropped). A line
-    that isn't a pair, or isn't UTF-8, is noted as damage and skipped.
+    that isn't a pair, or isn't UTF-8, is damage.
 
         prefix="English to German: ":  b"A house.\tEin Haus.\n"
           ->  Record(0, "English to German: A house.", target="Ein Haus.")
@@ -60,15 +51,8 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 
 
 def _tsv(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
-    for number, line in numbered_lines(stream, options.max_record_bytes):
-        if line is not None and not line.strip(b" "):
-            continue
-        stats.counters.read += 1
-        try:
-            source, *targets = decode(line, options).split("\t")
-        except ValueError as error:
-            stats.damaged(f"line {number}", str(error))
-            continue
+    for number, line in text_lines(stream, stats, options, b" "):  # a tab alone is a pair without texts
+        source, *targets = line.split("\t")
         if len(targets) == 1:
             yield Record(number - 1, source, target=targets[0])
         else:

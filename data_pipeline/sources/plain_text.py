@@ -1,4 +1,4 @@
-"""Plain text."""
+"""Plain text: the reader that makes documents of files, paragraphs or lines."""
 
 import re
 from collections.abc import Iterator
@@ -6,18 +6,10 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
-from data_pipeline.sources.record import (
-    Input,
-    ReadStats,
-    Record,
-    TextOptions,
-    decode,
-    numbered_lines,
-    open_text,
-)
+from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, numbered_lines, open_text
 
-_BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # up to its end
-_TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and chunks of a file that stay together: less than a shard's text
+_BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # without its own line break
+_TOGETHER, _MOST_TOGETHER = 128 << 20, 4096  # bytes and documents of a file that stay in order: less than a shard
 
 
 class Options(TextOptions):
@@ -27,21 +19,21 @@ class Options(TextOptions):
     """What becomes a document: the whole file, a paragraph (the lines up to a blank one) or a line. Documents are
     shuffled, so the paragraphs of a file stay in order only with `document`."""
     max_document_bytes: int = Field(8 << 20, ge=4, le=1 << 33)
-    """With `sample_by: document`, a larger file, in bytes, is cut at blank lines into documents of at most this size.
-    They follow each other in the rows."""
+    """Maximum size of a document, in bytes, with `sample_by: document`. A larger file is cut at blank lines into
+    documents that follow each other in the rows."""
 
     @property
     def together(self) -> int:
-        """How many consecutive documents of a file follow each other in the rows."""
+        """Number of consecutive documents of a file that follow each other in the rows."""
         if self.sample_by != "document":
             return 1
         return min(_MOST_TOGETHER, max(1, _TOGETHER // self.max_document_bytes))
 
 
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-    r"""Every file, paragraph or line that isn't blank; the ordinal is its index among those.
+    r"""Every file, paragraph or line that isn't blank; the ordinal is its index among them.
 
-    Counts `read`. A record that isn't in the encoding, or is longer than `max_record_bytes`, is damage.
+    Counts `read`. A record in another encoding, or longer than `max_record_bytes`, is damage.
 
         sample_by=paragraph:  b"One,\ntwo.\n\n\nThree.\n"  ->  Record(0, "One,\ntwo."), Record(1, "Three.")
     """
@@ -78,7 +70,7 @@ def _paragraphs(stream: BinaryIO, options: Options) -> _Samples:
             continue
         first = first if size else number
         size += limit + 2 if line is None else len(line) + 1
-        if size > limit + 1:  # too long: keep nothing of it, but look for its end
+        if size > limit + 1:  # too long: keep nothing, but look for the end
             lines = []
         elif line is not None:
             lines.append(line)
@@ -87,7 +79,7 @@ def _paragraphs(stream: BinaryIO, options: Options) -> _Samples:
 
 
 def _documents(stream: BinaryIO, options: Options) -> _Samples:
-    """The whole file, or its consecutive chunks of at most `max_document_bytes`, which are the file's bytes."""
+    """The whole file, or consecutive chunks of at most `max_document_bytes`. Together the chunks are the file."""
     size, start, data = options.max_document_bytes, 0, b""
     while data := data + _read_up_to(stream, size + 1 - len(data)):
         end = _end_of_chunk(data, size) if len(data) > size else len(data)
@@ -99,8 +91,8 @@ def _documents(stream: BinaryIO, options: Options) -> _Samples:
 
 
 def _end_of_chunk(data: bytes, size: int) -> int:
-    """The largest number of bytes of `data`, up to `size`, before which a chunk may end: after a blank line or, where
-    there is none, after a line, a word or a character."""
+    """The bytes of `data` that a chunk takes, at most `size`: it ends after the last blank line or, without one, after
+    the last line, word or character."""
     blank = max((found.end() + 1 for found in _BLANK_LINE.finditer(data, 0, size)), default=0)
     if end := blank or data.rfind(b"\n", 0, size) + 1 or data.rfind(b" ", 0, size) + 1:
         return end

@@ -1,6 +1,6 @@
-"""What readers share: their input, the records they yield, their notes on counts and damage, and lines of text.
+"""What all readers of files share: their input, the records they yield, counts and damage, and decoded lines of text.
 
-Lines are read in bounded memory however long they are.
+Memory stays bounded, however long a line is.
 """
 
 import codecs
@@ -22,9 +22,9 @@ _DAMAGE_KEPT = 100
 
 
 class Range(NamedTuple):
-    """Bytes `start` … `stop` − 1 of a file, to its end if `stop` is None.
+    """Bytes `start` … `stop` − 1 of a file; `stop` None: to the end of the file.
 
-    `first_ordinal` is the index of the range's first record among all records of the file.
+    `first_ordinal`: the index of the range's first record among all records of the file.
     """
 
     start: int = 0
@@ -33,7 +33,7 @@ class Range(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Where a file can't be used, and why."""
+    """A part of a file that can't be used: where it is, and why."""
 
     position: str
     reason: str
@@ -41,10 +41,10 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file to read (any fsspec path), or its bytes `start` … `stop` − 1 if reading can begin at `start`.
+    """A file to read (any fsspec path), or a `Range` of it, of a format that can be read from the middle.
 
-    `first_ordinal` is the index of the range's first record among all records of the file. `options` are those of the
-    format in the source's config, such as names of columns. `is_sample`: only some records will be read.
+    `options`: the source's `options` in the corpus file, such as names of columns. `is_sample`: only some records will
+    be read.
     """
 
     path: str
@@ -59,11 +59,16 @@ class Input:
 class Record:
     """One record of an input file, before cleaning.
 
-    `ordinal` is the record's index among all records of its file, dropped ones included, so that it never depends on
-    filters. `text` is as in the file (wikitext for Wikipedia), `target` belongs to a text-to-text pair, and `timestamp`
-    is ISO 8601 to the precision of the file. A field that the file doesn't give is "". `hidden_namespaces` are the
-    names that the wiki uses for files and categories; links to them show no text. Only evaluation reads `targets`, the
-    right answers of which `target` is the first, and `choices`, answers to choose from; empty if the file has no lists.
+    A field that the file doesn't give is empty.
+
+    Attributes:
+        ordinal: the record's index among all records of its file. It counts dropped records, so no filter changes it.
+        text: the text as the file has it (wikitext for Wikipedia); of a text-to-text pair, the input.
+        timestamp: in ISO 8601, to the precision of the file.
+        target: of a text-to-text pair, the target.
+        targets: all right answers, for evaluation; `target` is the first.
+        choices: the answers to choose from, for evaluation.
+        hidden_namespaces: the wiki's names for files and categories; links to them show no text.
     """
 
     ordinal: int
@@ -80,11 +85,12 @@ class Record:
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a reader counts in one input: `counters`, whose `read` counts every record, and `damage`.
+    """What a reader found in one input. A reader that can't continue raises DamagedInput instead of noting damage.
 
-    `damage` lists the parts that can't be used while the rest of the file can. The first hundred
-    are kept, but the rule "damaged" counts every record lost. A reader that can't continue raises DamagedInput instead.
-    `unchecked`: the file's format may have checksums, and the file has none.
+    Attributes:
+        counters: `read` counts every record, and the rule "damaged" every lost record.
+        damage: the first hundred damaged parts.
+        unchecked: True if the file has no checksums, although its format can have them.
     """
 
     counters: Tally = field(default_factory=Tally)
@@ -92,12 +98,12 @@ class ReadStats:
     unchecked: bool = False
 
     def damaged(self, position: str, reason: str, records: int = 1) -> None:
-        """Notes the loss of `records`, which the reader counts as read."""
+        """Notes that `records` are lost. The reader itself counts them as read."""
         self.counters.document("damaged", f"{position}: {reason}", records)
         self.damaged_between(position, reason)
 
     def damaged_between(self, position: str, reason: str) -> None:
-        """Notes that something between records is damaged or missing, so that no lost record can be counted."""
+        """Notes damage between records, which loses no record that could be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append(Damage(position, reason))
 
@@ -106,19 +112,18 @@ ReadFunction = Callable[[Input, ReadStats], Iterator[Record]]
 
 
 class Source:
-    """A file format of an installed package: `read` yields the records of a file, and `options` are the keys that a
-    source of the format may set."""
+    """A file format of an installed package. `options`: the keys that a source may set under `options`."""
 
     options: ClassVar[type[Section]] = Section
 
     @staticmethod
     def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-        """Every record of `file`, whose `options` have the settings. Notes on what is damaged go to `stats`."""
+        """Yields every record of `file`; `file.options` has the settings. Notes damage in `stats`."""
         raise NotImplementedError
 
 
 class FieldNames(Section):
-    """Options of every format whose rows have names for their values."""
+    """Options of every format with named columns or keys."""
 
     text: str = "text"
     """Column or key of the text."""
@@ -132,14 +137,12 @@ class FieldNames(Section):
     """Column or key of the timestamp, by which `dedup.urls` chooses the newest page."""
 
 
-def record_of(ordinal: int, row: Mapping[str, str], stats: ReadStats) -> Record | None:
-    """The record of a row, whose values are named as in `FieldNames`; None for one without text, which is counted."""
-    text = row.get("text", "")
-    if not text.strip():
-        stats.counters.document("empty")
-        return None
-    url, title, timestamp, language = (row.get(name, "") for name in ("url", "title", "timestamp", "language"))
-    return Record(ordinal, text, url, title, timestamp, language)
+def record_of(ordinal: int, row: Mapping[str, Any], stats: ReadStats) -> Record | None:
+    """The record of a row, whose keys are fields of `FieldNames`. None if its text is blank: it counts as `empty`."""
+    if row["text"].strip():
+        return Record(ordinal, **row)
+    stats.counters.document("empty")
+    return None
 
 
 _CHUNK = 1 << 18
@@ -162,7 +165,7 @@ class RecordOptions(Section):
 
 
 class TextOptions(RecordOptions):
-    """Options of every text format whose files don't say their encoding."""
+    """Options of text formats whose files don't name their encoding."""
 
     encoding: Annotated[str, AfterValidator(_known)] = "utf-8"
     """The encoding of the files, by Python's name: `"cp1252"`, `"gb18030"`, `"utf-16"`."""
@@ -170,8 +173,9 @@ class TextOptions(RecordOptions):
 
 @contextlib.contextmanager
 def open_text(file: Input, options: RecordOptions) -> Iterator[BinaryIO]:
-    """The content of `file` in UTF-8, without a byte order mark. Raises what `open_stream` raises, and DamagedInput, as
-    soon as it is read, for bytes that aren't in the encoding.
+    """The content of `file` in UTF-8, without a byte order mark.
+
+    Raises what `open_stream` raises. A read of bytes that aren't in the encoding raises DamagedInput.
     """
     with open_stream(file.path) as content:
         stream = cast(io.BufferedReader, content)
@@ -201,16 +205,16 @@ def _recoded(stream: BinaryIO, path: str, encoding: str) -> Iterator[bytes]:
 
 
 def next_byte(stream: BinaryIO) -> bytes:
-    """The next byte of what `open_text` yields, which stays to be read; b"" at its end."""
+    """The next byte of a stream of `open_text`, without consuming it; b"" at the end."""
     return cast(io.BufferedReader, stream).peek(1)[:1]
 
 
-def numbered_lines(stream: BinaryIO, limit: int, first: int = 1) -> Iterator[tuple[int, bytes | None]]:
-    r"""Every line with its number, from `first`, without its end (LF or CR LF); None for a line over `limit` bytes.
+def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:
+    r"""(number, line) of every line, without LF or CR LF. A line of more than `limit` bytes is None.
 
     limit=3:  b"a\r\nlong\nb"  ->  (1, b"a"), (2, None), (3, b"b")
     """
-    number = first - 1
+    number = 0
     while line := stream.readline(limit + 2):
         number += 1
         if len(line) == limit + 2 and not line.endswith(b"\n"):
@@ -220,13 +224,34 @@ def numbered_lines(stream: BinaryIO, limit: int, first: int = 1) -> Iterator[tup
         yield number, line if len(line) <= limit else None
 
 
+def text_lines(
+    stream: BinaryIO, stats: ReadStats, options: RecordOptions, blank: bytes | None = None
+) -> Iterator[tuple[int, str]]:
+    """(number from 1, text) of every line that isn't blank. Such lines count as `read`; one that isn't text is damage.
+
+    `blank`: the bytes that a blank line consists of; None: white space.
+    """
+    for number, line in numbered_lines(stream, options.max_record_bytes):
+        if line is None or line.strip(blank):
+            stats.counters.read += 1
+            try:
+                text = decode(line, options)
+            except ValueError as error:
+                stats.damaged(f"line {number}", str(error))
+            else:
+                yield number, text
+
+
 def too_long(options: RecordOptions) -> str:
     return f"longer than max_record_bytes, {options.max_record_bytes}"
 
 
 def decode(data: bytes | None, options: RecordOptions) -> str:
-    """Text in UTF-8. Raises ValueError for any other, with the encoding that it looks like and the option for it, and
-    for None, which is too long."""
+    """The text of UTF-8 `data`.
+
+    Raises ValueError for other bytes, with the encoding that they look like and the option to set, and for None, which
+    stands for a record that is too long.
+    """
     if data is None:
         raise ValueError(too_long(options))
     has_option = isinstance(options, TextOptions)
@@ -248,7 +273,7 @@ def decode(data: bytes | None, options: RecordOptions) -> str:
 
 
 def wide_encoding(text: bytes) -> str:
-    """The encoding of a file that begins with NUL bytes: in Latin script, UTF-16 has one for each character."""
+    """The encoding of text with NUL bytes: UTF-16 has one for each Latin letter, UTF-32 has three."""
     name = "utf-32" if bytes(3) in text else "utf-16"
     is_big_endian = text.startswith(b"\0") and not text.startswith(codecs.BOM_UTF32_BE)
     return f"{name}-be" if is_big_endian else name

@@ -24,9 +24,9 @@ class Columns(FieldNames):
     """Names of the columns. All but `text` may be absent, unless the config names them."""
 
     def present(self, path: str, names: list[str]) -> dict[str, str]:
-        """The name of each field's column, of those in `names`: the text's must exist, and those that the config names.
+        """The column of each field, of the columns `names`.
 
-        Raises UserError for one of these that is missing or there twice.
+        Raises UserError if the column of `text`, or one that the config names, is missing or there twice.
         """
         columns = {}
         for field in FieldNames.model_fields:
@@ -41,7 +41,7 @@ class Columns(FieldNames):
 
 
 class _Lost(NamedTuple):
-    """Rows that can't be read, while the next ones can."""
+    """Rows that can't be read, in a file whose next rows can."""
 
     rows: int
     where: str
@@ -54,12 +54,13 @@ _Rows = Sequence[tuple] | _Lost
 def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
     """A record for every row with a text, a batch at a time; the ordinal is the row's index.
 
-    Counts `read` (rows) and `empty` (null or blank texts, dropped). A text that isn't UTF-8 is damage, and so is any
-    other value that Python can't read, such as a time of the year 36812; it costs only itself. If part of a row group
-    of a Parquet file can't be read, its remaining rows are damage too; pages that have checksums are checked.
+    Counts `read` (rows) and `empty` (null or blank texts, dropped). A row whose text isn't UTF-8 is damage. Another
+    value that Python can't read, such as a time of the year 36812, is damage too, but its row is kept without it. If
+    part of a Parquet row group can't be read, the rest of the group is damage; checksums of pages are verified.
+
     Raises `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` for a file without a
-    footer or schema, where a batch of an Arrow file can't be read, since the next one can't be found then, and at the
-    end of an Arrow stream without its end-of-stream marker.
+    footer or schema, at a batch of an Arrow file that can't be read, since the next batch can't be found then, and at
+    the end of an Arrow stream without its end-of-stream marker.
 
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
@@ -117,7 +118,7 @@ class ParquetTable:
                     raise pa.ArrowInvalid(f"ends {left} rows too soon")
             except _UNREADABLE as error:
                 yield _Lost(left, f"row group {group}", one_line(error))
-            # by rows: asking for the sizes of columns aborts the process where their statistics are damaged
+            # by rows: asking for the sizes of columns aborts the process if their statistics are damaged
             advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
 
 
@@ -152,7 +153,7 @@ class ArrowTable:
 
 
 def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, str]:
-    """The column of each field. Raises UserError for one that doesn't exist or has no strings."""
+    """The column of each field. Raises UserError for a column that doesn't exist or has no strings."""
     columns = options.present(path, schema.names)
     for field, name in list(columns.items()):
         kind = schema.field(name).type
@@ -168,9 +169,8 @@ def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, str]:
 
 
 def _values(batch: pa.RecordBatch, columns: list[str]) -> list[tuple]:
-    """The rows' times, nulls and strings; what can be wrong in one value spoils only its row.
+    """The rows' strings, as bytes, and times, as scalars: a value that Python can't read then spoils only its row.
 
-    So strings are bytes, which needn't be UTF-8, and times are scalars, which needn't be of Python's years and zones.
     Raises ArrowInvalid for offsets or indices that point outside of the data, which Arrow would follow.
     """
     arrays = [_checked(batch.column(name)) for name in columns]
@@ -182,19 +182,19 @@ def _is_time(array: pa.Array) -> bool:
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """A column of times, strings or a dictionary of them, once all its offsets and indices are known to hold."""
+    """A column of times or strings, also in a dictionary, after its offsets and indices have been verified."""
     array.validate()
     if pa.types.is_dictionary(array.type):
         array.indices.validate(full=True)
         return pa.DictionaryArray.from_arrays(array.indices, _checked(array.dictionary), safe=True).dictionary_decode()
     if not _is_time(array):
-        array = array.view(_BYTES[array.type])  # as strings, one that isn't UTF-8 would be refused with all others
+        array = array.view(_BYTES[array.type])  # one string that isn't UTF-8 would have all strings refused
     array.validate(full=True)
     return array
 
 
 def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | None:
-    """The record of a row, without the values beside its text that can't be read, which are noted as damage."""
+    """The record of a row, without the values that can't be read, which are noted as damage; None without a text."""
     stats.counters.read += 1
     values = {}
     for field, value in row.items():

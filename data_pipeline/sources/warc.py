@@ -1,4 +1,4 @@
-"""Common Crawl WARC archives (`CC-MAIN-….warc.gz`): HTTP responses, of which we extract the main text of HTML pages."""
+"""Common Crawl WARC archives (`CC-MAIN-….warc.gz`): the main text of the HTML pages in their HTTP responses."""
 
 import contextlib
 import re
@@ -21,8 +21,8 @@ from data_pipeline.sources.warc_records import WarcOptions, warc_records
 _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_ZSTANDARD_WINDOW = 1 << 23  # bytes, the most of a Content-Encoding: RFC 9659
-_SLICE = 1 << 12  # bytes of input: zstandard can't limit its output, which is here at most 128 MiB
+_ZSTANDARD_WINDOW = 1 << 23  # bytes, the maximum for a Content-Encoding: RFC 9659
+_SLICE = 1 << 12  # bytes of input at a time: zstandard can't limit its output, here at most 128 MiB
 _HTML = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\s\0]*<")
 _TYPES = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _TYPE = re.compile(r"\s*([\w!#$&^.+-]+/[\w!#$&^.+-]+)\s*(?:;|\Z)", re.ASCII)
@@ -39,10 +39,10 @@ class Options(WarcOptions):
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The text of every HTML page fetched with status 200; the ordinal is the index among all records of the archive.
 
-    Bytes are decoded as browsers do (`page_text`); undecodable ones become U+FFFD. A body that begins as HTML is HTML
-    if no Content-Type says what it is. Counts `read` (responses), `undecodable`, and each dropped page under the first
-    rule that applies: `not_200`, `not_html`, `no_url`, `no_content` (no text in the page), `no_timestamp`. A response
-    whose encoding (chunked, gzip, deflate, br, zstd) can't be decoded is damage; for other damage see `warc_records`.
+    Bytes are decoded as browsers do (`page_text`); undecodable bytes become U+FFFD. A body without a Content-Type is
+    HTML if it begins as HTML. Counts `read` (responses), `undecodable`, and each dropped page under the first rule that
+    applies: `not_200`, `not_html`, `no_url`, `no_content` (no text in the page), `no_timestamp`. A response whose
+    encoding (chunked, gzip, deflate, br, zstd) can't be decoded is damage; for other damage see `warc_records`.
 
         HTTP/1.1 200 OK  Content-Type: text/html  …  <title>A</title><p>Some text.</p>
           ->  Record(2, "Some text.", "http://a.org/", "A", "2019-07-17T12:15:59Z")
@@ -72,7 +72,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 
 
 def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
-    """Status, headers and body of a response; status 0 for what isn't HTTP (a DNS lookup, say)."""
+    """(status, headers, body) of a response; status 0 if it isn't HTTP (a DNS lookup, for example)."""
     head_end = _HEAD_END.search(block)
     head, body = (block[: head_end.start()], block[head_end.end() :]) if head_end else (block, b"")
     status_line, _, fields = head.partition(b"\n")
@@ -82,9 +82,9 @@ def _parse_http(block: bytes) -> tuple[int, Message, bytes]:
 
 
 def _content_type(headers: Message) -> tuple[str, str]:
-    """The media type and the label of the character set; "" for one that is missing.
+    """(media type, label of the character set); "" for a missing one.
 
-    The last of several types counts, with the label of an earlier one that is the same: https://fetch.spec.whatwg.org.
+    Of several types the last counts. It keeps the label of an earlier, equal type: https://fetch.spec.whatwg.org.
 
     "text/html, text/html; charset=sjis"  ->  ("text/html", "sjis")
     """
@@ -106,10 +106,10 @@ def _begins_as_html(body: bytes, headers: Message, limit: int) -> bool:
 
 
 def _decoded(body: bytes, headers: Message, limit: int) -> bytes:
-    """The body without its transfer and content encodings, outermost first.
+    """The body without its transfer and content encodings.
 
-    Crawlers often store a decoded body with the original headers, so a body without signs of the encoding is returned
-    unchanged.
+    Crawlers often store a decoded body with the original headers. So a body that doesn't begin like its encoding is
+    returned unchanged.
     """
     if _says(headers, "transfer-encoding", "chunked") and _CHUNK_SIZE.match(body):
         body = _unchunked(body)

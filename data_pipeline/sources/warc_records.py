@@ -31,8 +31,8 @@ class WarcOptions(RecordOptions):
 
 @dataclass(slots=True)
 class WarcRecord:
-    """`ordinal` is the index among all records of the archive. Messages name `position`. Header names are in lower
-    case."""
+    """Record `ordinal` of an archive, with its content `block`. `position` is for messages. Names of `headers` are in
+    lower case."""
 
     ordinal: int
     position: str
@@ -41,10 +41,10 @@ class WarcRecord:
 
     @property
     def url(self) -> str:
-        return self.headers.get("warc-target-uri", "").strip("<>")  # WARC 1.0 shows it in brackets, by mistake
+        return self.headers.get("warc-target-uri", "").strip("<>")  # some writers of WARC 1.0 add the brackets
 
     def page(self, text: str, stats: ReadStats, title: str = "", language: str = "") -> Record | None:
-        """The page with this `text`; None if its address, text or date is missing, which is counted."""
+        """The page with this `text`. None if its address, text or date is missing: the page is counted as dropped."""
         timestamp = self.headers.get("warc-date", "")
         if self.url and text.strip() and timestamp:
             return Record(self.ordinal, text, self.url, title, timestamp, language)
@@ -58,23 +58,24 @@ class _Malformed(ValueError):
 
 
 class _TooLong(_Malformed):
-    """A record longer than the limit. Its length may be right, so it matters only if its type is the one to read."""
+    """A record longer than the limit. It is damage only if it is of the type to read."""
 
 
 def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcOptions) -> Iterator[WarcRecord]:
     """Every record of one type, each as long as its Content-Length says. Counts them under `read`.
 
-    A record with a damaged header, length or digest is noted (and counted under `read` too, as its type may be lost),
-    and reading continues at the next line that begins a record. Raises `DamagedInput` for a file that isn't an archive,
-    and, after all whole records, for one that is cut off or whose compression is corrupt. A cut exactly between two
-    records leaves a valid archive and can't be detected. An archive with only records of other types (a WARC read as
-    WET) also raises `DamagedInput`; one with only `warcinfo` records is empty.
+    A record with a damaged header, length or digest is noted as damage. It counts under `read` too, whatever its type,
+    which may be the damaged part. Reading continues at the next line that begins a record.
+
+    Raises `DamagedInput` for a file that isn't an archive and for an archive of other types only (a WARC read as WET);
+    an archive of `warcinfo` records alone is empty. Raises it after all whole records if the archive is cut off or its
+    compression is corrupt. A cut exactly between two records leaves a valid archive and can't be detected.
 
     We don't use a WARC library: fastwarc and warcio both read a truncated archive as a shorter one.
     """
     with open_stream(file.path) as stream:
         source = _Source(stream)
-        ordinal, end_unknown = 0, False  # of the last record: then what follows may be part of it
+        ordinal, end_unknown = 0, False  # end_unknown: what follows may still belong to the last record
         types: set[str] = set()
         while source.skip_to_record():
             position = f"record {ordinal} at byte {source.offset} of the content"
@@ -103,9 +104,8 @@ def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcO
                     else:
                         yield WarcRecord(ordinal, position, headers, block)
                 if source.cut:
-                    raise DamagedInput(
-                        file.path, position, "the archive ends before the empty lines that close a record"
-                    )
+                    reason = "the archive ends before the empty lines that close a record"
+                    raise DamagedInput(file.path, position, reason)
             ordinal += 1
         if ordinal == 0:
             raise DamagedInput(file.path, "byte 0", "not a WARC archive: expected a line such as WARC/1.0")
@@ -123,13 +123,13 @@ def _note(stats: ReadStats, position: str, reason: str) -> None:
 
 
 class _Source:
-    """A stream with an offset, into which bytes can be pushed back."""
+    """A stream that knows its offset and takes back bytes that were read too far."""
 
     def __init__(self, stream: BinaryIO):
         self._stream, self._back = stream, io.BytesIO()
         self.offset = 0
         self.skipped = 0  # bytes between the last record and the one found
-        self.cut = False  # the last record's closing empty lines are missing, and nothing follows
+        self.cut = False  # the file ends before the empty lines that close the last record
 
     def read(self, size: int) -> bytes:
         data = self._back.read(size)
@@ -160,7 +160,7 @@ class _Source:
 
 
 def _headers(source: _Source) -> dict[str, str]:
-    """The named fields, the first of each name; a line that begins with a space continues the one before."""
+    """The header fields by name, the first of each name. A line that begins with a space continues the one before."""
     headers: dict[str, str] = {}
     name = ""
     source.readline()  # the version
@@ -179,13 +179,13 @@ def _headers(source: _Source) -> dict[str, str]:
     if not line.endswith(b"\n"):
         raise EOFError("the archive ends inside this record's header")
     headers["warc-type"] = headers.get("warc-type", "").lower()
-    if headers["warc-type"] not in _TYPES:  # else a changed byte in its type would silently skip a record
+    if headers["warc-type"] not in _TYPES:  # a changed byte in the type would otherwise skip the record silently
         raise _Malformed(f"WARC-Type is {headers['warc-type'][:40]!r}")
     return headers
 
 
 def _block(source: _Source, headers: dict[str, str], options: WarcOptions) -> bytes:
-    """The record's content, if its Content-Length leads to the two empty lines that close a record."""
+    """The record's content. Raises _Malformed if its Content-Length doesn't lead to the two empty lines after it."""
     length = headers.get("content-length", "")
     if not (length.isascii() and length.isdecimal() and len(length) < 20):
         raise _Malformed(f"Content-Length is {length[:40]!r}")
@@ -196,7 +196,7 @@ def _block(source: _Source, headers: dict[str, str], options: WarcOptions) -> by
     if len(block) == int(length) and not b"".join(closing).strip():
         source.cut = not closing[1].endswith(b"\n")
         return block
-    # The length is wrong or the file is cut. The bytes read may contain other records: go back to the first of them.
+    # The length is wrong or the file is cut. The bytes may contain other records: reading resumes at the first one.
     data = block + b"".join(closing)
     if following := _NEXT_RECORD.search(data):
         source.unread(data[following.start(1) :])
@@ -206,7 +206,7 @@ def _block(source: _Source, headers: dict[str, str], options: WarcOptions) -> by
 
 
 def _digest_holds(label: str, block: bytes) -> bool:
-    """Whether `block` has the digest "sha1:<base 32 or hex>"; true for one in a form we don't know."""
+    """Whether `block` has the digest "sha1:<base 32 or hex>". True for an unknown algorithm or form."""
     algorithm, _, value = label.partition(":")
     algorithm = algorithm.lower().replace("-", "")
     if algorithm not in ("md5", "sha1", "sha256", "sha512"):
@@ -226,10 +226,9 @@ def read_wet(file: Input, stats: ReadStats) -> Iterator[Record]:
     language is the first (predominant) code of WARC-Identified-Content-Language, in ISO 639-3; crawls have it since
     2018.
 
-    TFDS's C4 splits these files by lines instead of by Content-Length. It takes a line of text that begins with "WARC",
-    "Content-" or "CONTENT-" for a header and loses it, ends the page at a line "WARC/1.0", and ends the file at an
-    undecodable byte. This reader keeps that text, so its counts differ from TFDS's by those pages and lines. The text
-    is unchanged: cleaning, not the reader, strips lines and drops empty ones.
+    TFDS's C4 splits these files by lines, not by Content-Length. So TFDS loses lines of text that begin with "WARC",
+    "Content-" or "CONTENT-", ends a page at a line "WARC/1.0", and ends the file at an undecodable byte. This reader
+    keeps that text, so its counts differ by those pages and lines.
 
         WARC-Target-URI: http://a.org/  WARC-Date: 2019-07-17T12:15:59Z  Content-Length: 12  …  Content-rich
           ->  Record(1, "Content-rich", "http://a.org/", timestamp="2019-07-17T12:15:59Z")

@@ -27,9 +27,8 @@ _QUOTES = {"&quot;": '"', "&#39;": "'", "&#x27;": "'"}
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The text of every article, without the title that WikiExtractor repeats as its first line.
 
-    The ordinal is the article's index. Counts `read` and `empty` (a title and no text, dropped). Damage is: an article
-    that isn't closed before the next one or the end of the file, isn't UTF-8 or is longer than `max_record_bytes`, and
-    lines outside of articles.
+    The ordinal is the article's index. Counts `read` and `empty` (a title without text, dropped). These are damage: an
+    article without `</doc>`, in another encoding or longer than `max_record_bytes`, and lines outside of articles.
 
         <doc id="1" url="https://a.org/?curid=1" title="A &amp; B">    A & B    (empty)    A is first.    </doc>
           ->  Record(0, "A is first.", "https://a.org/?curid=1", "A & B")
@@ -84,13 +83,13 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
 def _record(
     ordinal: int, start: re.Match[bytes], body: list[bytes], stats: ReadStats, options: TextOptions
 ) -> Record | None:
-    """The article, or None if it has no text. Raises ValueError for one that isn't UTF-8."""
+    """The article; None if it has no text. Raises ValueError if it isn't UTF-8."""
     if body and body[0].strip() == start[2].strip():
         body = body[1:]
     text = decode(b"\n".join(body), options).strip()
     if not text:
         stats.counters.document("empty")
         return None
-    # Its option --html-safe, on by default, escapes the text; earlier versions leave titles as the dump escapes them.
+    # --html-safe, on by default, escapes the text. Earlier versions leave titles as the dump escapes them.
     url, title = (unescape(decode(value, options), _QUOTES) for value in start.groups())
     return Record(ordinal, unescape(text), url, title)

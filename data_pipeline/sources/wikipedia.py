@@ -20,14 +20,13 @@ _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first
 def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """The wikitext of every article: namespace 0, no redirect, model wikitext, the page's last revision.
 
-    The ordinal is the page's index among all pages of the file. Counts `read` (all pages) and the dropped pages:
-    `not_article`, `redirect`, `empty` and `damaged`. A page that isn't well-formed XML is noted as damage with its
-    place, and reading continues with the next page. A file that ends before `</mediawiki>` yields its whole pages, is
-    noted as damaged, and counts `truncated_xml`; a page counts as `damaged` only if the file ends inside it. Raises
-    `DamagedInput` for anything that isn't a MediaWiki export, and if the file can't be decompressed. The text of one
-    page is in memory at a time.
+    The ordinal is the page's index among all pages of the file. From a range (`wikipedia_export.ranges`), the pages of
+    its streams are read. One page is in memory at a time.
 
-    From a range of bytes (`wikipedia_export.ranges`), it reads the pages of its streams.
+    Counts `read` (all pages) and the dropped pages: `not_article`, `redirect`, `empty` and `damaged`. A page that isn't
+    well-formed XML is damage, and reading continues with the next page. A file that ends before `</mediawiki>` yields
+    its whole pages, is noted as damaged, and counts `truncated_xml`; if it ends inside a page, that page counts as
+    `damaged`. Raises `DamagedInput` for a file that isn't a MediaWiki export or can't be decompressed.
 
         <page><title>A b</title><ns>0</ns>…<text>'''A'''</text>…  ->  Record(0, "'''A'''", "https://…/wiki/A_b", "A b")
     """
@@ -46,7 +45,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class _Page:
-    """What a `<page>` says of its last revision. `namespace` is None in schemas before 0.6."""
+    """A `<page>` with its last revision. `namespace`: None in schemas before 0.6."""
 
     title: str
     namespace: str | None
@@ -57,7 +56,7 @@ class _Page:
 
 
 def _parse_page(data: bytes | bytearray) -> _Page:
-    """Raises ValueError for a page that can't be used."""
+    """The page of a `<page>` element. Raises ValueError if the page can't be used."""
     if len(data) > _MAX_PAGE:
         raise ValueError(f"a page of more than {_MAX_PAGE} bytes")
     try:
@@ -90,7 +89,7 @@ class _Reader:
         self._between = bytearray()
 
     def find_head(self) -> None:
-        """Reads namespaces and address from the head of the file, for a range that doesn't begin there."""
+        """Reads the head of the file, with namespaces and address, for a range that begins elsewhere."""
         head = bytearray()
         with closing(chunks(Input(self._file.path))) as content:
             for before, name, _ in page_tags(content):
@@ -102,7 +101,7 @@ class _Reader:
         self._end_between()
 
     def take(self, before: bytes, name: bytes) -> Record | None:
-        """Takes the bytes up to a tag, and the tag unless it begins a page. Returns the record that it ends, if any."""
+        """Takes the bytes up to a tag, and the tag unless it begins a page. Returns the record that the tag ends."""
         if self._page is None:
             self._add_between(before + (name if name != PAGE else b""))
             return None
@@ -124,7 +123,7 @@ class _Reader:
         self._page = bytearray(PAGE)
 
     def end(self) -> None:
-        """Ends the file, or the range, after which others follow unless it is the last."""
+        """Notes what is missing at the end of the file or range. Only the last range has the end of the XML."""
         if self._page is not None:
             self._abandon_page("the XML ends inside this page")
         else:
@@ -143,7 +142,7 @@ class _Reader:
             self._end_between()
 
     def _end_between(self) -> None:
-        """Interprets the bytes between two pages: white space, or the end of one export and the head of another."""
+        """Interprets the bytes between two pages: white space, or the end of an export and the head of the next."""
         data, self._between = bytes(self._between), bytearray()
         if self._site is not None and not data.strip():
             return
@@ -153,12 +152,11 @@ class _Reader:
             if self._site is None or _ROOT_TAG.search(part):
                 part = self._begin_export(part)
             if _COMMENT.sub(b"", part).strip():
-                self._stats.damaged_between(
-                    self._where(), "bytes between two pages that are no part of a MediaWiki export"
-                )
+                reason = "bytes between two pages that are no part of a MediaWiki export"
+                self._stats.damaged_between(self._where(), reason)
 
     def _begin_export(self, data: bytes) -> bytes:
-        """Parses the head of an export and returns what follows it in `data`."""
+        """Parses the head of an export at the start of `data`. Returns the bytes behind the head."""
         root = _ROOT_TAG.search(data)
         end = _END_OF_SITEINFO.search(data) or (None if b"<siteinfo" in data else root)
         head, rest = (data[: end.end()], data[end.end() :]) if end else (data, b"")

@@ -1,11 +1,11 @@
-"""A MediaWiki export: where its pages begin and end, its head, which describes the wiki, and its ranges of pages.
+"""The parts of a MediaWiki export: its head, which describes the wiki, its pages, and ranges of pages to read apart.
 
-Wikimedia compresses a dump's head, then every hundred pages, then its end, each as a bzip2 stream of its own
-(`…-pages-articles-multistream.xml.bz2`), and publishes an index: `offset of the stream:page id:title`, a line for each
-page. So a dump with its index is cut into ranges of streams, each of which holds whole pages and is read apart.
+Wikimedia compresses a dump's head, every hundred pages, and its end as separate bzip2 streams
+(`…-pages-articles-multistream.xml.bz2`). Its index has a line `offset of the stream:page id:title` for each page. So a
+dump with its index can be cut into ranges of whole pages.
 
-The tags are found in the bytes without parsing. "<" is always written "&lt;" inside a page's text, so they are reliable
-even in a damaged page: after a page that no XML parser accepts, a reader continues at the next tag found here.
+Tags are found in the bytes without parsing. A page's text has "&lt;" for "<", so tags are reliable even in a damaged
+page: after a page that no XML parser accepts, reading continues at the next tag.
 """
 
 import contextlib
@@ -31,11 +31,7 @@ _LONGEST = 64  # the most bytes of a tag that a chunk may cut
 
 
 class Tag(NamedTuple):
-    """A tag and the bytes before it.
-
-    `before` has the bytes since the last tag. `name` is PAGE, END, ROOT, or b"" for more text without a tag. `position`
-    counts from the first byte given.
-    """
+    """A tag: PAGE, END, ROOT, or b"" for more text without a tag. `before`: the bytes since the last tag."""
 
     before: bytes
     name: bytes
@@ -77,7 +73,7 @@ class Site:
     """What the head of an export says about its wiki."""
 
     def __init__(self, head: bytes):
-        """`head`: from the XML declaration to the first page. Raises `ValueError` if it isn't the head of an export."""
+        """`head`: the bytes before the first page. Raises `ValueError` if they aren't the head of an export."""
         self.url_prefix = ""
         self.namespaces = {normalised_namespace(name) for name in _CANONICAL_NAMESPACES.split()}
         self.hidden_namespaces: set[str] = set()
@@ -128,7 +124,7 @@ def _url_prefix(base: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/wiki/" if parts.netloc else ""
 
 
-# The header of a stream, followed by the header of its first block, or by its end marker if it is empty.
+# The header of a bzip2 stream, then the header of its first block or, in an empty stream, the end marker.
 _STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _MAGIC_BYTES = 10
 _CHUNK = 1 << 18
@@ -144,10 +140,10 @@ def index_of(path: str) -> str:
 
 
 def ranges(path: str, index_path: str, target_bytes: int) -> list[Range]:
-    """Ranges that together make up the file: each of `target_bytes` or somewhat more, cut where bzip2 streams begin.
+    """The file in ranges of `target_bytes` or somewhat more, cut where bzip2 streams begin.
 
-    A file that isn't bzip2 is one range. Raises `UserError` if the index belongs to another file, `DamagedInput` if it
-    can't be read.
+    A file that isn't bzip2 is one range. Raises `UserError` if the index belongs to another file, and `DamagedInput` if
+    the index can't be read.
 
         ranges("a.bz2", "index.txt.bz2", 1 << 26)  ->  [Range(0, 67108901), Range(67108901, None, 1420)]
     """
@@ -186,14 +182,12 @@ def _read_index(index_path: str) -> tuple[list[int], list[int]]:
                 raise UserError(f"{index_path}: line {number}: offset {int(offset)} comes after {offsets[-1]}")
             counts[-1] += 1
     if not offsets:
-        raise UserError(
-            f"{index_path}: is empty: expected offset:page id:title; remove it to read the dump as one piece"
-        )
+        raise UserError(f"{index_path}: is empty: expected offset:page id:title; remove it to read the dump whole")
     return offsets, counts
 
 
 def _check_index(path: str, index_path: str, offsets: list[int], counts: list[int], starts: list[int]) -> None:
-    """Each cut must be where a stream begins, and the first stream must hold as many pages as the index says."""
+    """Raises UserError unless a stream begins at each cut, and the first stream has as many pages as in the index."""
     with stores.open_file(path) as file:
         for offset in [*starts, offsets[0], offsets[-1]]:
             if not _begins_stream(file, offset):
@@ -203,13 +197,12 @@ def _check_index(path: str, index_path: str, offsets: list[int], counts: list[in
         for tag in page_tags(chunks(Input(path, offsets[0], offsets[1] if len(offsets) > 1 else None))):
             pages += tag.name == PAGE
     if pages != counts[0]:
-        raise UserError(
-            f"{index_path}: is no index of {path}: {pages} pages begin at its byte {offsets[0]}, not {counts[0]}"
-        )
+        found = f"{pages} pages begin at its byte {offsets[0]}, not {counts[0]}"
+        raise UserError(f"{index_path}: is no index of {path}: {found}")
 
 
 def chunks(file: Input) -> Generator[bytes, None, None]:
-    """The content of the file or, for a range, of the bzip2 streams that begin in it.
+    """The content of the file or, for a range, of the bzip2 streams that begin in the range.
 
     Raises `UserError` if the file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
@@ -221,6 +214,6 @@ def chunks(file: Input) -> Generator[bytes, None, None]:
         return
     with open_file(file.path) as stored, contextlib.ExitStack() as scratch:
         stored.seek(file.start)
-        streams = Members(stored, file.path, BZIP2, scratch, start=file.start)
+        streams = Members(stored, file.path, BZIP2, scratch, b"", file.start)
         while (file.stop is None or streams.position < file.stop) and streams.has_next():
             yield from streams.content()

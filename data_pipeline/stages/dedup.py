@@ -1,16 +1,15 @@
-"""The stages of dedup. Keys are gathered and decided step by step, and text is written once.
+"""The stages of deduplication: each step writes keys and decides which duplicates go; the last stage writes the text.
 
-Each unit of a step reads its parts as the earlier steps left them (`dedup.reading`), and writes the step's keys. Each
-bucket of hashes then decides which duplicates are dropped; the last stage writes the documents that are left. For
-near-duplicates the buckets find pairs, and one more unit clusters them.
+A unit of a step reads its parts as the earlier steps left them (`dedup.reading`), and writes the step's keys. Each
+bucket of hashes then decides which duplicates are dropped. For near-duplicates, buckets find pairs, and one more unit
+clusters them. The last stage writes the documents that are left.
 
-Language and bad words are checked between two steps, in the reading for the second of them: like C4, they are checked
-on what is left of a page after duplicate lines are removed. Items of evaluation sets are looked for after all other
-steps, in what will be the corpus.
+Language and bad words are checked between two steps, when the second step reads: like C4, on what is left of a page
+without its duplicate lines. Items of evaluation sets are searched last, in what will be the corpus.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,12 +31,12 @@ from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PART
 from data_pipeline.text.document import Document, Tally
 
 _CHANGES = ".changes.parquet"
-_CHARACTERS_OF_A_KEY = 40  # as a line counts when parts are cut; only MinHash with very many bands has more keys
+_CHARACTERS_OF_A_KEY = 40  # per line, as when parts are cut; only MinHash with very many bands has more keys
 
 
 @dataclass(frozen=True)
 class LeftSpec:
-    """A group of neighbouring parts. The documents that are left of the parts are written to `output`."""
+    """A group of neighbouring parts, whose remaining documents are written to `output`."""
 
     parts: list[Part]
     earlier: Earlier
@@ -46,9 +45,9 @@ class LeftSpec:
 
 @dataclass(frozen=True)
 class KeysSpec(LeftSpec):
-    """A group of neighbouring parts. Their keys for `step` are written, with an index of `slots`.
+    """A group of neighbouring parts, whose keys for `step` are written, with an index of `slots`.
 
-    `new_changes`: the table to write of what the earlier steps changed; "": `earlier.changes` has everything.
+    `new_changes`: where a table of the earlier steps' changes is written; "": `earlier.changes` has all of them.
     """
 
     step: str
@@ -63,8 +62,7 @@ class KeysResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class LeftResult(PartsResult):
-    """For each evaluation set, the documents that contain any of its items (`contaminated`), and which items were
-    found, by their numbers in the set."""
+    """By evaluation set, how many documents contain an item (`contaminated`), and the numbers of the items found."""
 
     contaminated: dict[str, int]
     items: dict[str, list[int]]
@@ -72,7 +70,8 @@ class LeftResult(PartsResult):
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """A bucket of all keys of a step. `files` lists the files of keys of all `units` (`write_names`), merged or not."""
+    """One hash range of a step's keys. `files`: path of the list of key files (`write_names`), merged or not, which
+    have the keys of so many `units`."""
 
     files: str
     units: int
@@ -83,7 +82,7 @@ class BucketSpec:
 
 
 def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
-    """Writes one step's keys for one unit's documents."""
+    """Writes a step's keys of a unit's documents."""
     step, reading, tally = step_of(spec.step, spec.earlier.dedup), Reading(corpus, spec.earlier), Tally()
     keys = Keys(step.group, step.order)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(step.columns))
@@ -101,7 +100,7 @@ def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
 
 
 def write_left(corpus: Store, spec: LeftSpec) -> LeftResult:
-    """Writes one unit's documents that are left after all steps; returns counts of what was dropped."""
+    """Writes the documents of a unit that are left after all steps; returns counts of what was dropped."""
     tally, histograms, reading = Tally(), Histograms(), Reading(corpus, spec.earlier)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
     with part_file(corpus, spec.output) as file:
@@ -134,10 +133,10 @@ def merge_decided(corpus: Store, spec: MergeSpec) -> Result:
 def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
     return Stage(
         f"{step}-keys",
-        STEPS[step].version + 1,  # the version of the table of changes, which grows when its bytes change
+        STEPS[step].version + 1,  # 1: the version of the table of changes; raise it when the table's bytes change
         gather_keys,
         "lower characters_per_part",
-        memory=2.5,  # the key of a line, which counts as 40 characters, has 24 bytes and is held four times
+        memory=2.5,  # a line counts as 40 characters; its key has 24 bytes and is held four times
         unit="a part, or a group of small ones",
         reads=(PARTS, DUPLICATES),
         writes=KEYS,
@@ -213,22 +212,26 @@ def stages_of(step: str) -> list[AnyStage]:
     return [keys_of(step), buckets_of(step), *([clusters_of(step)] if STEPS[step].clusters else [])]
 
 
-def deduplicate(
-    config: CorpusConfig, corpus: Store, parts: list[Part], shown: Callable[[AnyStage], bool] = lambda stage: True
-) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
-    """Runs the stages that `config.dedup` asks for. Returns the units of all but the last by stage, and of the last.
+def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> list[str]:
+    """The steps, without those of URLs if no document that the units `read` have written has one."""
+    if any(unit.result.domains for unit in read):
+        return config.steps
+    return [step for step in config.steps if step in WITHOUT_KEYS or not STEPS[step].compares_dropped_pages]
 
-    `shown(stage)`: whether a stage has anything to tell.
-    """
-    order = _Order(config, corpus, parts, shown)
-    for step in config.steps:
+
+def deduplicate(
+    config: CorpusConfig, corpus: Store, parts: list[Part], steps: Sequence[str]
+) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
+    """Runs the stages of `steps`, and the last stage. Returns the units by stage, and those of the last stage."""
+    order = _Order(config, corpus, parts)
+    for step in steps:
         order.take(step)
     return order.finished, run(LAST, order.units(LAST), corpus, config.ray)
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its files of keys, by group of parts in the order of ids ("": no keys), and the files of its
+    """A finished step: its file of keys for each group of parts, in the order of ids ("": no keys), and its files of
     duplicates."""
 
     step: str
@@ -237,10 +240,10 @@ class Decided:
 
 
 class _Order:
-    """The steps that were taken, and where their decisions are."""
+    """The steps so far, and where their decisions are."""
 
-    def __init__(self, config: CorpusConfig, corpus: Store, parts: list[Part], shown: Callable[[AnyStage], bool]):
-        self._config, self._corpus, self._shown = config, corpus, shown
+    def __init__(self, config: CorpusConfig, corpus: Store, parts: list[Part]):
+        self._config, self._corpus = config, corpus
         self._documents = sum(sum(part.documents.values()) for part in parts)
         self._groups = grouped(parts, config)
         in_order = in_order_of_ids(self._groups)
@@ -248,9 +251,9 @@ class _Order:
         characters = sum(part.characters or 0 for part in parts)
         self._slots = KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
         self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-        self._changes = ""  # the stage whose tables of changes are the newest
-        self._since: list[Decided] = []  # the steps that those tables lack
-        self._depends = ""  # fingerprint of all that the earlier steps depend on
+        self._changes = ""  # the stage with the newest tables of changes
+        self._since: list[Decided] = []  # the steps after these tables
+        self._depends = ""  # a fingerprint of all that the steps so far depend on
         self.finished: dict[str, Sequence[Finished[Result]]] = {}
 
     def take(self, step: str) -> None:
@@ -273,11 +276,11 @@ class _Order:
 
     @property
     def _new_changes(self) -> bool:
-        """Whether any step has changed what no table has yet."""
+        """Whether a step after the newest tables has changed documents."""
         return any(one.step in WITHOUT_KEYS or STEPS[one.step].drops for one in self._since)
 
     def units(self, stage: AnyStage) -> list[Unit]:
-        """The units of a stage that reads the parts: one for a step's keys, or the last."""
+        """The units of a stage that reads the parts: a step's keys, or the last stage."""
         lists = [write_names(self._corpus, one.duplicates) if one.duplicates else "" for one in self._since]
         filters = any(one.step == Filters.name for one in self._since)
         units = []
@@ -330,31 +333,31 @@ class _Order:
         return self._merge(stage, outputs_of(decided), len(self._groups))
 
     def _merge(self, stage: AnyStage, files: dict[str, str], readers: int) -> list[str]:
-        """What `readers` read of a stage's files: themselves or, where they are too many, merged ones."""
-        found, merged = stage.merged(files, readers, self._corpus, self._config, self._shown(stage))
+        """The files that `readers` read: a stage's `files` or, if they are too many, merged ones."""
+        found, merged = stage.merged(files, readers, self._corpus, self._config)
         self.finished |= merged
         return found
 
     def _run(self, stage: AnyStage, units: list[Unit]) -> Sequence[Finished]:
-        """Runs a stage, on which all later ones depend."""
-        self.finished[stage.name] = done = run(stage, units, self._corpus, self._config.ray, self._shown(stage))
+        """Runs a stage, on which all later stages depend."""
+        self.finished[stage.name] = done = run(stage, units, self._corpus, self._config.ray)
         self._depends = fingerprint([self._depends, [unit.checksums for unit in done]])
         return done
 
 
 def in_order_of_ids(groups: list[list[Part]]) -> list[list[Part]]:
-    """Groups of parts in the order that numbers their units."""
+    """Groups of parts in the order in which their units are numbered."""
     return sorted(groups, key=lambda group: group[0].first_id)
 
 
-def decided(corpus: Store, config: CorpusConfig, in_order: list[list[Part]]) -> list[Decided]:
-    """The finished steps of a corpus that drop anything; its groups of parts are `in_order_of_ids`."""
-    steps = []
-    for step in config.steps:
+def decided(corpus: Store, steps: Sequence[str], in_order: list[list[Part]]) -> list[Decided]:
+    """The finished steps of a corpus that drop something. `in_order`: its groups of parts, `in_order_of_ids`."""
+    found = []
+    for step in steps:
         if step in WITHOUT_KEYS:
-            steps.append(Decided(step, [""] * len(in_order), []))
+            found.append(Decided(step, [""] * len(in_order), []))
         elif STEPS[step].drops:
             own = [f".stages/{keys_of(step).name}/{group[0].name}.safetensors" for group in in_order]
-            found = read_finished(stages_of(step)[-1], corpus)
-            steps.append(Decided(step, own, [name for unit in found for name in unit.outputs]))
-    return steps
+            units = read_finished(stages_of(step)[-1], corpus)
+            found.append(Decided(step, own, list(outputs_of(units))))
+    return found

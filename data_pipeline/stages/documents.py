@@ -1,10 +1,10 @@
-"""The documents stage: input files, or ranges of large ones, become clean documents in Parquet files."""
+"""The documents stage: reads and cleans input files, or ranges of large ones, and writes Parquet files of documents."""
 
 import contextlib
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -34,16 +34,19 @@ from data_pipeline.text.document import Document, Tally, is_chosen, most_common,
 from data_pipeline.text.languages import shortest_tag
 
 _HOLES_IN_RESULT = 100  # a report shows 20
-_FILES_IN_FOLDER = 1000  # twice as many, if there are addresses
+_FILES_IN_FOLDER = 1000  # twice as many with the files of URLs
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A `range` of the file at `path`. `file` is the path within the source, `killed` why it can't be read at all.
+    """A `range` of the file at `path`.
 
-    `held_out`: (p, q) if the last p/q of its characters are held out; None if a hash of each document decides.
-    `sha256`: that of the file, as the store publishes it; "" if it doesn't.
+    Attributes:
+        file: the path relative to the source's root.
+        killed: why the file isn't read: it has crashed its workers.
+        held_out: (p, q): the last p/q of its characters go to validation. None: a hash of each document decides.
+        sha256: the file's checksum as its store publishes it; "" if none.
     """
 
     path: str
@@ -58,9 +61,11 @@ class InputSpec:
 class DocumentsSpec:
     """Inputs of one source, and how they become documents.
 
-    `name` is the source's, `split` is `CorpusConfig.ratio_of`. `part` names the first part, which is written to
-    `folder`; `urls`: true if the addresses of dropped pages, which deduplication compares with others, are written
-    beside it.
+    Attributes:
+        name: the source's name.
+        split: `CorpusConfig.ratio_of` the source.
+        part: the name of the first part, which is written to `folder`.
+        urls: True: the URLs of dropped pages are written beside each part, for deduplication.
     """
 
     inputs: list[InputSpec]
@@ -82,10 +87,10 @@ class DocumentsSpec:
 
 @dataclass(frozen=True)
 class InputResult:
-    """What was read of one input: its `documents` that cleaning kept, its `damaged` records, and its `damage`.
+    """What was read of one input: number of `documents` that cleaning kept, number of `damaged` records, `damage`.
 
-    The first range of a file has the `bytes` and `sha256` of the whole file, computed while the file is read. If the
-    file is read in ranges, the unit of the first range reads the rest again for the sha256. `unchecked`: `ReadStats`.
+    `bytes` and `sha256` are those of the whole file, and only the first range of a file has them. Its unit reads the
+    other ranges, too, for the sha256. `unchecked` as in `ReadStats`.
     """
 
     file: str
@@ -101,10 +106,7 @@ class InputResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsResult(PartsResult):
-    """What was read of the inputs of a unit, in order.
-
-    `template_holes`: the templates that left the most holes in sentences, and how many.
-    """
+    """What was read of a unit's inputs, in order. `template_holes`: how many holes in sentences templates have left."""
 
     source: str
     inputs: list[InputResult]
@@ -116,13 +118,10 @@ class DocumentsResult(PartsResult):
 
 
 def plan(config: CorpusConfig, corpus: Store, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
-    """One unit for each large input file or range of one, and for neighbouring small files of a source.
+    """A unit for each large input file or range of one, and for neighbouring small files of a source.
 
-    Units are ordered by source, and within a source by the ids of their documents.
-
-    `files` are those of all sources, in order; they are listed if they aren't given.
-
-    Documents that will be deduplicated aren't part of the corpus yet, so they are written below `.stages`.
+    Units are in the order of sources and then of their documents' ids. `files`: the files of all sources, in order;
+    None: they are listed. Documents that will be deduplicated are written below `.stages`.
     """
     units = []
     steps = config.steps
@@ -165,10 +164,10 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile] | None = No
             characters_per_part=config.characters_per_part,
         )
         settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
-        stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: a file may be moved
+        stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
         inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity])
-        if steps and number >= _FILES_IN_FOLDER:  # where the files are isn't part of what they depend on
+        if steps and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
@@ -177,7 +176,7 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile] | None = No
 def inputs_of_units(
     config: CorpusConfig, corpus: Store, files: list[InputFile], save: bool = True
 ) -> list[list[tuple[InputFile, Range]]]:
-    """What each unit reads of `files`. `save`: keep what takes long to find in the directory of the corpus."""
+    """The files, or the pieces of one file, that each unit reads. `save` as in `pieces`."""
     inputs: list[list[tuple[InputFile, Range]]] = []
     for together in shared(files, config):
         if len(together) > 1:
@@ -188,10 +187,7 @@ def inputs_of_units(
 
 
 class PartsWriter:
-    """Writes the parts of one unit. Call `add` for every page read, with the document made from it, if any.
-
-    Use as a context manager. A part ends after `characters_per_part` characters of pages.
-    """
+    """Writes the parts of a unit, as a context manager. A part ends after `characters_per_part` characters of pages."""
 
     def __init__(self, corpus: Store, spec: DocumentsSpec):
         self._corpus, self._spec = corpus, spec
@@ -210,8 +206,8 @@ class PartsWriter:
         self._stack.__exit__(*raised)
 
     def add(self, file: str, record: Record, document: Document | None, may_be_newest: bool) -> None:
-        """Adds a page that was read from `file`, and its document, if any. `may_be_newest`: it may be the newest
-        page of its URL."""
+        """Adds a page of `file`, and its document if cleaning kept it. `may_be_newest`: the page may be the newest of
+        its URL."""
         if self._characters >= self._spec.characters_per_part:
             self._close()
             self._open(self._spec.identity(file, record.ordinal))
@@ -224,7 +220,7 @@ class PartsWriter:
 
     def _open(self, first_id: str) -> None:
         number = len(self.written)
-        name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in order
+        name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in this order
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus, f"{self._path}.parquet"))
@@ -245,9 +241,9 @@ class PartsWriter:
 def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
-    Damage ends an input, not the others nor the build: undamaged records are kept, and the result has the position and
-    reason. The status is "unreadable" if there is no undamaged record. Raises StoreError if a remote store refuses,
-    doesn't answer or sends other bytes than it publishes, which is no damage.
+    Damage ends only its own input. Undamaged records are kept, and the result says where the damage is and why. The
+    status is "unreadable" if no record is undamaged. Raises StoreError if a remote store refuses, doesn't answer or
+    sends bytes with another checksum than the published one.
     """
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     clean = Cleaner(spec.cleaning)
@@ -270,7 +266,7 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
 
 
 def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
-    """`spec` with `file` noted as unreadable, since it kills the workers that read it."""
+    """`spec` with `file` marked as unreadable, since it crashes the workers that read it."""
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
@@ -289,7 +285,7 @@ STAGE = Stage(
 
 
 def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
-    """The documents of `splits` that units wrote; of all splits if none is named."""
+    """The number of documents of `splits`, or of all splits, that units have written."""
     counts = (unit.result.documents for unit in finished)
     return sum(n for count in counts for split, n in count.items() if not splits or split in splits)
 
@@ -318,7 +314,7 @@ def _write_input(
         corrupt = isinstance(error, CorruptMember)
     except StoreError:
         raise
-    except UserError as error:  # the file was removed, can't be read or lacks a column
+    except UserError as error:  # the file was removed, can't be read, or lacks a column
         if better_tried_elsewhere(error):
             raise
         damage.append(Damage("the start", str(error)))
@@ -326,7 +322,7 @@ def _write_input(
     counts.add(own)
     found = [*damage, *stats.damage]
     unreadable = bool(found) and own.read <= damaged
-    if unreadable and not corrupt:  # else its format isn't what is wrong
+    if unreadable and not corrupt:  # the format may be wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
@@ -337,14 +333,14 @@ def _write_input(
 def _pages(
     spec: DocumentsSpec, file: InputSpec, clean: Cleaner, stats: ReadStats, holes: Counter[str]
 ) -> Iterator[tuple[Record, Document | None, bool]]:
-    """Each page of one input, the document made from it, if any, and whether it may be the newest page of its URL.
+    """(page, its document or None, whether it may be the newest page of its URL) for each page of one input.
 
-    Every page that isn't too long may be the newest, even one that cleaning drops. `holes` counts the templates that
-    left one in a sentence.
+    A page that cleaning drops may be the newest, too, unless it is too long. `holes` counts the templates that left a
+    hole in a sentence.
     """
-    splits = Splits(spec, file)
+    split_of_next = splitter(spec, file)
     for record in read_records(spec, file, stats):
-        split, text = splits.of_next(record), text_of(record, spec.format, holes)
+        split, text = split_of_next(record), text_of(record, spec.format, holes)
         if not text.strip():
             stats.counters.document("empty", record.title or record.url or record.text)
             continue
@@ -360,28 +356,31 @@ def read_records(spec: DocumentsSpec, file: InputSpec, stats: ReadStats) -> Iter
     return READERS[spec.format](Input(file.path, *file.range, spec.options), stats)
 
 
-class Splits:
-    """The split of each record of an input. If a part of it is held out by position, all of it is read first."""
+def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:
+    """A function that returns the split of a record. It takes every record of the input, in order.
 
-    def __init__(self, spec: DocumentsSpec, file: InputSpec):
-        self._spec, self._file = spec, file
-        end = Fraction(*file.held_out) if file.held_out else Fraction(0)
-        self._for_training: float | Fraction = math.inf  # characters
-        if end:
-            self._for_training = (1 - end) * _characters(spec, file) if end < 1 else 0
-        self._before = 0
+    If a part of the input is held out by position, the whole input is read first, to count its characters.
+    """
+    if file.held_out is None:
+        return lambda record: split_of(record.url, spec.identity(file.file, record.ordinal), *spec.split)
+    end, characters, before = Fraction(*file.held_out), 0, 0
+    if 0 < end < 1:
+        with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
+            for record in read_records(spec, file, ReadStats()):
+                characters += len(record.text) + len(record.target)
+    for_training: float | Fraction = (1 - end) * characters if end else math.inf
 
-    def of_next(self, record: Record) -> str:
-        """The split of `record`. Takes every record of the input, in order."""
-        if self._file.held_out is None:
-            return split_of(record.url, self._spec.identity(self._file.file, record.ordinal), *self._spec.split)
-        split = "validation" if self._before >= self._for_training else "train"
-        self._before += len(record.text) + len(record.target)
+    def split_of_next(record: Record) -> str:
+        nonlocal before
+        split = "validation" if before >= for_training else "train"
+        before += len(record.text) + len(record.target)
         return split
+
+    return split_of_next
 
 
 def text_of(record: Record, declared: str, holes: Counter[str] | None = None) -> str:
-    """The text of a record of the format `declared`: wikitext as plain text, whose `holes` are counted."""
+    """The text of a record of the format `declared`. Wikitext becomes plain text, whose `holes` are counted."""
     if declared == "wikipedia":
         return plain_text(record.text, record.title, record.hidden_namespaces, record.timestamp, holes)
     return record.text
@@ -390,7 +389,7 @@ def text_of(record: Record, declared: str, holes: Counter[str] | None = None) ->
 def clean_record(
     record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, file: InputSpec, tally: Tally
 ) -> Document | None:
-    """The document made from a record, whose text is `text`; None if a rule drops it, which is counted."""
+    """The document made from a record with the text `text`; None if a rule drops it, which `tally` counts."""
     kept = clean(text, record.url, shortest_tag(spec.language or record.language), tally)
     if kept is None:
         return None
@@ -408,8 +407,8 @@ def clean_record(
 
 
 def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]]) -> set[tuple[str, str]]:
-    """(source, file) of those that are held out whole: as many as come nearest to the ratio of their source's bytes,
-    but at least one of several."""
+    """(source, file) of the files that are held out whole: as many as come nearest to the ratio of a source's bytes, at
+    least one of several files."""
     found = set[tuple[str, str]]()
     by_source: dict[str, list[InputFile]] = {}
     for file in files:
@@ -417,7 +416,7 @@ def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]
     for name, own in by_source.items():
         own.sort(key=lambda file: hashlib.md5(file.name.encode(), usedforsecurity=False).digest())
         wanted, taken = Fraction(*ratios[name]) * sum(file.bytes for file in own), 0
-        for number, file in enumerate(own[:-1] if wanted else ()):  # one is left to train on
+        for number, file in enumerate(own[:-1] if wanted else ()):  # one file is left to train on
             if number and taken + Fraction(file.bytes, 2) > wanted:
                 break
             found.add((name, file.name))
@@ -426,17 +425,8 @@ def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]
 
 
 def _held_out(left: int, size: int, total: int, ratio: tuple[int, int]) -> tuple[int, int]:
-    """(p, q): the share p/q of an input of `size` bytes that lies in the last `ratio` of its source of `total` bytes,
-    `left` of which come after the input."""
+    """(p, q): the share p/q of an input of `size` bytes that lies in the last `ratio` of its source. The source has
+    `total` bytes, of which `left` come after the input."""
     inside = Fraction(*ratio) * total - left
     share = min(max(inside / size, Fraction(0)), Fraction(1)) if size else Fraction(0)
     return share.numerator, share.denominator
-
-
-def _characters(spec: DocumentsSpec, file: InputSpec) -> int:
-    """Characters of the input's records, up to damage if it can't be read on."""
-    characters = 0
-    with contextlib.suppress(DamagedInput, UserError):  # reported when the documents are made
-        for record in read_records(spec, file, ReadStats()):
-            characters += len(record.text) + len(record.target)
-    return characters

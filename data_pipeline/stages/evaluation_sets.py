@@ -1,4 +1,4 @@
-"""The stage of evaluation sets: one unit, which writes the n-grams that no document of the corpus may have."""
+"""The stage of evaluation sets: one unit writes the n-grams that no document of the corpus may have."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 
 @dataclass(frozen=True)
 class EvaluationSetsSpec:
-    """The evaluation sets, and the files of each."""
+    """The evaluation sets, with the files of each."""
 
     config: DecontaminationConfig
     files: list[list[InputFile]]
@@ -25,7 +25,7 @@ class EvaluationSetsSpec:
 
 @dataclass(frozen=True)
 class ReadSet:
-    """What was read of an evaluation set. `too_short`: items without a text that is long enough to look for."""
+    """Counts of an evaluation set. `too_short`: items whose texts are too short to look for."""
 
     name: str
     bytes: int
@@ -59,20 +59,18 @@ def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
 
 def write_ngrams(corpus: Store, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
     """Writes the n-grams of all items; returns how many items each set has, and how many are too short."""
-    where: list[tuple[int, int, int]] = []  # set, file, line of each item
+    where: list[tuple[int, int, int]] = []  # set, file and line of each item
+    all_files = [(number, file) for number, files in enumerate(spec.files) for file in files]
 
     def texts() -> Iterator[tuple[int, str]]:
-        file_number = 0
-        for set_number, (one_set, files) in enumerate(zip(spec.config.sets, spec.files, strict=True)):
-            for file in files:
-                for item in read_items(file.path, one_set):
-                    yield from ((len(where), text) for text in item.texts)
-                    where.append((set_number, file_number, item.line))
-                file_number += 1
+        for file_number, (set_number, file) in enumerate(all_files):
+            for item in read_items(file.path, spec.config.sets[set_number]):
+                yield from ((len(where), text) for text in item.texts)
+                where.append((set_number, file_number, item.line))
 
     ngrams = Ngrams.of(texts(), spec.config)
     items = np.array(where, dtype=np.int64)
-    names = [file.name for files in spec.files for file in files]
+    names = [file.name for _, file in all_files]
     Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(corpus)
     long_enough = items[ngrams.known, 0]
     read = []

@@ -1,4 +1,4 @@
-"""The files of a source, and the pieces they are read in."""
+"""Lists the files of a source, and divides them into the pieces that units read."""
 
 import glob
 import hashlib
@@ -21,29 +21,33 @@ from data_pipeline.foundation.store import Store
 from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.stages.parts import neighbours
 from data_pipeline.stages.revisions import pinned
 from data_pipeline.stages.stage import KINDS
 
-_OPENING = 4096  # bytes that could be read in the time that it takes to open a file
+_OPENING = 4096  # the size that a file counts as at least: opening it takes as long as reading so many bytes
 _CORPORA_SHOWN = 3
-_STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # in listings
-_SAMPLED = 1 << 14  # bytes of a local file's head, middle and tail
-WRITTEN = {  # by a build, in the directory of its corpus
+_STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # keys of listings
+_SAMPLED = 1 << 14  # bytes of each sample of a local file
+WRITTEN = {  # the files and folders of a corpus's directory
     *(kind.folder.split("/")[0] for kind in KINDS if kind.folder),
     *("manifest.json", "blocks.parquet", "lineage.parquet", "report.json", "report.md"),
 }
 
 
 class NoSuchFile(UserError):
-    """No file has this path, or matches this glob."""
+    """No file has the path, or matches the glob."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a source. `name` is its path relative to the source's root.
+    """A file of a source.
 
-    `stamp` changes when the file changes: the ETag of a store, the Hub's blob id or, of a local file, the time of its
-    last change and a checksum of its head, middle and tail. `sha256`: as the store publishes it; "" if it doesn't.
+    Attributes:
+        name: the path relative to the source's root.
+        stamp: changes when the file changes: a store's ETag, the Hub's blob id, or a local file's time of change and a
+            checksum of its head, middle and tail.
+        sha256: the checksum that the store publishes; "" if none.
     """
 
     source: SourceConfig
@@ -61,7 +65,7 @@ def is_folder(location: str) -> bool:
     def ask() -> bool:
         if hub.parse(location) is None:
             return bool(filesystem.isdir(path))
-        try:  # its isdir says no where the Hub doesn't answer
+        try:  # the Hub's isdir returns False if the Hub doesn't answer
             return bool(filesystem.info(path)["type"] == "directory")
         except FileNotFoundError:
             return False
@@ -70,12 +74,11 @@ def is_folder(location: str) -> bool:
 
 
 def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
-    """The files that match a source's path, sorted like the ids of their documents. A directory means all below it.
+    """The files that match a source's path, in the order of their documents' ids. A directory means all files below it.
 
-    `kind` is what messages call the source, and `output` the path or URL of the corpus to build. What a build has
-    written there, and corpora below the source, are left out, in one line.
-
-    Files of the Hugging Face Hub have the commit in their paths that a branch is at now.
+    `kind`: what messages call the source. `output`: the path or URL of the corpus to build. Files that a build has
+    written there, and corpora below the source, are left out, which a line on stderr says. The paths of files of the
+    Hugging Face Hub have the branch's current commit.
 
     Raises NoSuchFile if a path or glob matches no file, and UserError for files that can't be read: a broken link, a
     directory that links to one above it or can't be listed, a name that isn't UTF-8.
@@ -122,9 +125,10 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:
-    """Those of `files` that a build wrote below `root`, each with the directory of its corpus.
+    """The `files` below `root` that a build has written, with the directories of their corpora.
 
-    A corpus has `.stages`, or a manifest beside its blocks. A `path` with the name of its documents means them.
+    A folder is a corpus if it has `.stages`, or manifest.json and blocks.parquet. If the user's `path` itself contains
+    `documents`, the documents of finished corpora are read.
     """
     own = ""
     if output is not None and ("://" in output) != local:
@@ -155,22 +159,23 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
 
 
 def _samples_checksum(path: str, size: int) -> str:
-    """A checksum of the head, the middle and the tail of a local file; of all of it, if it is as small as they are."""
+    """A checksum of the head, middle and tail of a local file, which cover a small file."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with Path(path).open("rb", buffering=0) as file:
             for start in sorted({0, max(0, (size - _SAMPLED) // 2), max(0, size - _SAMPLED)}):
                 digest.update(os.pread(file.fileno(), _SAMPLED, start))
     except OSError:
-        return ""  # reported when it is read
+        return ""  # reported when the file is read
     return digest.hexdigest()
 
 
 def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
-    """The files that match `path`, which may be a glob: each file, and all files below each directory.
+    """The files that match `path`, which may be a glob, and all files below directories that match; with the listing's
+    information.
 
-    Each has what the listing says of it: a request for each file would take an hour where there are 50,000. Only a web
-    server, whose listing has no sizes, is asked for each.
+    A request for each of 50,000 files would take an hour. Only web servers, whose listings have no sizes, get one for
+    each file.
     """
     if fsspec.core.has_magic(path) and path != root:
         named = filesystem.glob(path, detail=True)
@@ -188,7 +193,7 @@ def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -
 
 
 def _local_files(path: str, root: str) -> set[str]:
-    """Like `_remote_files` for local files, where fsspec would silently skip linked and unreadable directories."""
+    """Like `_remote_files`, for local files: fsspec would skip linked and unreadable directories silently."""
     named = [path]
     if fsspec.core.has_magic(path) and not os.path.lexists(path):
         named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib doesn't follow links in **)
@@ -205,7 +210,7 @@ def _local_files(path: str, root: str) -> set[str]:
 
 
 def _files_below(path: Path, root: str) -> Iterator[Path]:
-    """The file at `path`, or all files below the directory at `path`. Follows links."""
+    """The file at `path`, or all files below the directory `path`. Follows links."""
     if path.is_file():
         yield path
     elif path.is_dir():
@@ -224,7 +229,7 @@ def _files_below(path: Path, root: str) -> Iterator[Path]:
 
 
 def _refuse_closed_way(path: str) -> None:
-    """Raises UserError if a directory on the way to what `path` matches, which may be a glob, can't be searched."""
+    """Raises UserError if a directory on the way to `path`, a path or glob, can't be searched."""
     parts = PurePosixPath(path).parts
     is_glob = not os.path.lexists(path)
     for number in range(1, len(parts)):
@@ -254,31 +259,23 @@ def _refuse_loop(directory: Path, root: str) -> None:
 
 
 def _printable(path: str | Path) -> str:
-    r"""A path with escapes for control characters and the bytes that aren't UTF-8: "caf\xe9.txt"."""
+    r"""A path with escapes for control characters and for bytes that aren't UTF-8: "caf\xe9.txt"."""
     return printable(os.fsencode(path).decode(errors="backslashreplace"))
 
 
 def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputFile]]:
-    """The `files`, whose order stays, in groups that a unit reads: neighbours in a source, if they are small.
+    """`files`, in order, in the groups that units read: neighbours of a source, if they are small.
 
-    A larger file is alone. The groups depend on the files alone, so that any number of workers makes the same units.
+    The groups depend on the files alone, not on the number of workers.
     """
-    groups: list[list[InputFile]] = []
-    size = most = min(config.bytes_per_shared_unit, config.bytes_per_unit)
-    for file in files:
-        own = max(file.bytes, _OPENING)
-        if size + own > most or groups[-1][-1].source is not file.source:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += own
-    return groups
+    most = min(config.bytes_per_shared_unit, config.bytes_per_unit)
+    return neighbours(files, lambda file: max(file.bytes, _OPENING), most)
 
 
 def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = True) -> list[Range]:
-    """The pieces of `file`, one for each unit: several for a large Wikipedia dump with its index, else the whole file.
+    """The pieces of `file`, one for each unit: several for a large Wikipedia dump with an index, else the whole file.
 
-    The index has a line for each page, so the ranges are saved in the corpus, unless `save` is false.
+    Reading the index takes long, so the pieces are saved in the corpus, unless `save` is false.
     """
     index = index_of(file.path)
     if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit or index == file.path:
@@ -292,16 +289,16 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
         try:
             cuts = ranges(file.path, index, bytes_per_unit)
         except DamagedInput:
-            cuts = [Range()]  # read from the start, it shows where the damage is
+            cuts = [Range()]  # reading the whole file reports where the damage is
         if save:
             corpus.write_json(plan, cuts)
     return cuts
 
 
 def _root(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
-    """The folder below which the files that match `path` have their names: above its first part that is a pattern.
+    """The folder to which the names of files that match `path` are relative: above the first pattern in `path`.
 
-    A local file with such a name is itself: "[1] a.jsonl".
+    A local file may have the name of a pattern: "[1] a.jsonl".
     """
     folder = PurePosixPath(path).parent
     if stores.is_local(filesystem) and os.path.lexists(path):

@@ -1,18 +1,18 @@
 """Parts: Parquet files of documents, each small enough to be held in memory as keys or as token ids.
 
-Each unit of the documents stage writes one or more parts. A unit of a later stage reads a part or, where there are
-many, a group of neighbours that is no larger than a part may be.
+A unit of the documents stage writes one or more parts. A unit of a later stage reads a part. If there are many parts,
+it reads a group of neighbours, which together are no larger than a part may be.
 """
 
 import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -30,22 +30,23 @@ SCHEMA = pa.schema(
 )
 _VALUES = attrgetter(*SCHEMA.names)
 _TEXT, _TARGET = SCHEMA.names.index("text"), SCHEMA.names.index("target")
-# Shorter documents and lines count as this many characters, since keys and hashes take memory too.
+# The minimum that is counted per document and per line, because each also needs a key in memory.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _PLAIN_HOST = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]*)?(?=[/?#]|\Z)")
-# A report shows the 20 most frequent. The driver holds the results of all units: 0.7 GB for a crawl of 56,000 files.
+# A report shows the 20 most frequent domains. For a crawl of 56,000 files, the driver holds 0.7 GB of units' results.
 _DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
-_ENOUGH_UNITS = 1000  # of a stage; the fixed cost of more, such as their files, outweighs what they compute
+_ENOUGH_UNITS = 1000  # of a stage: with more, their fixed cost, such as files, outweighs their work
 
 
 @dataclass(frozen=True)
 class WrittenPart:
     """A part in the result of its unit.
 
-    `first_id` is the id of its first record: sorted by it, parts hold documents in the order of their ids. `documents`
-    counts them by split. `urls` is the file with the addresses of pages that cleaning dropped, which are compared
-    with others of their URL, or "" if the config doesn't compare URLs. `characters` is the sum of the documents'
-    `size_of`; None in a part of an earlier version, which didn't count them.
+    Attributes:
+        first_id: the id of the first record. Sorted by it, parts hold documents in the order of their ids.
+        documents: number of documents by split.
+        urls: the file of the URLs of dropped pages, which the dedup step "urls" compares, too; "" without this step.
+        characters: the sum of the documents' `size_of`; None if an earlier version wrote the part.
     """
 
     path: str
@@ -67,16 +68,16 @@ class WrittenPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(WrittenPart):
-    """A part as one stage passes it to the next."""
+    """A part with the checksums of its files, as a stage passes it on."""
 
     checksums: list[str]
 
 
-PartType = TypeVar("PartType", bound=WrittenPart)
+Item = TypeVar("Item", bound=Any)  # has a `source`
 
 
 def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
-    """The parts that the `units` of a stage wrote, in order."""
+    """The parts that `units` have written, in order."""
     return [
         Part(**vars(part), checksums=[unit.outputs[name].sha256 for name in part.files])
         for unit in units
@@ -84,35 +85,39 @@ def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
     ]
 
 
-def grouped(parts: Sequence[PartType], config: CorpusConfig) -> list[list[PartType]]:
-    """`parts`, whose order stays, in the groups that units read: neighbours of a source, if there are many parts.
+def grouped(parts: Sequence[Item], config: CorpusConfig) -> list[list[Item]]:
+    """`parts`, in order, in the groups that units read: neighbours of a source, if there are many parts.
 
-    A group has at most `characters_per_part`, and no more than a stage of 1,000 units needs. The groups depend on the
-    parts alone, so that any number of workers makes the same units.
+    A group has at most `characters_per_part` characters, and no more than 1,000 units need. The groups depend on the
+    parts alone, not on the number of workers.
     """
     if len(parts) <= _ENOUGH_UNITS:
         return [[part] for part in parts]
     most = min(config.characters_per_part, sum(part.characters or 0 for part in parts) // _ENOUGH_UNITS)
-    groups: list[list[PartType]] = []
-    size = 0.0
-    for part in parts:
-        own = math.inf if part.characters is None else part.characters
-        size += own
-        if not groups or size > most or groups[-1][-1].source != part.source:
+    return neighbours(parts, lambda part: math.inf if part.characters is None else part.characters, most)
+
+
+def neighbours(items: Sequence[Item], size: Callable[[Item], float], most: float) -> list[list[Item]]:
+    """`items`, in order, in groups of one source with a sum of sizes of at most `most`. A larger item is alone."""
+    groups: list[list[Item]] = []
+    total = 0.0
+    for item in items:
+        total += size(item)
+        if not groups or total > most or groups[-1][-1].source != item.source:
             groups.append([])
-            size = own
-        groups[-1].append(part)
+            total = size(item)
+        groups[-1].append(item)
     return groups
 
 
 def size_of(text: str) -> int:
-    """The number of characters that a text counts as when parts are cut."""
+    """The number of characters that a text counts as where parts are cut."""
     return max(_CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE * text.count("\n"), len(text))
 
 
 @dataclass
 class Histograms:
-    """Counts of kept documents by length (`lengths`: the power of two of characters), language and domain."""
+    """Counts of kept documents by length (the power of two of the characters), language and domain."""
 
     lengths: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
@@ -125,7 +130,7 @@ class Histograms:
             self.domains[_domain(document.url)] += 1
 
     def end_part(self) -> None:
-        """Forgets rare domains, so that memory grows with the part and not with the unit."""
+        """Forgets rare domains, so that memory doesn't grow with the unit."""
         self.domains = Counter(self.most_common_domains(_DOMAINS_BETWEEN_PARTS))
 
     def most_common_domains(self, number: int = _DOMAINS_IN_RESULT) -> dict[str, int]:
@@ -135,7 +140,7 @@ class Histograms:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsResult(Result):
-    """The result of a unit that writes parts: counts with examples of what was dropped, parts, histograms."""
+    """The result of a unit that writes parts: counts and examples of what was dropped, parts, histograms."""
 
     counts: Counts
     parts: list[WrittenPart]
@@ -189,19 +194,19 @@ class PartFile:
 
 @contextlib.contextmanager
 def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
-    """A part that appears in `corpus` if the block ends without an error."""
+    """A part that appears in `corpus` when the block succeeds."""
     with rows_file(corpus, name, SCHEMA) as rows:
         yield PartFile(rows)
 
 
 def all_documents(corpus: Store, *columns: str) -> Iterator[Document]:
-    """The documents of a finished corpus, with these fields or all; none if this copy has no documents."""
+    """The documents of a finished corpus with the fields `columns`, or all fields; none if this copy has none."""
     names = sorted(name for name in corpus.names("documents") if name.endswith(".parquet"))
     return read_documents(corpus, names, list(columns) or list(Document.__slots__))
 
 
 def read_documents(corpus: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
-    """The documents of `parts` with the fields `columns`, a row group at a time. Other columns aren't read."""
+    """The documents of `parts` with only the fields `columns`. Holds one row group in memory."""
     for part in parts:
         path = corpus.at(part)
         with _readable(path):
@@ -224,7 +229,7 @@ def _readable(part: str) -> Iterator[None]:
 
 def _domain(url: str) -> str:
     """ "https://www.example.org:80/a" -> "example.org"; "unknown" if the URL can't be parsed."""
-    if plain := _PLAIN_HOST.match(url):  # as most are; urlsplit takes six times as long
+    if plain := _PLAIN_HOST.match(url):  # most URLs; urlsplit takes six times as long
         return plain[1].lower().removeprefix("www.")
     try:
         return (urlsplit(url).hostname or "unknown").removeprefix("www.")

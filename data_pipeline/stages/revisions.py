@@ -1,4 +1,4 @@
-"""The commits of the Hugging Face Hub's repositories that a build reads. A branch moves, and a build is resumed."""
+"""Pins repositories of the Hugging Face Hub to commits, since a branch may move before a build is resumed."""
 
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ _SECONDS = 10.0  # for an answer
 
 
 def commit_of(place: HubPath) -> str:
-    """The commit that a revision is at now. Raises UserError if the Hub doesn't have it, or doesn't answer."""
+    """The current commit of a revision. Raises UserError if the Hub lacks the revision or doesn't answer."""
 
     def ask() -> str:
         api, kind = hub.api(), place.kind.removesuffix("s")
@@ -25,14 +25,14 @@ def commit_of(place: HubPath) -> str:
 
 
 def pinned(path: str) -> str:
-    """`path` at the commit that its revision is at now. What is in no repository of the Hub stays as it is."""
+    """`path` at the current commit of its revision; a path outside the Hub's repositories stays as it is."""
     place = hub.parse(path)
     return path if place is None else str(place.at(commit_of(place)))
 
 
 def pin(config: CorpusConfig, corpus: Store) -> tuple[CorpusConfig, dict[str, str]]:
-    """`config` with the commits that the build in `corpus` began with, or else those of now; and these commits, for
-    `keep`. Says where a branch has moved since."""
+    """`config` with the commits that the build in `corpus` has begun with, else the current ones; and these commits,
+    for `keep`. A line on stderr says which branch has moved since."""
     begun_with, kept = corpus.read_valid_json(_FILE, dict[str, str]) or {}, dict[str, str]()
 
     def at_commit(path: str) -> str:
@@ -57,6 +57,6 @@ def pin(config: CorpusConfig, corpus: Store) -> tuple[CorpusConfig, dict[str, st
 
 
 def keep(commits: dict[str, str], corpus: Store) -> None:
-    """Records the commits for builds that continue this one."""
+    """Records the commits, for builds that continue this one."""
     if commits != (corpus.read_valid_json(_FILE, dict[str, str]) or {}):
         corpus.write_json(_FILE, commits)

@@ -1,7 +1,8 @@
-"""The shards stage: each bucket of tokens becomes one WebDataset tar of blocks of rows.
+"""The shards stage: cuts each bucket of tokens into rows, and writes them as blocks of a WebDataset tar.
 
-Each sample of the tar is a block, whose key is the id of its first row. Row ids are consecutive across a split's
-shards. The rows of all shards are therefore counted before any is written, from the number of tokens alone if possible.
+A sample of the tar is a block; its key is the id of its first row. Row ids are consecutive across the shards of a
+split, so the rows of all shards are counted before a shard is written. With packing `concatenate`, the numbers of
+tokens give the numbers of rows.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class RowsSpec:
-    """A bucket, and how it is cut into rows. `files`: the list of files of tokens, merged or not (`write_names`)."""
+    """A bucket, and how it is cut into rows. `files`: path of the list of token files (`write_names`)."""
 
     bucket: TokenBucket
     config: CorpusConfig
@@ -45,7 +46,7 @@ class RowsResult(Result):
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """A shard; `first_row` is the id of its first row."""
+    """A shard. `first_row`: the id of its first row."""
 
     cut: RowsSpec
     first_row: int
@@ -54,7 +55,7 @@ class ShardSpec:
 
 @dataclass(frozen=True)
 class WrittenBlock:
-    """A block: its bytes in the shard, and the rows and tokens that it holds."""
+    """A block: where it is in the shard (bytes), its first row, and its numbers of rows and tokens."""
 
     offset: int
     length: int
@@ -66,8 +67,13 @@ class WrittenBlock:
 
 @dataclass(frozen=True)
 class ShardResult(Result):
-    """The counts of a shard. Documents are counted where they begin; dropped tokens are too few for a row. Pairs
-    that were cut lost the end of their input or target."""
+    """The counts of a shard.
+
+    Attributes:
+        documents: number of documents that begin in the shard.
+        dropped_tokens: number of tokens at the end that are too few for a row.
+        cut_inputs, cut_targets: number of pairs whose input or target was too long and lost its end.
+    """
 
     split: str
     rows: int
@@ -85,9 +91,9 @@ Tokenized = list[Finished[TokensResult]]
 def plan_counts(
     config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[Unit[RowsSpec]]:
-    """One unit for each bucket, to count its rows; none if the rows follow from the number of tokens.
+    """A unit for each bucket, which counts its rows; none if the number of tokens gives the number of rows.
 
-    `files` hold what the units `tokenized` wrote, merged or not.
+    `files`: the files of the units `tokenized`, merged or not.
     """
     if not COUNT.applies(config):
         return []
@@ -103,7 +109,7 @@ def plan(
     trained: Finished,
     counted: list[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
-    """One unit for each bucket. A split's tokens determine its number of buckets."""
+    """A unit for each bucket, which writes its shard."""
     planned = _work(config, corpus, tokenized, files, trained)
     if counted:
         rows = [unit.result.rows for unit in counted]
@@ -129,7 +135,7 @@ def count_rows(corpus: Store, spec: RowsSpec) -> RowsResult:
 
 
 def write_shard(corpus: Store, spec: ShardSpec) -> ShardResult:
-    """Cuts one bucket into rows and writes them."""
+    """Cuts a bucket into rows and writes them."""
     cut, config = spec.cut, spec.cut.config
     rows_per_block = config.shards.rows_per_block
     rows, rules = _pack(corpus, cut)
@@ -160,7 +166,7 @@ def write_shard(corpus: Store, spec: ShardSpec) -> ShardResult:
     )
 
 
-_MEMORY_PER_TOKEN = 8  # ids of 2 bytes, as they are read, sorted, cut into rows, and written
+_MEMORY_PER_TOKEN = 8  # ids of 2 bytes are held four times: read, sorted, cut into rows, written
 COUNT = Stage(
     "rows",
     1,
@@ -192,7 +198,7 @@ STAGE = Stage(
 
 
 def buckets_of(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:
-    """The buckets of all splits, each of which becomes a shard."""
+    """The buckets of all splits; each becomes a shard. The number of a split's tokens gives its number of buckets."""
     buckets = []
     for split in SPLITS:
         count = config.buckets(sum(unit.result.tokens[split] for unit in tokenized))
@@ -207,10 +213,10 @@ def _name(bucket: TokenBucket) -> str:
 def _work(
     config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[tuple[RowsSpec, str]]:
-    """For each bucket, how it is cut into rows, and a fingerprint of all that the rows depend on.
+    """The spec of each bucket, and a fingerprint of all that its rows depend on.
 
-    Every bucket reads all files of tokens. Their names and checksums are collected once, not once for each bucket. The
-    fingerprint doesn't depend on how they are merged.
+    Every bucket reads all token files, so their names and checksums are collected once. The fingerprint doesn't depend
+    on how files are merged.
     """
     listed = write_names(corpus, files)
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])

@@ -1,4 +1,4 @@
-"""What each stage of a build declares. `table` has all of them, and what tells of stages is made from it."""
+"""What each stage of a build declares. `table` lists all stages; plans, reports and docs are made from the table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,21 @@ from data_pipeline.stages.parts import Part, grouped
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files that stages read or write."""
+    """A kind of files that stages read or write.
+
+    Attributes:
+        of: whose bytes measure the speed of a stage that reads the files: the input files, the evaluation sets, the
+            text before deduplication (read) or the text after it (kept).
+        holds: what the files contain.
+        folder: their folder in the corpus.
+        files: a pattern of their names.
+    """
 
     name: str
     of: Literal["inputs", "sets", "read", "kept"]
-    """Whose bytes measure the speed of a stage that reads the files: the inputs', the evaluation sets', or those of the
-    text before deduplication (read) or after it (kept)."""
-    holds: str = ""  # what the files hold
-    folder: str = ""  # in the corpus
-    files: str = ""  # a pattern of their names
+    holds: str = ""
+    folder: str = ""
+    files: str = ""
 
 
 INPUTS = Kind("input files", "inputs")
@@ -55,8 +61,17 @@ KINDS = (INPUTS, SETS, PARTS, KEYS, DUPLICATES, NGRAMS, DOCUMENTS, SAMPLE, TOKEN
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much a build has to do: units that read `inputs`, `parts` of documents before deduplication and those `left`
-    after it, `documents` in all, `keys` by step, `tokens` by split, and bytes of evaluation `sets`."""
+    """How much a build has to do.
+
+    Attributes:
+        inputs: number of units that read inputs.
+        parts: the parts of documents before deduplication.
+        left: the parts after it.
+        documents: number of documents that are read.
+        keys: number of keys by step.
+        tokens: number of tokens by split.
+        sets: bytes of the evaluation sets.
+    """
 
     config: CorpusConfig
     inputs: int
@@ -69,7 +84,7 @@ class Amounts:
 
     @cached_property
     def groups(self) -> list[list[Part]]:
-        """The parts before deduplication as units read them."""
+        """The parts before deduplication, grouped by unit."""
         return grouped(self.parts, self.config)
 
     @cached_property
@@ -88,14 +103,17 @@ def largest(groups: Sequence[Sequence[Part]]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(work_units.Stage[Spec, ResultType]):
-    """A stage, with what plans, reports and commands need to know of it.
+    """A stage, with what plans, reports and commands need to know.
 
-    `unit`: what one of its units works on. `applies(config)`: whether a build has the stage. `units(amounts)`: how many
-    units that are; `most(amounts)`: the `Unit.size` of the largest, in `sized_by`.
-
-    `step`: the step of deduplication that it belongs to; `of_urls`: it has nothing to do where no document has a URL.
-    `ends`: the command that ends with it. `merge` makes one file of several, where there are more than
-    each of `readers(amounts)` can open.
+    Attributes:
+        unit: what a unit works on.
+        units: `units(amounts)` is the number of units.
+        most: `most(amounts)` is the `Unit.size` of the largest unit; `sized_by` names what it counts.
+        applies: `applies(config)`: whether a build has the stage.
+        step: the step of deduplication that the stage belongs to.
+        of_urls: True: a build doesn't have the stage if no document has a URL.
+        ends: the command that ends with this stage.
+        merge: merges several files into one, if they are more than each of `readers(amounts)` can open.
     """
 
     unit: str
@@ -112,11 +130,11 @@ class Stage(work_units.Stage[Spec, ResultType]):
     readers: Callable[[Amounts], int] = lambda amounts: 1
 
     def merged(
-        self, files: Mapping[str, str], readers: int, corpus: Store, config: CorpusConfig, shown: bool = True
+        self, files: Mapping[str, str], readers: int, corpus: Store, config: CorpusConfig
     ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
-        """What `readers` read of the stage's `files`, themselves or merged ones, and the units of `merging.merge`."""
+        """The files that `readers` read, the stage's `files` or merged ones, and the units as of `merging.merge`."""
         assert self.merge is not None
-        return merge(self.name, self.merge, files, readers, corpus, config.ray, shown)
+        return merge(self.name, self.merge, files, readers, corpus, config.ray)
 
 
 AnyStage = Stage[Any, Any]

@@ -1,4 +1,4 @@
-"""The stages of a build in their order, and what follows from their declarations.
+"""The list of all stages of a build, in order, and what follows from their declarations.
 
     python -c "from data_pipeline.stages.table import as_markdown; print(as_markdown())"
 
@@ -25,7 +25,7 @@ _SETTING = re.compile(r"[a-z_]+[._][a-z_.]+")
 
 
 def all_stages() -> list[AnyStage]:
-    """The stages that builds may have, in order."""
+    """All stages that a build may have, in order."""
     return [
         documents.STAGE,
         *(stage for step in STEPS for stage in dedup.stages_of(step)),
@@ -40,25 +40,25 @@ def all_stages() -> list[AnyStage]:
 
 
 def stages_of(config: CorpusConfig, with_urls: bool = True) -> dict[str, AnyStage]:
-    """The stages that have anything to do, by name; `with_urls`: whether documents have URLs."""
+    """The stages of a build, by name; `with_urls`: whether documents have URLs."""
     return {stage.name: stage for stage in all_stages() if stage.applies(config) and (with_urls or not stage.of_urls)}
 
 
 def stage_named(name: str) -> AnyStage | None:
-    """The stage of this name, or the one whose files a stage of this name merges."""
+    """The stage of this name, or the stage whose files a level of this name merges."""
     return {stage.name: stage for stage in all_stages()}.get(without_level(name))
 
 
 def measure_of(name: str) -> str:
-    """The `Kind.of` what the stage of this name reads."""
+    """The `Kind.of` of what the stage of this name reads."""
     stage = stage_named(name)
     if stage is None:
         return PARTS.of
     return stage.reads[0].of if stage.name == name else stage.writes.of
 
 
-def units_of(amounts: Amounts, with_urls: bool = True) -> dict[str, int]:
-    """How many units each stage has, and each level that merges the files of one."""
+def units_of(amounts: Amounts, with_urls: bool) -> dict[str, int]:
+    """How many units each stage has, and each level that merges its files."""
     found = {}
     for stage in stages_of(amounts.config, with_urls).values():
         found[stage.name] = number = stage.units(amounts)
@@ -81,7 +81,7 @@ def forget(corpus: Store, config: CorpusConfig) -> None:
 
 @dataclass
 class Built:
-    """The finished units of each stage that has run, by its name and in order."""
+    """The finished units of each stage that has run, by stage and in order."""
 
     units: dict[str, Sequence[Finished[Result]]] = field(default_factory=dict)
 
@@ -94,14 +94,9 @@ class Built:
         """The units that wrote the documents of the corpus."""
         return self.of(LAST) or self.of(documents.STAGE)
 
-    @property
-    def with_urls(self) -> bool:
-        """Whether any document has a URL."""
-        return any(unit.result.domains for unit in self.of(documents.STAGE))
-
 
 def as_markdown() -> str:
-    """The table, with one row for the stages that each step of deduplication has."""
+    """The table of docs/reference/stages.md; the steps of deduplication share the rows of their stages."""
     rows: dict[str, list[str]] = {}
     for stage in all_stages():
         name = f"…{stage.name.removeprefix(stage.step)}" if stage.step else stage.name

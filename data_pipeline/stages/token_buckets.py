@@ -1,7 +1,7 @@
-"""A bucket of the global shuffle is one slice of every file of tokens, and one shard.
+"""Reads and merges the buckets of the global shuffle: a bucket is a slice of every token file, and becomes a shard.
 
-Files of tokens may be merged: a merged file has the documents of several files in the order of the hash, those of one
-hash in the order of their files. So a bucket's documents, and their order, are the same either way.
+A merged file has the documents of several files in the order of hashes, and documents with equal hashes in the order of
+the files. So merging changes neither a bucket's documents nor their order.
 """
 
 import math
@@ -24,7 +24,7 @@ _TOKENS_AT_ONCE = 1 << 24  # merged in memory
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """Range `number` of `count` ranges of the shuffle's hashes: the documents of one shard."""
+    """Range `number` of `count` equal ranges of the shuffle's hashes: the documents of one shard."""
 
     split: str
     number: int
@@ -32,14 +32,15 @@ class TokenBucket:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First and last hash, both included."""
+        """The first and the last hash."""
         return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
 
 
 def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
-    """(number of the first, hashes (n,)) of `bucket`'s documents in a file of tokens.
+    """(number of the first, hashes (n,)) of the bucket's documents in a token file.
 
-    Hashes are spread evenly, which tells where those of a bucket are but for some; if that is wrong, more are read.
+    Hashes are spread evenly, so the place of a bucket's hashes is nearly known. If the estimate is wrong, more hashes
+    are read.
     """
     name, (low, high) = f"{bucket.split}.hashes", bucket.bounds
     total = file.shape(name)[0]
@@ -59,7 +60,7 @@ def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
 
 
 def _slice(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(hashes (n,), offsets (n + 1,), starts of targets (n,)) of `bucket`'s documents in a file of tokens."""
+    """(hashes (n,), offsets (n + 1,), starts of targets (n,) or None) of the bucket's documents in a token file."""
     first, hashes = _found(file, bucket)
     if not len(hashes):
         return hashes, np.zeros(1, np.int64), None
@@ -70,10 +71,8 @@ def _slice(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, np.ndarray, n
 
 
 def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
-    """Tokens in each bucket, over all tokenized `files`. `buckets` holds all buckets, sorted by split and number.
-
-    The work grows with the number of documents, not with files times buckets.
-    """
+    """Number of tokens in each of `buckets`, which are all buckets. The time grows with the number of documents, not
+    with files times buckets."""
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
         file = Arrays(corpus, name)
@@ -84,7 +83,7 @@ def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBuc
 
 
 def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Numbers (n,) of the buckets of `hashes` (n,): hash * count >> 64, computed in two halves of 32 bits."""
+    """Numbers (n,) of the buckets of `hashes` (n,): hash * count >> 64, computed in 32-bit halves."""
     buckets, half, low = np.uint64(count), np.uint64(32), np.uint64(2**32 - 1)
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
@@ -95,14 +94,14 @@ def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Doc
 
 
 def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
-    """Merges files of tokens, a range of hashes at a time."""
+    """Merges token files, a range of hashes at a time."""
     files = corpus.each(partial(Arrays, corpus), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:
         for array in ("hashes", "offsets", "tokens", "targets"):
             if (name := f"{split}.{array}") in files[0]:
                 length = sum(file.shape(name)[0] for file in files)
-                length -= len(files) - 1 if array == "offsets" else 0  # each file has one more than documents
+                length -= len(files) - 1 if array == "offsets" else 0  # each file has one offset more than documents
                 shapes[name] = files[0].dtype(name), (length,)
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
         for split in SPLITS:
@@ -121,7 +120,7 @@ def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
 
 
 def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a file of tokens."""
+    """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a token file."""
     hashes, offsets, targets = _slice(file, bucket)
     if not len(hashes):
         return hashes, [], []
@@ -130,7 +129,7 @@ def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.n
 
 
 def _gather(corpus: Store, files: Sequence[Arrays], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
-    """(hashes (n,), documents) of a bucket from files, in the order of the hash and then of the files."""
+    """(hashes (n,), documents) of a bucket from all files, in the order of hashes and then of files."""
     found = corpus.each(lambda file: _documents(file, bucket), files)
     hashes = [of_file for of_file, _, _ in found]
     documents = [tokens for _, of_file, _ in found for tokens in of_file]

@@ -1,8 +1,8 @@
-"""The tokenizer stage: one unit, which trains the tokenizer on the corpus or copies an existing one.
+"""The tokenizer stage: one unit trains the tokenizer on a sample of the corpus, or copies an existing tokenizer.
 
-The training sample is what comes first in the order of a hash. Which hashes these may be is known from the size of the
-corpus. In a large one, a stage before has every unit keep its documents below a bound, and the tokenizer reads only
-those. Otherwise one core would read all documents: half an hour of C4.
+The sample has the first documents in the order of a hash. The size of a corpus gives a bound for these hashes. In a
+large corpus, a stage before has many units select the documents below the bound, and the tokenizer reads only these.
+One core would need half an hour to read all documents of C4.
 """
 
 import heapq
@@ -27,8 +27,7 @@ from data_pipeline.tokenizer.text_model import TextModel
 from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, train
 
-# Unit, files and reader of an existing tokenizer by kind. A change of kind replaces the unit, so that the old unit's
-# files are removed.
+# Unit, files and reader by kind. Each kind has a unit of its own, so that a change of kind removes the old files.
 _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
     "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING), sentencepiece.SentencePiece.read),
     "byte_level_bpe": (
@@ -44,14 +43,14 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
     ),
 }
 _NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
-_MORE = 2  # times the sample: documents aren't equally long, and some are held out
-_LARGE = 4  # times the sample: below, half of all documents or more would be candidates
-_UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # text of a unit at least, and units at most, each of which writes a file
+_MORE = 2  # times the sample: documents differ in length, and some are held out
+_LARGE = 4  # times the sample: in a smaller corpus, half of all documents or more would be selected
+_UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # least text of a unit, and most units: each writes a file
 
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """The files of some parts, and the bound of the hashes of the documents to keep."""
+    """Some parts, and the bound `below` which the hashes of selected documents are."""
 
     parts: list[str]
     seed: int
@@ -61,15 +60,15 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class Candidates(Result):
-    """How many documents a unit kept, and the bytes of their text."""
+    """How many documents a unit has selected, and the bytes of their text."""
 
     kept: int
     bytes: int
 
 
 def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[SamplingSpec]]:
-    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus is small: less than
-    several times as large as the sample, by both of its bounds."""
+    """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus has at most 4 times
+    the text and the documents of the sample."""
     text, documents = sum(part.text_bytes for part in parts), sum(sum(part.documents.values()) for part in parts)
     is_large = text > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
     if config.path is not None or not is_large:
@@ -91,7 +90,7 @@ def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> 
 
 
 def keep_candidates(corpus: Store, spec: SamplingSpec) -> Candidates:
-    """Writes the training documents of some parts whose hashes are below the bound."""
+    """Writes the training documents whose hashes are below the bound."""
     with part_file(corpus, spec.output) as file:
         for document in read_documents(corpus, spec.parts, SCHEMA.names):
             if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
@@ -100,7 +99,7 @@ def keep_candidates(corpus: Store, spec: SamplingSpec) -> Candidates:
 
 
 def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequence[Finished[Candidates]]) -> list[str]:
-    """The files with the candidates if they are enough for the sample, else those of all documents."""
+    """The files with the selected documents if these are enough for the sample, else the files of all documents."""
     kept, text = sum(unit.result.kept for unit in units), sum(unit.result.bytes for unit in units)
     if kept >= config.sample_documents or text >= config.sample_bytes:
         return list(outputs_of(units))
@@ -122,7 +121,7 @@ SAMPLING = Stage(
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What to train on: a sample of the documents in the files `parts`. The whole corpus has `text_bytes` of text."""
+    """What to train on: a sample of the documents in the files `parts`. `text_bytes`: the text of the whole corpus."""
 
     config: TokenizerConfig
     seed: int
@@ -140,7 +139,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TokenizerResult(Result):
-    """The number of the model's pieces, and the sample it was trained on."""
+    """The number of the model's pieces, and the training sample."""
 
     pieces: int
     sample: Sample
@@ -149,7 +148,7 @@ class TokenizerResult(Result):
 def plan(
     config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
 ) -> list[Unit[TokenizerSpec]]:
-    """The only unit of this stage. `candidates` are those for its sample, which don't affect it."""
+    """The only unit of this stage. `candidates`: the units that have selected documents for the sample."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
         if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
@@ -184,11 +183,11 @@ def make_tokenizer(corpus: Store, spec: TokenizerSpec) -> TokenizerResult:
 
 
 def draw_sample(corpus: Store, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
-    """The first training documents in `parts` in the order of a hash of (seed, id), as UTF-8.
+    """The first training documents of `parts` in the order of a hash of (seed, id), as UTF-8.
 
-    There are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
+    They are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
     """
-    heap: list[tuple[int, bytes]] = []  # the last one first
+    heap: list[tuple[int, bytes]] = []  # the last document is on top
     size = 0
     for number, part in enumerate(parts, 1):
         set_activity(f"reading part {number:,} of {len(parts):,}")
@@ -199,8 +198,7 @@ def draw_sample(corpus: Store, parts: list[str], seed: int, documents: int, samp
             full = len(heap) == documents or size >= sample_bytes
             if full and rank < heap[0][0]:
                 continue
-            sides = (document.text, document.target)  # train on both sides of a pair
-            text = "\n".join(side for side in sides if side).encode()
+            text = "\n".join(filter(None, (document.text, document.target))).encode()  # both sides of a pair
             heapq.heappush(heap, (rank, text))
             size += len(text)
             while len(heap) > documents or size - len(heap[0][1]) >= sample_bytes:
@@ -212,12 +210,12 @@ def draw_sample(corpus: Store, parts: list[str], seed: int, documents: int, samp
 
 
 def sample_rank(seed: int, identity: str) -> int:
-    """The rank of a document in the order of the sample: the hash of (seed, id), below 2⁶⁴."""
+    """The place of a document in the order of the sample: a hash of (seed, id) below 2⁶⁴."""
     return hashed(f"{seed}/tokenizer/{identity}")
 
 
 def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]) -> str:
-    """One line that compares the training sample with the whole corpus; "" if the tokenizer wasn't trained."""
+    """A line that compares the training sample with the whole corpus; "" if the tokenizer wasn't trained."""
     sample = trained.result.sample
     if not sample.documents:
         return ""
@@ -231,7 +229,7 @@ def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Fini
 
 
 def expected(config: TokenizerConfig) -> Vocabulary:
-    """The vocabulary that the tokenizer will have, known before it is trained."""
+    """The vocabulary of the tokenizer, before it is trained."""
     own = sentencepiece.to_be_trained(config.vocab_size) if config.path is None else _existing(config).vocabulary
     return with_more_ids(own, config.special_tokens, config.sentinels)
 

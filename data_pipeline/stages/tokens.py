@@ -1,8 +1,7 @@
-"""The tokens stage: the documents of each unit's parts as token ids, in the order of the global shuffle.
+"""The tokens stage: writes the token ids of each unit's documents, in the order of the global shuffle.
 
-Documents are sorted by a hash of (seed, id), the pieces of one text file by a hash of the file and then in order. A
-bucket, which is a range of hashes, is then one slice of every file, and the number of files is the number of units. If
-that is large, files are merged (`execution.merging`).
+Documents are sorted by a hash of (seed, id). A bucket, a range of hashes, is then a slice of every file. If there are
+many files, they are merged (`execution.merging`). Runs of `together` pieces of a text file stay in order.
 """
 
 import unicodedata
@@ -24,15 +23,15 @@ from data_pipeline.stages.token_buckets import SPLITS, merge_tokens
 from data_pipeline.text.document import most_common
 from data_pipeline.tokenizer.text_model import TextModel, batches
 
-_ENCODE_CHARACTERS = 8_000_000  # of documents that are encoded at once
-_LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # that a document counts as: no more than 512 at once
-_ORDER_BITS = 12  # of a hash, for the place in a run of documents that stay together
+_ENCODE_CHARACTERS = 8_000_000  # encoded at once
+_LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # what a document counts as at least: at most 512 are encoded at once
+_ORDER_BITS = 12  # of a hash: the place in a run of documents that stay together
 _CHARACTERS_IN_RESULT = 1000
 
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """Neighbouring parts of one source, and the settings that their tokens depend on; `together` is the source's."""
+    """Neighbouring parts of one source, and the settings of their tokens. `together` as in the source."""
 
     parts: list[str]
     output: str
@@ -42,9 +41,13 @@ class TokensSpec:
 
 @dataclass(frozen=True)
 class TokensResult(Result):
-    """The number of tokens by split, and of documents by length: `lengths` has the power of two of their tokens.
+    """Counts of tokens and documents.
 
-    `uncovered`: how many tokens are unknown and how many are bytes; `characters`: the counts of those behind them.
+    Attributes:
+        tokens: number of tokens by split.
+        lengths: number of documents by the power of two of their tokens.
+        uncovered: number of unknown tokens, and of tokens that are a byte of a character without a token.
+        characters: number of each character without a token.
     """
 
     tokens: dict[str, int]
@@ -54,9 +57,9 @@ class TokensResult(Result):
 
 
 class Coverage:
-    """Counts the tokens that are unknown, or bytes of a character that has no token, and these characters.
+    """Counts unknown tokens, tokens that are bytes of a character without a token, and these characters.
 
-    Characters are counted in texts with such tokens, composed first (NFC), as tokenizers do.
+    Characters are counted after composition (NFC), as tokenizers do, in the texts that have such tokens.
     """
 
     def __init__(self, model: TextModel):
@@ -66,11 +69,11 @@ class Coverage:
         if model.vocabulary.unk is not None:
             self._kinds[model.vocabulary.unk] = 1
         self._tokens = np.zeros(3, dtype=np.int64)
-        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point was
+        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point occurs
         self._waiting: list[str] = []
 
     def add(self, ids: np.ndarray, *texts: str) -> None:
-        """Counts `ids` (n,), of the model alone, which `texts` became."""
+        """Counts `ids` (n,), the tokens of `texts` without special tokens."""
         kinds = self._kinds[ids]
         if kinds.any():
             self._tokens += np.bincount(kinds, minlength=3)
@@ -80,12 +83,12 @@ class Coverage:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """How many tokens are unknown, and how many are bytes."""
+        """The numbers of unknown tokens and of bytes."""
         return {"unknown": int(self._tokens[1]), "bytes": int(self._tokens[2])}
 
     @property
     def characters(self) -> dict[str, int]:
-        """How often the 1,000 most frequent characters of these tokens occur, by count and then by name."""
+        """The number of each of the 1,000 most frequent characters without a token, by count and then by name."""
         self._see()
         counts = {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
         encoded = self._model.encode(list(counts))
@@ -116,7 +119,7 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
 
 
 def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
-    """Writes the token ids of a unit's documents by split, sorted by hash."""
+    """Writes the token ids of a unit's documents, by split and in the order of hashes."""
     config, pairs = spec.config, spec.config.pairs
     model = tokenizer.in_corpus(corpus, **config.tokenizer.layout)
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
@@ -172,10 +175,10 @@ STAGE = Stage(
 )
 
 
-def shuffle_hash(seed: int, identity: str, together: int = 1) -> int:
+def shuffle_hash(seed: int, identity: str, together: int) -> int:
     """The place of the document `identity` in the global shuffle.
 
-    Each run of `together` consecutive documents of a file has places that follow each other.
+    Runs of `together` consecutive documents of a file stay together, in order.
     """
     if together == 1:
         return hashed(f"{seed}/shuffle/{identity}")

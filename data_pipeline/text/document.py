@@ -1,4 +1,4 @@
-"""One document of text, from any source, its URL as C4 compares it, and counts by rule of what is dropped."""
+"""A document of text from any source, its URL as C4 compares it, and counts of what each rule drops."""
 
 import hashlib
 import re
@@ -13,12 +13,10 @@ _TRACKING = re.compile(r"\?(utm_|ref|feed).*")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it is stored in `documents/*.parquet`.
-
-    A field that the source doesn't give is "", and so is one that was not read.
+    """A document as it is stored in `documents/*.parquet`. A field is "" if the source lacks it or it wasn't read.
 
     Attributes:
-        id: the source's name, the path from its root and the ordinal of the record, so the same on all machines.
+        id: the source's name, the path from its root and the ordinal of the record: the same on all machines.
         text: the text after cleaning; of a text-to-text pair, the input.
         url, title: the page's.
         language: the BCP 47 tag that the source states or has in the corpus file.
@@ -40,12 +38,12 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """A hash of text and target: 16 bytes, which equal documents share."""
+        """A hash of text and target, 16 bytes."""
         return hashlib.blake2b(f"{self.text}\0{self.target}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def normalize_url(url: str) -> str:
-    """`url` without scheme, `www.`, tracking parameters and trailing slashes; letter case is kept (TFDS `c4_utils`).
+    """`url` without scheme, `www.`, tracking parameters and trailing slashes; letter case stays (TFDS `c4_utils`).
 
     https://www.Example.com/a/?utm_source=x  ->  Example.com/a
     """
@@ -53,7 +51,7 @@ def normalize_url(url: str) -> str:
 
 
 def is_chosen(text: str, numerator: int, denominator: int) -> bool:
-    """Whether `text` is in a share of all texts, as TFDS chooses them: md5 mod `denominator` is below `numerator`."""
+    """Whether `text` belongs to a share of all texts, chosen as in TFDS: md5 mod `denominator` below `numerator`."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return int(digest, 16) % denominator < numerator
 
@@ -62,17 +60,23 @@ EXAMPLES = 3
 _NO_HASH = 1 << 32  # above all
 _EXAMPLE_CHARACTERS = 200
 LINE, SPAN, MASKED = "line_", "span_", "masked_"
-"""What the name of a rule begins with in examples, `trace` and `diff`, if the rule isn't one for whole documents."""
+"""Prefixes of the names of rules that don't drop whole documents, in examples, `trace` and `diff`."""
 
 
 @dataclass
 class Counts:
-    """What was read, dropped and masked, as the record of a unit has it.
+    """What was read, dropped and masked in a unit.
 
-    `read` counts records, `undecodable` documents with bytes that couldn't be decoded, and `truncated_xml` files.
-    `lines_passed` counts the lines that cleaning kept, `lines_seen` those that deduplication checked, and
-    `substring_words` the words of dropped substrings. `masked_data` is by kind; the others are by rule. `examples` has,
-    by the rule's name ("line_policy"), three texts that the rule dropped.
+    Attributes:
+        read: records.
+        undecodable: documents with bytes that couldn't be decoded.
+        truncated_xml: files.
+        lines_passed: lines that cleaning kept.
+        lines_seen: lines that deduplication checked.
+        substring_words: words of dropped substrings.
+        dropped_documents, dropped_lines, dropped_spans: by rule.
+        masked_data: by kind.
+        examples: up to three dropped texts, by the rule's name ("line_policy").
     """
 
     read: int = 0
@@ -89,14 +93,14 @@ class Counts:
 
 
 Listener = Callable[[str, str, int], None]
-"""Gets (the rule's name, the whole text or "", how many) of all that a tally counts as dropped or masked, in order."""
+"""Gets (name of the rule, whole text or "", number) whenever a tally counts something as dropped or masked."""
 
 
 class Tally(Counts):
     """Counts while documents are read, cleaned and deduplicated.
 
-    The examples of a rule are three different texts, cut to 200 characters: those with the smallest hashes. So they
-    don't depend on the order in which texts are dropped, and `add` finds the same as one tally of everything.
+    The examples of a rule are the three different texts with the smallest hashes, cut to 200 characters. So examples
+    don't depend on the order of texts, and `add` of two tallies gives the examples of one tally of everything.
 
     tally.line("policy", "See our privacy policy for more.")  ->  tally.dropped_lines["policy"] == 1
     """
@@ -107,7 +111,7 @@ class Tally(Counts):
         self._largest: dict[str, int] = {}  # for each rule that has enough examples, their largest hash
 
     def document(self, rule: str, example: str = "", number: int = 1) -> None:
-        """Counts `number` documents that `rule` drops, for the same reason."""
+        """Counts `number` documents that `rule` drops."""
         self.dropped_documents[rule] += number
         self._note(rule, example, number)
 
@@ -120,7 +124,7 @@ class Tally(Counts):
         self._note(SPAN + rule, example)
 
     def masked(self, kind: str) -> None:
-        """Counts a piece of personal data. It is no example: reports show examples."""
+        """Counts a piece of personal data. It must not become an example, since reports show examples."""
         self.masked_data[kind] += 1
         self._note(MASKED + kind, "")
 
@@ -137,7 +141,7 @@ class Tally(Counts):
                 self._keep(name, text)
 
     def recorded(self) -> Counts:
-        """The counts so far, as they are written to a file."""
+        """The counts so far, without the listener, to be written to a file."""
         return Counts(**{one.name: getattr(self, one.name) for one in fields(Counts)})
 
     def _note(self, name: str, text: str, number: int = 1) -> None:
@@ -148,7 +152,7 @@ class Tally(Counts):
 
     def _keep(self, name: str, example: str) -> None:
         key = _hash(example)
-        if key >= self._largest.get(name, _NO_HASH):  # as most are
+        if key >= self._largest.get(name, _NO_HASH):  # most texts end here
             return
         kept = self.examples.setdefault(name, [])
         if example not in kept:
@@ -158,7 +162,7 @@ class Tally(Counts):
 
 
 def most_common(counts: Mapping[str, int], number: int) -> dict[str, int]:
-    """The most frequent keys, sorted by count and then by name."""
+    """The `number` most frequent keys with their counts, sorted by count and then by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number])
 
 

@@ -1,4 +1,4 @@
-"""Codes of languages: ISO 639 has one of two letters for 184 of them, and for each of these one of three."""
+"""Language codes: 184 languages have a code of two letters in ISO 639, and also one of three."""
 
 import functools
 import re
@@ -26,7 +26,7 @@ _SHORTEST = {three: two for two, three in (pair.split(":") for pair in _THREE_LE
 
 @functools.lru_cache(maxsize=1024)  # of the few of a corpus
 def shortest_tag(tag: str) -> str:
-    """The language tag with the shortest code of its language, as BCP 47 has it. What is no tag stays as it is.
+    """The language tag with the shortest code of its language, as BCP 47 prescribes. Other text stays as it is.
 
     "eng" -> "en", "zho-Hant" -> "zh-Hant", "EN_US" -> "en-US", "kab" -> "kab", "und" (undetermined) -> ""
     """

@@ -1,4 +1,4 @@
-"""Sentence counts as C4 made them: Punkt (Kiss & Strunk 2006) with NLTK's English parameters."""
+"""Counts and finds sentences as C4 did: Punkt (Kiss & Strunk 2006) with NLTK's English parameters."""
 
 import functools
 import re
@@ -25,7 +25,7 @@ def count_sentences(text: str, at_most: int | None = None) -> int:
     """
     if not text or text.isspace():
         return 0
-    if at_most == 1 or not _BOUNDARY.search(text):  # only such a boundary can separate two sentences
+    if at_most == 1 or not _BOUNDARY.search(text):  # without a boundary there is one sentence
         return 1
     if at_most and _ends_plainly(text, at_most - 1):
         return at_most
@@ -38,10 +38,10 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def _ends_plainly(text: str, times: int) -> bool:
-    """Whether `times` or more sentences end in the plainest way, which doesn't need Punkt's slow tokens: a word of
-    ASCII letters and a mark, then a capital.
+    """Whether `times` or more sentences end in the plainest way: a word of ASCII letters and a mark, then a capital.
 
-    Punkt ends a sentence there unless it knows the word as an abbreviation or as the first of a collocation.
+    Punkt ends a sentence there unless the word is an abbreviation or the first of a collocation. This check is quicker
+    than Punkt's tokens.
     """
     kept = _kept_together()
     for end in _PLAIN_END.finditer(text):
@@ -60,7 +60,7 @@ def _kept_together() -> frozenset[str]:
 
 
 def candidates(text: str) -> Iterator[tuple[re.Match, str]]:
-    """For each word: the last mark that may end a sentence, and the word up to it with what follows."""
+    """For each word: the last mark that may end a sentence, and the word up to the mark with what follows."""
     for word in _MARKED_WORD.finditer(text):
         marks = [mark.start() for mark in _END_MARK.finditer(word[0])]
         for boundary in (_BOUNDARY.match(text, word.start() + mark) for mark in reversed(marks)):
@@ -70,10 +70,10 @@ def candidates(text: str) -> Iterator[tuple[re.Match, str]]:
 
 
 class _AsOfOld(PunktSentenceTokenizer):
-    """Punkt as NLTK had it until 3.6.5, when C4 was made.
+    """Punkt as in NLTK until 3.6.5, with which C4 was made.
 
-    Later versions take typographic quotes for punctuation and treat runs of marks ("!!!!") differently, which changes
-    the number of sentences in 1 % of C4's lines.
+    Later versions treat typographic quotes and runs of marks ("!!!!") differently: 1 % of C4's lines would have another
+    number of sentences.
     """
 
     __slots__ = ()

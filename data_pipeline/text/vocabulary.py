@@ -1,4 +1,4 @@
-"""What objectives and models need to know about a tokenizer's ids, without its library."""
+"""What a tokenizer's ids mean, for objectives and models, which don't need the tokenizer's library."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a tokenizer by their purpose; None for a token that it lacks.
+    """The ids of a tokenizer by their role; None for a token that the tokenizer lacks.
 
-    `text`: (first, end), the range of ids that are text; random replacements are drawn from it.
-    `first_sentinel`: the id of sentinel 0; sentinel k has the id `first_sentinel` - k, and there are `sentinels`.
-    `special`: the ids of all other special tokens by name, such as "[R]".
-    `word_starts`, `sentence_ends`: (size,) bool, which ids begin a word and which end a sentence.
-    `texts`: the text of each id, "" for one that stands for none; () before the tokenizer is trained.
+    Attributes:
+        size: the number of ids.
+        text: (first, end), the range of ids that are text; random replacements are drawn from it.
+        first_sentinel: the id of sentinel 0; sentinel k has the id `first_sentinel` - k.
+        sentinels: the number of sentinels.
+        special: the ids of all other special tokens by name, such as "[R]".
+        word_starts, sentence_ends: (size,) bool, which ids begin a word and which end a sentence.
+        texts: the text of each id, "" for ids without text; () before the tokenizer is trained.
     """
 
     size: int
@@ -32,7 +35,7 @@ class Vocabulary:
 
     @property
     def start(self) -> int:
-        """What a decoder starts from that has no other convention: bos, or without one eos, as in BART."""
+        """The decoder's start token of families without one of their own: bos, or eos without bos, as in BART."""
         return self.eos if self.bos is None else self.bos
 
     @property

@@ -1,9 +1,9 @@
-"""The words of many texts at once, as arrays: where they lie, and hashes of words and of runs of words.
+"""Finds and hashes the words of many texts at once, as arrays, for deduplication and decontamination.
 
-Python's own `split` and `hash` take a call for each word. NumPy does the same here for 100 kB of text at a time.
+NumPy splits and hashes 100 kB of text at a time. Python's `split` and `hash` would need a call for each word.
 
-In scripts without spaces, which no rule can split into words, each letter counts as one. The marks after a letter,
-such as vowel signs, belong to it, as they do in UAX 29.
+In scripts without spaces, each letter counts as a word, since no rule can split the text into words. The marks after a
+letter, such as vowel signs, belong to the letter, as in UAX 29.
 """
 
 import functools
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_TABLE = 1 << 17  # the code points of the first two planes; in the others, only Han are letters, and nothing is a mark
+_TABLE = 1 << 17  # code points of the first two planes; the other planes have no letters but Han, and no marks
 _FIRST_CHANGE, _FIRST_MARK, _JAMO = 0x80, 0x300, slice(0x1160, 0x1200)
 _SIZE, _MARK, _CHANGES = 7, 8, 16  # bits of a character's kind
 _CHUNK = 1 << 17  # characters: their arrays fit into a cache
-LONGEST_NGRAM = 1 << 20  # words of a run: five times the characters of the longest page that C4 keeps
-_LONGEST = 1 << 16  # characters of a word, so that memory is bounded
+LONGEST_NGRAM = 1 << 20  # words of a run; the longest page that C4 keeps has 190,000 characters
+_LONGEST = 1 << 16  # characters of a word, to bound memory
 # The size of a word, and of a letter in a script without spaces. ICU's dictionaries find 1.6 letters in a Chinese word,
 # 1.8 in a Japanese one, of which most are kana, and 3.0 to 3.7 in one of Thai, Lao or Khmer.
 _WORD, _HAN, _KANA, _COMPLEX = 6, 4, 3, 2
@@ -41,15 +41,12 @@ _UNSPACED = (
     (0x1B000, 0x1B16F, _KANA),
     (0x20000, 0x3FFFF, _HAN),
 )
-# Soft hyphens, joiners, directions, variants: they never change which word it is (UAX 29, rule WB4).
+# Soft hyphens, joiners, marks of direction, variation selectors: they don't change a word (UAX 29, rule WB4).
 _IGNORED = re.compile(
     r"[\u00ad\u034f\u061c\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
 # For each seed, the odd bases of the polynomials over the characters of a word and over the words of a run.
-_BASES = (
-    (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93),
-    (0xC2B2AE3D27D4EB4F, 0xA0761D6478BD642F),
-)
+_BASES = ((0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93), (0xC2B2AE3D27D4EB4F, 0xA0761D6478BD642F))
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
@@ -57,8 +54,10 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 class Scan:
     """The words of a text.
 
-    `values`: of each character, 0 between words; `starts`, `ends` (n,): where the words are; `sizes` (n,): what each
-    stands for, of which `_WORD` is a word. None: all are words.
+    Attributes:
+        values: a number for each character, 0 between words.
+        starts, ends: (n,), the first character of each word, and the character after it.
+        sizes: (n,), how much of a word each counts as, in units of 1/`_WORD`; None: all are whole words.
     """
 
     values: np.ndarray
@@ -67,9 +66,9 @@ class Scan:
     sizes: np.ndarray | None = None
 
     def stops(self, length: int) -> np.ndarray:
-        """(n,): for each word, the one after the shortest run from there that stands for `length` words.
+        """(n,): for each word, the end of the shortest run from there that counts as `length` words.
 
-        For the last words, which too few others follow, it is larger than n. Three words in runs of 2  ->  [2, 3, 4]
+        It is larger than n if too few words follow. Three words in runs of 2  ->  [2, 3, 4]
         """
         if self.sizes is None:
             return np.arange(length, len(self.starts) + length)
@@ -78,12 +77,11 @@ class Scan:
 
 
 class Alphabet:
-    """What counts as a word: a longest run of characters that don't separate words. NUL always does.
+    """Defines words: the longest runs of characters that don't separate words. NUL always separates words.
 
-    `fold(character)` is the character it counts as, or "" for one that separates words. In scripts without spaces each
-    letter, with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark after what separates
-    words does so too, and letters without spaces stand for parts of a word. Longer words than 65,536 characters are
-    cut.
+    `fold(character)`: the character that it counts as; "" if it separates words. In scripts without spaces each letter,
+    with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark behind a separator is one too, and
+    a letter in a script without spaces counts as a part of a word. Words are cut after 65,536 characters.
     """
 
     def __init__(self, fold: Callable[[str], str], normal: bool):
@@ -91,7 +89,7 @@ class Alphabet:
         self._values = np.array([self._value(code) for code in range(_TABLE)], dtype=np.uint32)
 
     def prepared(self, text: str) -> str:
-        """`text` as it is compared, whose words `scan` finds."""
+        """`text` as it is compared; `scan` takes such texts."""
         if not self._normal or text.isascii():
             return text
         codes = _codes(text)
@@ -129,8 +127,8 @@ def _codes(text: str) -> np.ndarray:
 
 
 def _kinds(codes: np.ndarray) -> np.ndarray:
-    """Of each code point: `_SIZE`, the size of a letter in scripts without spaces; whether it is a `_MARK`; `_CHANGES`,
-    whether words with it may change when they are prepared."""
+    """Bits of each code point: `_SIZE`, the size of a letter in a script without spaces; `_MARK`, whether it is a mark;
+    `_CHANGES`, whether `Alphabet.prepared` may change text with it."""
     return _table_of_kinds().take(codes, mode="clip")
 
 
@@ -139,8 +137,8 @@ def _table_of_kinds() -> np.ndarray:
     kinds = np.zeros(_UNSPACED[-1][1] + 2, dtype=np.uint8)
     for first, last, size in _UNSPACED:
         kinds[first : last + 1] = size
-    kinds[-1] = _CHANGES  # all that is beyond
-    kinds[_JAMO] = _CHANGES  # they compose
+    kinds[-1] = _CHANGES  # all code points beyond the table
+    kinds[_JAMO] = _CHANGES  # Jamo compose
     for code in range(_FIRST_CHANGE, _TABLE):
         character = chr(code)
         becomes = unicodedata.normalize("NFKC", character)
@@ -154,7 +152,7 @@ def _table_of_kinds() -> np.ndarray:
 
 
 def _cut(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends of the words with the longest ones in parts of `_LONGEST` characters."""
+    """`starts` and `ends` of words, with longer words cut into parts of `_LONGEST` characters."""
     if not len(starts) or int((ends - starts).max()) <= _LONGEST:
         return starts, ends
     parts = -(-(ends - starts) // _LONGEST)
@@ -165,7 +163,7 @@ def _cut(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def exact() -> Alphabet:
-    """Words as white space separates them: "Ulm, 1890."  ->  "Ulm,", "1890." """
+    """Words between white space: "Ulm, 1890."  ->  "Ulm,", "1890." """
     return Alphabet(lambda character: "" if character.isspace() else character, normal=False)
 
 
@@ -173,8 +171,8 @@ def exact() -> Alphabet:
 def normalised() -> Alphabet:
     """Words of letters with their marks and of digits, in lower case and NFKC: "Ulm, ⅕"  ->  "ulm", "1", "5"
 
-    They are those of UAX 29, cut at the punctuation that these may hold ("don't", "3.14"): texts are the same whatever
-    their punctuation. 1.5 letters of Han, 2 of kana and 3 of Thai, Lao, Khmer or Burmese stand for a word.
+    These are the words of UAX 29, also cut at punctuation inside them ("don't", "3.14"): texts are equal whatever their
+    punctuation. 1.5 letters of Han, 2 of kana and 3 of Thai, Lao, Khmer or Burmese count as a word.
     """
 
     def fold(character: str) -> str:
@@ -185,7 +183,7 @@ def normalised() -> Alphabet:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The text `number`, or a part of it that begins with the word `word` at the character `character`."""
+    """The text `number`, or its part from the word `word` on, which begins at the character `character`."""
 
     number: int
     text: str
@@ -194,9 +192,9 @@ class Chunk:
 
 
 def chunks(number: int, text: str, alphabet: Alphabet, length: int, size: int = _CHUNK) -> Iterator[Chunk]:
-    """A prepared text in chunks of about `size` characters, so that memory doesn't grow with it.
+    """A prepared text in chunks of about `size` characters, which bound the memory.
 
-    Successive chunks overlap: each run that stands for `length` words lies in exactly one chunk.
+    Successive chunks overlap: each run that counts as `length` words lies in exactly one chunk.
     """
     word, at, reach = 0, 0, size
     while at + reach < len(text):
@@ -213,7 +211,7 @@ def chunks(number: int, text: str, alphabet: Alphabet, length: int, size: int = 
 
 
 def batches(texts: Iterable[tuple[int, str]], alphabet: Alphabet, length: int, size: int = _CHUNK) -> Iterator["Words"]:
-    """The words of numbered texts, some of them at a time, in order. `length`: see `chunks`."""
+    """The words of numbered texts, some texts at a time, in order. `length`: see `chunks`."""
     waiting: list[Chunk] = []
     characters = 0
     for number, text in texts:
@@ -240,8 +238,11 @@ def bounds(text: str, alphabet: Alphabet) -> tuple[np.ndarray, np.ndarray]:
 class Words:
     """The words of some chunks of text.
 
-    `text`: the chunks, one after the other; `starts`, `ends` (n,): where the words are in it; `first`, `count`
-    (chunks,): the first word of each chunk, and how many it has; `chunk` (n,): the chunk that each word is in.
+    Attributes:
+        text: the chunks, one after the other.
+        starts, ends: (n,), where the words are in `text`.
+        first, count: (chunks,), the first word of each chunk, and its number of words.
+        chunk: (n,), the chunk of each word.
     """
 
     def __init__(self, chunks: Sequence[Chunk], alphabet: Alphabet):
@@ -265,20 +266,20 @@ class Words:
         return offsets[self.chunk] + np.arange(len(self.starts), dtype=np.uint64)
 
     def stops(self, length: int) -> np.ndarray:
-        """(n,): the word after the run from each word that stands for `length` words; more than n if too few follow."""
+        """(n,): the end of the run from each word that counts as `length` words; above n if too few words follow."""
         if length not in self._stops:
             self._stops[length] = self._scan.stops(length)
         return self._stops[length]
 
     def within(self, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """(k,) bool: which of the runs from the words `firsts` to those before `stops` (k,) lie in one chunk."""
+        """(k,) bool: which of the runs from the words `firsts` up to, not including, `stops` (k,) lie in one chunk."""
         there = stops <= len(self.starts)
         return there & (self.chunk[firsts] == self.chunk[np.where(there, stops, 1) - 1])
 
     def runs(self, length: int, seed: int) -> np.ndarray:
-        """(m,) uint64: a hash of each run that stands for `length` words, also of those that cross chunks.
+        """(m,) uint64: a hash of each run that counts as `length` words, also across chunks.
 
-        Hashes of equal runs are equal wherever they stand. Those of seeds 0 and 1 together have 128 bits.
+        Equal runs have equal hashes. The hashes of seeds 0 and 1 together have 128 bits.
         """
         if self._scan.sizes is None:
             return self.hashes(slice(max(0, len(self.starts) - length + 1)), slice(length, None), seed)
@@ -287,7 +288,7 @@ class Words:
         return self.hashes(slice(len(stops)), stops, seed)
 
     def hashes(self, firsts: np.ndarray | slice, stops: np.ndarray | slice, seed: int) -> np.ndarray:
-        """The hashes of the runs from the words `firsts` to those before `stops`."""
+        """The hashes of the runs from the words `firsts` up to, not including, `stops`."""
         _, inverses = _powers(_BASES[seed][1], len(self.starts))
         prefix = self._prefix(seed)
         return (prefix[stops] - prefix[firsts]) * inverses[firsts]

@@ -1,7 +1,7 @@
 """Byte-level BPE: GPT-2's merges of bytes (Radford et al. 2019), with GPT-2's ids or, by fairseq's dictionary, BART's.
 
-Every text can be encoded and decodes to itself. Tokens that no merge makes ("<s>", "<|endoftext|>") never match text:
-text that spells them is merged from its letters like any other.
+Every text can be encoded and decodes to itself. Special tokens ("<s>", "<|endoftext|>") never match text: text that
+spells one is merged from its letters like any other text.
 """
 
 import json
@@ -18,7 +18,7 @@ from data_pipeline.tokenizer.text_model import FastTokenizer, Roles, read_file
 
 VOCABULARY, MERGES, DICTIONARY = "vocab.json", "merges.txt", "dict.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")
-_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token: it begins and ends texts
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
 _VERSION = "#version: 0.2"
 
 Merges = list[tuple[str, str]]
@@ -42,8 +42,8 @@ class ByteLevelBPE(FastTokenizer):
     def read(cls, directory: Path) -> "ByteLevelBPE":
         """The model in `directory`: encoder.json and vocab.bpe, or vocab.json and merges.txt.
 
-        dict.txt beside them is fairseq's dictionary, which renumbers the tokens. Raises UserError if a file is missing
-        or doesn't match the others, FailedError if it is damaged.
+        dict.txt beside them, fairseq's dictionary, renumbers the tokens. Raises UserError if a file is missing or
+        doesn't match the others, FailedError if it is damaged.
         """
         pairs = [tuple(directory / name for name in names) for names in (_GPT2_NAMES, (VOCABULARY, MERGES))]
         found = [pair for pair in pairs if all(path.is_file() for path in pair)]
@@ -68,7 +68,7 @@ class ByteLevelBPE(FastTokenizer):
         return Roles(pad, end, self._ids.get("<unk>"), bos, self._ids.get("<mask>"))
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
-        """Text after a line break continues the break's word."""
+        """Text after a line break continues the word of the break."""
         bytes_of = decoders.ByteLevel()
         return ((self._ids[token], bytes_of.decode([token])) for token in self._made)
 
@@ -78,7 +78,7 @@ class ByteLevelBPE(FastTokenizer):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The files under Hugging Face's names, with the final ids: reading them needs no dictionary."""
+        """The files under Hugging Face's names, with the final ids, so without a dictionary."""
         ids = dict(sorted(self._ids.items(), key=lambda item: item[1]))
         lines = [_VERSION, *(f"{left} {right}" for left, right in self._merges)]
         return {
@@ -120,9 +120,8 @@ def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict
     Each line has a token's number in `ids`, or a filler word that only pads the dictionary, and a count.
     """
     if "</s>" in ids:
-        raise UserError(
-            f"{dictionary}: renumbers GPT-2's tokens, but the tokens beside it aren't GPT-2's: they include </s>"
-        )
+        wrong = "the tokens beside it aren't GPT-2's: they include </s>"
+        raise UserError(f"{dictionary}: renumbers GPT-2's tokens, but {wrong}")
     by_number = {str(id_): token for token, id_ in ids.items()}
     lines = [line.split(" ")[0] for line in read_file(dictionary).split("\n") if line]
     order = ["<s>", "<pad>", "</s>", "<unk>", *(by_number.get(line, line) for line in lines), "<mask>"]
@@ -135,6 +134,6 @@ def _renumbered(ids: dict[str, int], tokens: set[str], dictionary: Path) -> dict
 
 
 def _tokens_of(merges: Merges) -> set[str]:
-    """All tokens that text can become: bytes, and their merges."""
+    """All tokens that text can become: bytes and their merges."""
     merged = (token for left, right in merges for token in (left, right, left + right))
     return {*pre_tokenizers.ByteLevel.alphabet(), *merged}

@@ -19,7 +19,7 @@ _SPACE = "\u2581"
 
 
 def to_be_trained(size: int) -> Vocabulary:
-    """The vocabulary of a model that will have `size` tokens. Which of them start words is unknown until training."""
+    """The vocabulary of an untrained model of `size` tokens, each of which may start a word or end a sentence."""
     some = np.ones(size, dtype=bool)
     return Vocabulary(size, (UNK + 1, size), pad=PAD, eos=EOS, unk=UNK, word_starts=some, sentence_ends=some)
 
@@ -53,7 +53,7 @@ class SentencePiece(TextModel):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """A piece that starts with the space mark starts a word. Byte and special pieces start and end nothing."""
+        """A piece with the space mark in front starts a word. Byte and special pieces start and end nothing."""
         processor, ids = self._processor, [*range(self.size)]
         is_other = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
         others = (any(kinds) for kinds in zip(*(of_kind(ids) for of_kind in is_other), strict=True))
@@ -80,7 +80,7 @@ class SentencePiece(TextModel):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The model, and a readable listing of its pieces with their scores."""
+        """The model, and a readable list of its pieces with their scores."""
         ids = [*range(self.size)]
         scores = zip(self._processor.id_to_piece(ids), self._processor.get_score(ids), strict=True)
         listing = "".join(f"{piece}\t{score:g}\n" for piece, score in scores)
@@ -94,8 +94,8 @@ class SentencePiece(TextModel):
         return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Long texts are encoded in parts. The result can differ from encoding the whole text only if two segmentations
-        have nearly equal scores, since sentencepiece sums scores in single precision."""
+        """Long texts are encoded in parts. Ids differ from those of the whole text only if two segmentations have
+        nearly equal scores, since sentencepiece adds scores in single precision."""
         cut = [list(parts(text)) for text in texts]
         encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
         return [list(chain.from_iterable(islice(encoded, len(text)))) for text in cut]

@@ -1,6 +1,6 @@
-"""The interface of every kind of tokenizer model, which turns text into ids, and what those of `tokenizers` share.
+"""The interface of tokenizer models, which turn text into ids, and the base class of those of the library `tokenizers`.
 
-Special tokens never match text: text that spells one is encoded like any other.
+Special tokens never match text: text that spells one is encoded like any other text.
 """
 
 import os
@@ -20,11 +20,11 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
 _PART_CHARACTERS = 1_000_000
-_SPACE = re.compile(r"[^\S\x1c-\x1f]")  # those four are white space to Python, and to no tokenizer
+_SPACE = re.compile(r"[^\S\x1c-\x1f]")  # the four are white space for Python, but for no tokenizer
 _CUT = re.compile(rf"(?<=\S){_SPACE.pattern}")
 _SENTENCE_END = re.compile(r"""[.!?。．｡！？]['"”’»›)\]}」』】）]*\Z""")
 
-# Special tokens whose spelling gives their role. Others are looked up by name.
+# Special tokens whose spelling gives their role.
 ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": "mask"}
 
 
@@ -35,7 +35,7 @@ class TextModel(Protocol):
 
     @property
     def glue(self) -> str:
-        """What separates a special token from the text after it when ids are shown as text."""
+        """The text between a special token and the next text, when ids are shown as text."""
 
     @property
     def size(self) -> int:
@@ -52,15 +52,15 @@ class TextModel(Protocol):
 
     @property
     def names(self) -> Mapping[int, str]:
-        """Names of the ids that stand for no text, for display."""
+        """The names of the ids without text, for display."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Name and content of the files from which the model can be read."""
+        """(name, content) of the files from which the model can be read."""
 
     @property
     def sha256(self) -> str:
-        """Checksum of all that decides which ids a text gets."""
+        """A checksum of everything that decides which ids a text gets."""
 
     def has(self, token: str) -> bool:
         """Whether the model has a token spelled `token`."""
@@ -83,10 +83,10 @@ def read_file(path: Path) -> str:
 
 
 def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) -> Iterator[str]:
-    """`text` in parts of about a million characters, cut where `cut` matches: by default, where white space begins.
+    """`text` in parts of about a million characters, to bound the memory of encoding.
 
-    No token spans such a cut, and the parts bound the memory that encoding takes. Text is cut elsewhere only if `cut`
-    matches nowhere before the part has `longest` characters, by default two million.
+    Text is cut where `cut` matches, by default where white space begins: no token spans such a cut. A part without a
+    match is cut after `longest` characters, by default two million.
     """
     longest = longest or 2 * _PART_CHARACTERS
     start = 0
@@ -97,28 +97,20 @@ def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) ->
         start = end
 
 
-def starts_word(text: str) -> bool:
-    """Whether a token with this `text` starts a word, which means that it starts with white space."""
-    return _SPACE.match(text) is not None
-
-
 def ends_sentence(text: str) -> bool:
-    """Whether a token with this `text` ends a sentence: it ends with a mark, perhaps followed by closing quotes or
-    brackets.
+    """Whether a token with this `text` ends a sentence: with a mark, and perhaps closing quotes or brackets.
 
-    Examples are ".", '?"' and " 2018."; "Mr." would also count, if it were one token.
+    ".", '?"' and " 2018." do; "Mr." would too, if it were one token.
     """
     return _SENTENCE_END.search(text.rstrip()) is not None
 
-
-_BATCH_CHARACTERS = 1_000_000
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch would use threads that other workers need
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The ids of the tokens that have a role; None for a role without a token."""
+    """The ids of the tokens with a role; None for a role without a token."""
 
     pad: int
     eos: int
@@ -128,7 +120,7 @@ class Roles:
 
 
 class FastTokenizer(TextModel):
-    """A model that `backend`, a tokenizer of the library, runs. Subclasses know its files and what its tokens mean."""
+    """A model that a tokenizer of the library, `backend`, runs. Subclasses know its files and its tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self._backend = backend
@@ -141,15 +133,15 @@ class FastTokenizer(TextModel):
     @property
     @abstractmethod
     def roles(self) -> Roles:
-        """The tokens that have a role."""
+        """The tokens with a role."""
 
     @abstractmethod
     def token_texts(self) -> Iterator[tuple[int, str]]:
-        """The ids that stand for text, with the text; "" for a part of a character."""
+        """(id, text) of each id that stands for text; "" for a part of a character."""
 
     @cached_property
     def tokens(self) -> Mapping[int, str]:
-        """Each id's token as the model spells it."""
+        """The token of each id, as the model spells it."""
         return {id_: token for token, id_ in self._backend.get_vocab(with_added_tokens=True).items()}
 
     @cached_property
@@ -157,7 +149,7 @@ class FastTokenizer(TextModel):
         return max(self.tokens) + 1
 
     def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
-        """(first, end) of the ids of text, of which `is_text` (size,) marks each: from the first to the last one."""
+        """(first, end) of the range that spans all ids of text; `is_text` (size,) marks these ids."""
         ids = np.flatnonzero(is_text)
         return (int(ids[0]), int(ids[-1]) + 1) if len(ids) else (0, 0)
 
@@ -167,7 +159,8 @@ class FastTokenizer(TextModel):
         is_text, starts, ends = (np.zeros(self.size, dtype=bool) for _ in range(3))
         texts = [""] * self.size
         for id_, text in self.token_texts():
-            is_text[id_], starts[id_], ends[id_], texts[id_] = True, starts_word(text), ends_sentence(text), text
+            is_text[id_], texts[id_] = True, text
+            starts[id_], ends[id_] = _SPACE.match(text) is not None, ends_sentence(text)
         roles = asdict(self.roles)
         return Vocabulary(
             size=self.size,
@@ -180,7 +173,7 @@ class FastTokenizer(TextModel):
         )
 
     def backend(self) -> tokenizers.Tokenizer:
-        """A new tokenizer of the library with this model, which a caller may change."""
+        """A copy of the library's tokenizer, which a caller may change."""
         return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     def has(self, token: str) -> bool:
@@ -189,7 +182,7 @@ class FastTokenizer(TextModel):
     def encode(self, texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = [[] for _ in texts]
         cut = ((number, part) for number, text in enumerate(texts) for part in self.parts(text))
-        for batch in batches(cut, lambda one: len(one[1]), _BATCH_CHARACTERS):
+        for batch in batches(cut, lambda one: len(one[1]), _PART_CHARACTERS):
             encoded = self._backend.encode_batch_fast([part for _, part in batch], add_special_tokens=False)
             for (number, _), one in zip(batch, encoded, strict=True):
                 ids[number] += one.ids
@@ -199,12 +192,12 @@ class FastTokenizer(TextModel):
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def parts(self, text: str) -> Iterable[str]:
-        """`text` in parts, which bound the memory that encoding takes."""
+        """`text` in parts, to bound the memory of encoding."""
         return parts(text)
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """`items` in lists, each of which ends once its sizes add up to `most`."""
+    """`items` in lists; a list ends when its sizes add up to `most`."""
     batch, total = list[Item](), 0
     for item in items:
         batch.append(item)

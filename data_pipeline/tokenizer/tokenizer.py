@@ -29,7 +29,7 @@ from data_pipeline.tokenizer.wordpiece import WordPiece
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
-# What reads a tokenizer, and the names of the files that it needs.
+# For each kind: the function that reads it, and the names of its files.
 _READ: dict[str, tuple[Callable[[Path], TextModel], tuple[str, ...]]] = {
     SentencePiece.kind: (lambda folder: SentencePiece.read(folder / sentencepiece.MODEL), (sentencepiece.MODEL,)),
     ByteLevelBPE.kind: (ByteLevelBPE.read, (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
@@ -40,10 +40,14 @@ _READ: dict[str, tuple[Callable[[Path], TextModel], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class TokenizerDescription:
-    """A tokenizer's files with their checksums, and its special ids, in a manifest and in a checkpoint.
+    """A tokenizer's files and ids, in a manifest and in a checkpoint.
 
-    `file` is the first of `files`; `sha256` is the checksum of all that decides which ids a text gets; `pieces` counts
-    the model's ids, and `size` all of them.
+    Attributes:
+        file: the first of `files`.
+        files: the sha256 of each file.
+        sha256: a checksum of everything that decides which ids a text gets.
+        size: the number of ids.
+        pieces: the number of the model's own ids.
     """
 
     kind: str
@@ -68,7 +72,7 @@ class Tokenizer:
 
     Attributes:
         model: the text model, such as sentencepiece's.
-        special_tokens: the names of the special tokens that were added to it.
+        special_tokens: the names of the special tokens added to the model.
         sentinels: the number of sentinels.
     """
 
@@ -86,12 +90,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the model, below the special tokens added here."""
+        """The number of the model's own ids."""
         return self.model.size
 
     @property
     def size(self) -> int:
-        """All ids: the model's, special tokens and sentinels."""
+        """The number of all ids: the model's, special tokens and sentinels."""
         return self.vocab_size + len(self.special_tokens) + self.sentinels
 
     @cached_property
@@ -101,7 +105,7 @@ class Tokenizer:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """The names of the ids that stand for no text: the model's, then special tokens and sentinels."""
+        """The names of the ids without text: the model's, then special tokens and sentinels."""
         sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
         return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
 
@@ -110,9 +114,9 @@ class Tokenizer:
         return self.model.encode(texts)
 
     def encode_with_sentinels(self, text: str) -> list[int]:
-        """Ids of an input to fill in, EOS included: `<extra_id_k>` in `text` is sentinel k, and `<mask>` the mask.
+        """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, and `<mask>` the mask.
 
-        A space before either is part of it, as in `decode`, so that no token consists of that space alone.
+        A space before one is part of it, as in `decode`. So no token consists of that space alone.
         """
         ids: list[int] = []
         start = 0
@@ -133,7 +137,7 @@ class Tokenizer:
         return [id_ for part in before for id_ in (*self._ids(part.removesuffix(" ")), mask)] + self._ids(last)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""
+        """The text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""
         hidden = (self.vocabulary.pad, self.vocabulary.eos)
         shown = [int(id_) for id_ in ids if int(id_) not in hidden]
         text = ""
@@ -191,8 +195,8 @@ def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int
 def load(directory: Path, described: TokenizerDescription | None = None) -> Tokenizer:
     """The tokenizer in `directory`, a corpus or a checkpoint.
 
-    `described` is the description in a corpus's manifest; None, for a checkpoint, reads the one that `save` wrote.
-    Raises FailedError if the files or ids differ from the description.
+    `described`: the description in the corpus's manifest; None: the file that `save` wrote in a checkpoint. Raises
+    FailedError if the files or ids differ from the description.
     """
     if described is None:
         try:
@@ -213,14 +217,14 @@ def load(directory: Path, described: TokenizerDescription | None = None) -> Toke
 
 
 def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
-    """The tokenizer whose files lie in `directory`, with these special tokens and sentinels."""
+    """The tokenizer in `directory`, with these special tokens and sentinels."""
     if kind not in _READ:
         raise UserError(f"{directory}: unknown tokenizer kind {kind!r}, expected one of {', '.join(_READ)}")
     return Tokenizer(_READ[kind][0](directory / FOLDER), special_tokens, sentinels)
 
 
 def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
-    """The tokenizer of a corpus that may be in a bucket."""
+    """The tokenizer of a corpus, which may be in an object store."""
     with corpus.local(f"{FOLDER}/{name}" for name in _READ[kind][1]) as directory:
         return read(directory, kind, special_tokens, sentinels)
 

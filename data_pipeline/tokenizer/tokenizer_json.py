@@ -1,11 +1,11 @@
-"""BPE as a tokenizer.json of the `tokenizers` library describes it, such as Llama's, Qwen's and Gemma's.
+"""BPE in a tokenizer.json of the library `tokenizers`, such as Llama's, Qwen's and Gemma's.
 
-The library does what the file says: it normalizes a text, splits it and merges its characters or bytes. Special tokens
-never match text: text that spells one is merged from its letters like any other. Added tokens that aren't special,
-such as Qwen's <think>, match text, as they do in transformers.
+The library normalizes, splits and merges text as the file says. Special tokens never match text: text that spells one
+is merged from its letters like any other text. Added tokens that aren't special, such as Qwen's <think>, match text, as
+in transformers.
 
 transformers doesn't always do what tokenizer.json says: for Llama 2's class, for example, it takes only the tokens and
-the merges. So `read` lets transformers read published files, and what it made of them is kept.
+the merges. So `read` lets transformers read published files, and keeps what transformers made of them.
 """
 
 import json
@@ -34,28 +34,20 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TokenizerJson(FastTokenizer):
-    """`content` is a tokenizer.json whose model is BPE, and in which no merge makes a special token.
-
-    `config` is a tokenizer_config.json, with which transformers reads `content` as it is. `notes` are lines for the
-    user on how the roles were chosen.
-    """
+    """A BPE model. `content`: a tokenizer.json in which no merge makes a special token. `config`: a
+    tokenizer_config.json with which transformers reads `content` unchanged. `notes`: lines for the user on how the
+    roles were chosen."""
 
     kind = "tokenizer_json"
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
         self._content, self.config, self._roles, self._origin, self.notes = content, config, roles, origin, notes
-        try:
-            super().__init__(tokenizers.Tokenizer.from_str(content))
-        except Exception as error:  # the library raises nothing narrower
-            raise FailedError(f"{origin}: damaged: {error}") from None
+        super().__init__(parsed(content, origin))
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerJson":
-        """The model in `directory`, whose files are those of `files`.
-
-        Raises UserError if a file is missing, FailedError if one is damaged.
-        """
+        """The model in a directory with `files`. Raises UserError for a missing file, FailedError for a damaged one."""
         content = read_file(directory / MODEL)
         try:
             config, roles = read_json(directory / CONFIG, Json), read_json(directory / ROLES, Roles)
@@ -83,7 +75,7 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def glue(self) -> str:
-        """Decoders of these two types drop the space before a text."""
+        """A space if the decoder is of a type that drops the space before a text."""
         return " " if {"Strip", "Metaspace"} & types(self.saved["decoder"]) else ""
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
@@ -103,7 +95,7 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The two files of transformers, and the roles, which those leave partly to the files of a model."""
+        """The two files of transformers, and the roles, of which a published model's own files name some."""
         as_json = {CONFIG: self.config, ROLES: asdict(self.roles)}
         written = {name: json.dumps(value, indent=1, sort_keys=True) + "\n" for name, value in as_json.items()}
         return {name: content.encode() for name, content in {MODEL: self._content, **written}.items()}
@@ -114,9 +106,9 @@ class TokenizerJson(FastTokenizer):
         return fingerprint([*deciding, asdict(self.roles)])
 
     def first(self, size: int) -> "TokenizerJson":
-        """The tokenizer without the tokens that were added from id `size` on.
+        """The tokenizer without the added tokens from id `size` on.
 
-        Raises UserError if one of its own tokens, or one that has a role, is among them.
+        Raises UserError if a token of the model, or a token with a role, has such an id.
         """
         if size >= self.size:
             return self
@@ -129,12 +121,12 @@ class TokenizerJson(FastTokenizer):
         return TokenizerJson(content, _without(self.config, gone), self.roles, self._origin, self.notes)
 
     def parts(self, text: str) -> Iterable[str]:
-        """`text` in parts whose ids are those of the whole; where no such parts are known, the whole."""
+        """`text` in parts with the ids of the whole; or the whole, if it can't be cut so."""
         return parts(text, _CUT, len(text)) if self._can_be_cut else [text]
 
     @cached_property
     def _can_be_cut(self) -> bool:
-        """Whether a space between letters begins a new token, and a text that begins there gets no further space."""
+        """Whether a space between letters begins a new token, also at the start of a part."""
         encoded = self._backend.encode_batch_fast(["ab", " cd", " ef", "ab cd ef"], add_special_tokens=False)
         *apart, whole = (one.ids for one in encoded)
         separately = [id_ for ids in apart for id_ in ids]
@@ -171,7 +163,7 @@ def _without(config: Json, tokens: set[str]) -> Json:
 
 _OF_THE_MODEL = ("config.json", "generation_config.json")
 _ROLES = ("pad", "eos", "unk", "bos", "mask")
-# The usual spellings of roles, for a tokenizer.json alone and for padding that no file names.
+# The usual spellings of roles, for a tokenizer.json alone, and for padding if no file names it.
 _SPELLED = {
     "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>"),
     "bos": ("<s>", "<bos>", "<|begin_of_text|>"),
@@ -180,10 +172,10 @@ _SPELLED = {
 
 
 def read(path: Path) -> TokenizerJson:
-    """The tokenizer at `path`: a tokenizer.json, or the directory with it; also `tokenizer/` of a checkpoint or corpus.
+    """The tokenizer at `path`: a tokenizer.json, its directory, or `tokenizer/` of a checkpoint or corpus.
 
-    Raises UserError if there is none, if its model isn't BPE, or if no file names its EOS; FailedError if a file
-    is damaged.
+    Raises UserError if there is none, if its model isn't BPE or if no file names its EOS; FailedError if a file is
+    damaged.
     """
     directory, file = (path, path / MODEL) if path.is_dir() else (path.parent, path)
     if file.name != MODEL:
@@ -211,20 +203,22 @@ def read(path: Path) -> TokenizerJson:
 
 
 def read_backend(file: Path) -> tokenizers.Tokenizer:
-    """The tokenizer.json `file` in the library. Raises UserError if it can't be read, FailedError if it is damaged."""
-    content = read_file(file)
+    """The library's tokenizer of a tokenizer.json. Raises UserError if `file` can't be read, FailedError for damage."""
+    return parsed(read_file(file), file)
+
+
+def parsed(content: str, origin: str | Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing narrower
-        raise FailedError(f"{file}: damaged: {error}") from None
+        raise FailedError(f"{origin}: damaged: {error}") from None
 
 
 def _in_transformers(directory: Path) -> Any:
-    import transformers  # 3 s and 230 MB, to read a published tokenizer alone
+    import transformers  # 3 s and 230 MB, only to read a published tokenizer
 
-    kind = transformers.AutoTokenizer
     try:
-        return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of several libraries
         raise UserError(f"{directory}: transformers rejects the tokenizer: {' '.join(str(error).split())}") from None
 
@@ -235,14 +229,14 @@ def optional_json(path: Path) -> Json:
 
 
 def _spelled(backend: tokenizers.Tokenizer, role: str) -> int | None:
-    """The token that has the role by its name, or that the model names."""
+    """The token with this role, by its spelling; `unk`: the token that the model names."""
     names = [backend.model.unk_token] if role == "unk" else _SPELLED.get(role, ())
     found = (backend.token_to_id(name) for name in names if name)
     return next((id_ for id_ in found if id_ is not None), None)
 
 
 def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int | None]) -> tuple[Roles, list[str]]:
-    """What has which role, and lines on what isn't plain. `named`: the tokenizer's own, which come first."""
+    """(roles, lines for the user on roles that aren't plain). `named`: the tokenizer's own roles, which come first."""
     size = backend.get_vocab_size(with_added_tokens=True)
     saved = [optional_json(directory / name) for name in _OF_THE_MODEL]
     given: dict[str, list[int]] = {}
@@ -257,9 +251,8 @@ def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int 
 
     eos = of("eos")
     if eos is None:
-        raise UserError(
-            f"{directory}: no file names an EOS token: expected eos_token in {CONFIG}, or eos_token_id in config.json"
-        )
+        expected = f"eos_token in {CONFIG}, or eos_token_id in config.json"
+        raise UserError(f"{directory}: no file names an EOS token: expected {expected}")
     notes, name = [], f"{backend.id_to_token(eos)} ({eos})"
     if others := [id_ for id_ in given["eos"] if id_ != eos]:
         ends = ", ".join(f"{backend.id_to_token(id_)} ({id_})" for id_ in others)
@@ -275,9 +268,9 @@ def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int 
 
 
 def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
-    """The content of tokenizer.json in which no merge makes a special token, and nothing cuts or pads a text.
+    """A tokenizer.json in which no merge makes a special token, and nothing truncates or pads text.
 
-    Raises UserError if text can become a special token nevertheless.
+    Raises UserError if text can still become a special token.
     """
     saved: Json = json.loads(backend.to_str())
     model = saved["model"]

@@ -1,4 +1,4 @@
-"""Training a sentencepiece unigram model on a sample of the corpus."""
+"""Trains a sentencepiece unigram model on a sample of the corpus."""
 
 import io
 import re
@@ -15,17 +15,16 @@ _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
 _LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
 _MORE_THAN_ANY = 500_000  # tokens; 1 MB of text gives some 30,000
 _TOO_HIGH = r"Vocabulary size too high .* a value <= (\d+)"
-THREADS = 8  # affects the result: another number trains another vocabulary
-# Measured with 20, 100 and 166 MB of English and 32,000 tokens: 21.3, 21.1 and 20.9 bytes for each byte of the sample.
-# Most of it is a suffix array, 20 bytes for each character, so multi-byte characters take less per byte. The sample
-# itself takes one more byte.
+THREADS = 8  # another number of threads would train another vocabulary
+# Measured with 20, 100 and 166 MB of English and 32,000 tokens: 21.3, 21.1 and 20.9 bytes for each byte of the sample,
+# and one for the sample itself. Most of it is a suffix array, 20 bytes for each character.
 MEMORY_PER_BYTE = 23
 
 
 def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
-    """The model trained on the texts of `sample`, UTF-8.
+    """The model trained on the texts of `sample`, in UTF-8.
 
-    The same texts in the same order give the same bytes: the number of threads is fixed and the model has no paths.
+    The same texts in the same order give the same bytes: the number of threads is fixed, and the model has no paths.
     """
     model = io.BytesIO()
     try:
@@ -50,9 +49,9 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
 
 
 def largest_vocabulary(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
-    """The largest vocabulary that can be trained on `sample`, at most 1 MB, as sentencepiece's refusal names it.
+    """The largest vocabulary that can be trained on `sample`, at most 1 MB: sentencepiece's refusal names it.
 
-    Raises UserError where it can't train any.
+    Raises UserError if none can be trained.
     """
     try:
         train(config.model_copy(update={"vocab_size": _MORE_THAN_ANY}), sample)
@@ -64,7 +63,7 @@ def largest_vocabulary(config: TokenizerConfig, sample: Iterable[bytes]) -> int:
 
 
 def _refusal(config: TokenizerConfig, error: str) -> str:
-    """What sentencepiece says of a vocabulary that it can't train."""
+    """The message about a vocabulary that sentencepiece can't train."""
     size = config.vocab_size
     if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         also, way_out = (" and 256 bytes", ", or set byte_fallback to false") if config.byte_fallback else ("", "")
@@ -78,7 +77,7 @@ def _refusal(config: TokenizerConfig, error: str) -> str:
 
 
 def check_memory(sample_bytes: int) -> None:
-    """Raises FailedError if training on `sample_bytes` may take more memory than is free on this host now."""
+    """Raises FailedError if training on `sample_bytes` may take more memory than is free on this machine."""
     needed, free = MEMORY_PER_BYTE * sample_bytes, processes.available_memory()
     if needed > free:
         raise FailedError(

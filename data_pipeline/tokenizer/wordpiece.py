@@ -1,4 +1,4 @@
-"""WordPiece as in BERT (Devlin et al. 2018): words and their continuations, which begin with ##, the longest first.
+"""WordPiece as in BERT (Devlin et al. 2018): the longest token first; tokens that continue a word begin with ##.
 
 Tokens such as "[CLS]" never match text: text that spells them is split at its brackets.
 """
@@ -28,7 +28,7 @@ _NO_TEXT = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d+)\]")
 
 @dataclass(frozen=True)
 class Normalization:
-    """What happens to text before it is split. `strip_accents`: None means as `lowercase`."""
+    """How text is changed before it is split. `strip_accents`: None: as `lowercase`."""
 
     lowercase: bool = True
     strip_accents: bool | None = None
@@ -50,14 +50,8 @@ class WordPiece(FastTokenizer):
             raise UserError(f"{origin}: lists a token twice")
         if missing := [name for name in MARKS if name not in self._ids]:
             raise UserError(f"{origin}: lacks BERT's tokens {', '.join(missing)}")
-        backend = tokenizers.Tokenizer(
-            models.WordPiece(
-                self._ids,
-                unk_token=UNK,
-                continuing_subword_prefix=PREFIX,
-                max_input_chars_per_word=LONGEST_WORD,
-            )
-        )
+        options = {"continuing_subword_prefix": PREFIX, "max_input_chars_per_word": LONGEST_WORD}
+        backend = tokenizers.Tokenizer(models.WordPiece(self._ids, unk_token=UNK, **options))
         backend.normalizer = normalizers.BertNormalizer(**asdict(normalization))
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=PREFIX)
@@ -65,7 +59,7 @@ class WordPiece(FastTokenizer):
 
     @classmethod
     def read(cls, directory: Path) -> "WordPiece":
-        """The model in `directory`: vocab.txt, and wordpiece.json or tokenizer_config.json for what changes text first.
+        """The model in `directory`: vocab.txt, and the normalization of wordpiece.json or tokenizer_config.json.
 
         Raises UserError if vocab.txt is missing or isn't BERT's, FailedError if it is damaged.
         """
@@ -79,7 +73,7 @@ class WordPiece(FastTokenizer):
         return Roles(*(self._ids[name] for name in (PAD, END, UNK, BEGIN, MASK)))
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
-        """Every token that is no continuation starts a word."""
+        """Every token without ## starts a word."""
         for id_, token in enumerate(self._tokens):
             if not _NO_TEXT.fullmatch(token):
                 yield id_, token.removeprefix(PREFIX) if token.startswith(PREFIX) else f" {token}"
@@ -94,7 +88,7 @@ class WordPiece(FastTokenizer):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """Google's list of tokens, and the settings that its own files leave to the name of a model."""
+        """Google's list of tokens, and the normalization, which Google's files only name in the name of a model."""
         settings = json.dumps(asdict(self.normalization), indent=1) + "\n"
         return {LISTING: "".join(f"{token}\n" for token in self._tokens).encode(), SETTINGS: settings.encode()}
 

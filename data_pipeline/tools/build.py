@@ -1,4 +1,4 @@
-"""Builds a corpus with its report: the work of `data-pipeline build`, from the command line or from Python."""
+"""Builds a corpus from Python, as `data-pipeline build` does."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Traces documents by repeating what the stages did to them: every stage is a pure function."""
+"""Traces documents by repeating what each stage did to them, since stages are pure functions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.foundation.errors import DamagedInput
 from data_pipeline.sources.record import ReadStats, Record
-from data_pipeline.stages.documents import DocumentsSpec, InputSpec, Splits, clean_record, read_records, text_of
+from data_pipeline.stages.documents import DocumentsSpec, InputSpec, clean_record, read_records, splitter, text_of
 from data_pipeline.stages.parts import SCHEMA, read_documents
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
@@ -19,9 +19,11 @@ from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild
 
 @dataclass(frozen=True)
 class Drop:
-    """A page, line or span that the rule `rule` dropped. `what` is its text, or "" if the rule doesn't give it.
+    """A page, line or span that a rule dropped.
 
-    `stays_on` is the document that keeps the copy, if it is known.
+    Attributes:
+        what: its text; "" if the rule doesn't give it.
+        stays_on: the document that keeps the copy, if it is known.
     """
 
     rule: str
@@ -30,13 +32,13 @@ class Drop:
 
 
 def _recorder(drops: list[Drop]) -> Tally:
-    """A tally that adds every drop to `drops`, in order, with its whole text."""
+    """A tally that appends every drop to `drops`, with its whole text."""
     return Tally(lambda rule, text, number: drops.extend([Drop(rule, text)] * number))
 
 
 @dataclass
 class StepTrace:
-    """What one step did to a document: what it dropped, and the text that it left; None if it dropped the document."""
+    """What a step dropped of a document, and the text that it left. None: it dropped the document."""
 
     step: str
     drops: list[Drop]
@@ -45,7 +47,7 @@ class StepTrace:
 
 @dataclass
 class DocumentTrace:
-    """What the steps did to one record. `text` is as it was read, before the first step."""
+    """What the steps did to a record. `text`: as it was read, before the first step."""
 
     id: str
     path: str = ""
@@ -58,16 +60,16 @@ class DocumentTrace:
 
     @property
     def dropped_by(self) -> str:
-        """The rule that dropped the document, or "" if it is part of the corpus."""
+        """The rule that dropped the document; "" if the corpus has the document."""
         if self.steps and self.steps[-1].text is None:
             return self.steps[-1].drops[-1].rule if self.steps[-1].drops else self.steps[-1].step
         return ""
 
 
 def trace_records(build: FinishedBuild, built: BuiltInput, ordinals: set[int]) -> list[DocumentTrace]:
-    """The traces of the records `ordinals` of one input, which is read again. A record that doesn't exist has none.
+    """The traces of the records `ordinals` of an input, which is read again. A record that doesn't exist has none.
 
-    To find the document that keeps a copy which deduplication dropped, the keys of all parts are opened.
+    If deduplication dropped a copy, the keys of all parts are opened, to find the document that keeps it.
     """
     traces = list(_as_read(*build.spec_of(built), ordinals))
     kept = {trace.id: trace for trace in traces if not trace.dropped_by}
@@ -84,13 +86,13 @@ def trace_records(build: FinishedBuild, built: BuiltInput, ordinals: set[int]) -
 
 
 def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterator[DocumentTrace]:
-    """The trace up to cleaning of each of the records that exists."""
+    """The traces, up to cleaning, of the records that exist."""
     drops = list[Drop]()
     next_ordinal = file.range.first_ordinal
-    clean, splits = Cleaner(spec.cleaning), Splits(spec, file)
+    clean, split_of_next = Cleaner(spec.cleaning), splitter(spec, file)
     try:
         for record in read_records(spec, file, ReadStats(_recorder(drops))):
-            split = splits.of_next(record)
+            split = split_of_next(record)
             yield from _left_out(spec, file, ordinals, range(next_ordinal, record.ordinal), drops)
             if record.ordinal in ordinals:
                 yield _cleaned(spec, file, record, split, clean)
@@ -107,10 +109,10 @@ def _as_read(spec: DocumentsSpec, file: InputSpec, ordinals: set[int]) -> Iterat
 def _left_out(
     spec: DocumentsSpec, file: InputSpec, ordinals: set[int], skipped: range, drops: list[Drop]
 ) -> Iterator[DocumentTrace]:
-    """The traces of those records that are among the `skipped` ones, for which the reader noted `drops`."""
+    """The traces of records that the reader has `skipped`, with the `drops` that it noted."""
     rules = dict.fromkeys(drop.rule for drop in drops)
     for ordinal in sorted(ordinals.intersection(skipped)) if drops else ():
-        # A line without a record, as a blank one, leaves fewer drops than records are skipped.
+        # lines without a record, such as blank lines, leave fewer drops than skipped records
         drop = drops[ordinal - skipped.start] if len(drops) == len(skipped) else Drop(" or ".join(rules))
         steps = [StepTrace("reading", [drop], None)]
         yield DocumentTrace(spec.identity(file.file, ordinal), file.path, steps=steps)
@@ -133,7 +135,7 @@ def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, c
 def _deduplicate(
     build: FinishedBuild, unit: int, documents: dict[int, Document], traces: dict[str, DocumentTrace]
 ) -> None:
-    """Adds to `traces` what the steps of deduplication did to `documents` of one unit, by number."""
+    """Adds what deduplication did to `documents`, by number in their unit, to `traces`."""
     source = build.in_order[unit][0].source
     cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == source)
     for decided in build.steps if documents else ():
@@ -161,14 +163,14 @@ def _with_copies(
     document: Document,
     drops: list[Drop],
 ) -> list[Drop]:
-    """`drops`, which are duplicate `items` of the document at `place` (unit, number), with the documents that keep the
-    copies. `files` have the keys of all units."""
+    """`drops` with the documents that keep the copies. They are the duplicate `items` of the document at `place`,
+    (unit, number). `files` have the keys of all units."""
     keys = {item: words[: step.group] for item, words in step.keys(document)}
     if isinstance(step, EqualSubstrings):  # one drop for each region
         items = [first for first, _ in step.regions(items)]
         keys = {item: words for item, words in keys.items() if item in items}
     smallest = smallest_keys(build.corpus, files, step.group, set(keys.values()))
-    if step.clusters:  # a cluster's documents share bands; the smallest neighbour is one of them
+    if step.clusters:  # documents of a cluster share bands; the smallest one stays
         others = {document for document in smallest.values() if document != place}
         return [replace(drop, stays_on=_name(build, *min(others))) for drop in drops] if others else drops
     copies = [smallest[keys[item]] for item in items if item in keys]
@@ -177,7 +179,7 @@ def _with_copies(
 
 
 def _name(build: FinishedBuild, unit: int, number: int) -> str:
-    """The id of a document, or a word for a page that cleaning dropped."""
+    """The id of a document, or words for a page that cleaning dropped."""
     if number == NO_DOCUMENT:
         return "a page that cleaning drops"
     paths = (part.path for part in build.in_order[unit])

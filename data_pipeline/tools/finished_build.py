@@ -1,7 +1,9 @@
-"""A finished build: its settings, its inputs, its parts and its records, read from where the corpus is."""
+"""Reads a finished build from its corpus: settings, inputs, parts and records."""
 
+import contextlib
 import fnmatch
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +32,7 @@ from data_pipeline.text.document import normalize_url
 
 @dataclass(frozen=True)
 class BuiltInput:
-    """An input, or a range of one, as its unit has read it; `number` is its index among the inputs of the unit."""
+    """An input, or a range of one, that a unit has read. `number`: its index among the unit's inputs."""
 
     unit: Finished[DocumentsResult]
     number: int
@@ -41,7 +43,7 @@ class BuiltInput:
 
     @property
     def name(self) -> str:
-        """What the ids of its documents begin with."""
+        """The beginning of its documents' ids."""
         return f"{self.unit.result.source}/{self.result.file}"
 
     @property
@@ -58,21 +60,20 @@ class FinishedBuild:
 
     @cached_property
     def documents(self) -> list[Finished[DocumentsResult]]:
-        """The units that read the inputs, in order."""
+        """The units that have read the inputs, in order."""
         return read_finished(documents.STAGE, self.corpus)
 
     @cached_property
     def inputs(self) -> dict[str, list[BuiltInput]]:
-        """The inputs that were read, by name; an input that was read in ranges has several entries."""
-        inputs: dict[str, list[BuiltInput]] = {}
+        """The inputs, by name; an input that was read in ranges has several entries."""
+        inputs = defaultdict[str, list[BuiltInput]](list)
         for unit in self.documents:
-            for number in range(len(unit.result.inputs)):
-                built = BuiltInput(unit, number)
-                inputs.setdefault(built.name, []).append(built)
-        return inputs
+            for built in (BuiltInput(unit, number) for number in range(len(unit.result.inputs))):
+                inputs[built.name].append(built)
+        return {**inputs}
 
     def records(self, name: str, ordinals: set[int]) -> Iterator[tuple[BuiltInput, set[int]]]:
-        """The ranges of an input that have the records `ordinals`, each with its own."""
+        """The ranges of an input that have the records `ordinals`, with each range's own ordinals."""
         ranges = sorted(self.inputs.get(name, []), key=lambda built: built.first_ordinal)
         stops = [*(after.first_ordinal for after in ranges[1:]), math.inf]
         for built, stop in zip(ranges, stops, strict=False):
@@ -81,18 +82,18 @@ class FinishedBuild:
 
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
-        """The same units by name, as they are planned from the inputs that are there now."""
+        """The units of the documents stage by name, planned from today's inputs."""
         return {unit.name: unit for unit in documents.plan(self.config, self.corpus)}
 
     @cached_property
     def in_order(self) -> list[list[Part]]:
-        """The parts before deduplication, in the groups that units read, in the order of their ids."""
+        """The parts before deduplication, grouped by unit, in the order of their ids."""
         return dedup.in_order_of_ids(grouped(parts_of(self.documents), self.config))
 
     @cached_property
     def steps(self) -> list[dedup.Decided]:
         """The steps of deduplication, in order."""
-        return dedup.decided(self.corpus, self.config, self.in_order)
+        return dedup.decided(self.corpus, dedup.steps_of(self.config, self.documents), self.in_order)
 
     def spec_of(self, built: BuiltInput) -> tuple[DocumentsSpec, InputSpec]:
         """How an input was read. Raises FailedError if its unit's inputs, or the settings, have changed since."""
@@ -105,9 +106,9 @@ class FinishedBuild:
 
 
 def open_build(location: str | Path) -> FinishedBuild:
-    """The build in a corpus's directory, at its URL, or that of a corpus file.
+    """The build in a corpus's directory, at its URL, or of a corpus file.
 
-    Raises UserError if there is none, or if it was made with other settings than the corpus file has now.
+    Raises UserError if there is none, or if its settings differ from the corpus file's.
     """
     corpus = open_store(location)
     if "://" in str(location) or Path(location).is_dir():
@@ -129,8 +130,8 @@ def open_build(location: str | Path) -> FinishedBuild:
 
 
 def first_ids(corpus: Store, split: str, number: int) -> list[str]:
-    """The ids of the first documents of a split, at most `number`; none where the corpus lacks its documents or, in a
-    bucket, the files of its build, without which they can't be traced."""
+    """The ids of the first documents of a split, at most `number`; none if they can't be traced: the corpus lacks its
+    documents or, in a bucket, the files of its build."""
     if "://" in str(corpus) and not corpus.exists(write_manifest.SETTINGS):
         return []
     for name in sorted(fnmatch.filter(corpus.names(DOCUMENTS.folder), f"*/{DOCUMENTS.files}")):
@@ -145,35 +146,30 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
 
     URLs are compared as deduplication does. Raises UserError if no input can have it.
     """
-    found = list(_by_url(build, normalize_url(name))) if "://" in name else _by_id(build, name)
+    file, _, digits = name.rpartition("/")
+    if "://" in name:
+        found = list(_by_url(build, normalize_url(name)))
+    elif digits.isdecimal():
+        found = list(build.records(file, {int(digits)}))
+    else:
+        raise UserError(f"{name}: expected a URL, or an id: the source, the file and the record's number, by /")
     if not found:
         raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.corpus} has this document")
     return found
 
 
-def _by_id(build: FinishedBuild, identity: str) -> list[tuple[BuiltInput, set[int]]]:
-    file, _, digits = identity.rpartition("/")
-    if not digits.isdecimal():
-        raise UserError(f"{identity}: expected a URL, or an id: the source, the file and the record's number, by /")
-    return list(build.records(file, {int(digits)}))
-
-
 def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
     inputs = [built for ranges in build.inputs.values() for built in ranges]
-    units = _units_with(build, url)
+    # a part has the URLs of the pages that cleaning kept and, for deduplication, of those that it dropped
+    units = {unit.name for unit in build.documents if any(_has_url(build, part, url) for part in unit.result.parts)}
     for built in inputs:
         if built.unit.name in units and (ordinals := _ordinals_with(build, built, url)):
             yield built, ordinals
-    if not units:  # a page that cleaning dropped, in any of the inputs
+    if not units:  # cleaning dropped the page, which may be in any input
         for built in track(inputs, len(inputs), "looking for the URL"):
             if ordinals := _ordinals_with(build, built, url):
                 yield built, ordinals
                 return
-
-
-def _units_with(build: FinishedBuild, url: str) -> set[str]:
-    """The units that read a page with `url` which cleaning kept or, if URLs are deduplicated, dropped."""
-    return {unit.name for unit in build.documents if any(_has_url(build, part, url) for part in unit.result.parts)}
 
 
 def _has_url(build: FinishedBuild, part: WrittenPart, url: str) -> bool:
@@ -183,10 +179,8 @@ def _has_url(build: FinishedBuild, part: WrittenPart, url: str) -> bool:
 
 def _ordinals_with(build: FinishedBuild, built: BuiltInput, url: str) -> set[int]:
     ordinals = set()
-    try:
+    with contextlib.suppress(DamagedInput):  # records after the damage aren't in the corpus
         for record in read_records(*build.spec_of(built), ReadStats()):
             if record.url and normalize_url(record.url) == url:
                 ordinals.add(record.ordinal)
-    except DamagedInput:
-        pass  # records after the damage aren't in the corpus
     return ordinals

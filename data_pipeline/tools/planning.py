@@ -1,7 +1,7 @@
-"""`data-pipeline plan`: a forecast of a build, from the sizes of its inputs and one build that was measured.
+"""`data-pipeline plan`: forecasts a build from the sizes of its inputs and a build that was measured.
 
-That is a calibration, which builds from the first bytes of each source, or a finished corpus with the same sources and
-steps. Work and disk grow with the input; only a tokenizer's training and its tokens don't.
+The measured build is a calibration from the first bytes of each source, or a finished corpus with the same sources and
+steps. Time and disk grow with the input, except for the tokenizer's training and the number of tokens.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.parts import Part
 from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
 
-_SAMPLES = (1_000_000, 4_000_000)  # bytes of each source, as stored; the first build pays for imports
+_SAMPLES = (1_000_000, 4_000_000)  # stored bytes of each source; the first build is slower because of imports
 _PIECES = 1000  # of the calibration's tokenizer, at most
-_WORKER = 0.3e9  # bytes of memory beside what is imported: 8 million characters of documents, the tokens of a shard
-_TRAINING = 0.5e6  # bytes per core-second that a larger sample adds to a tokenizer's training
-_LONGER = 0.13  # how much longer a token gets when the vocabulary doubles; of T5's 32,000, 4.6 bytes
+_WORKER = 0.3e9  # bytes of a worker's data: 8 million characters of documents, the tokens of a shard
+_TRAINING = 0.5e6  # bytes of sample per core-second of a tokenizer's training
+_LONGER = 0.13  # relative growth of a token's bytes when the vocabulary doubles; T5's 32,000 tokens have 4.6 bytes
 
 
 @dataclass(frozen=True)
 class StageForecast:
-    """What one stage is expected to take. `megabytes`: of its input; `disk`: bytes that it writes."""
+    """The forecast of a stage. `megabytes`: its input; `disk`: bytes that it writes."""
 
     name: str
     megabytes: float
@@ -55,9 +55,13 @@ class StageForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`inputs` are files, `tokens` counted by split; memory and disk are in bytes. `warnings`: what may fail.
+    """The forecast of a build. Memory and disk are in bytes.
 
-    `memory`: by stage, what its largest unit takes beside any worker's, at most.
+    Attributes:
+        inputs: number of input files.
+        tokens: number of tokens by split.
+        memory: by stage, the maximum memory of its largest unit, beside `worker_memory`.
+        warnings: what may fail.
     """
 
     name: str
@@ -75,9 +79,9 @@ class Forecast:
 
 
 def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report.Report:
-    """The report of a corpus built in this process from the first bytes of each source's largest files.
+    """The report of a corpus that is built in this process from the first bytes of each source's largest files.
 
-    It is built once for each of `sizes`, the bytes of a source. Raises UserError if it can't be built.
+    Builds once for each of `sizes`, the bytes of a source. Raises UserError if the build fails.
     """
     tokenizer, quiet = config.tokenizer, io.StringIO()
     if tokenizer.path is None:
@@ -99,12 +103,12 @@ def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report
 
 
 def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> SourceConfig:
-    """`source` with the first bytes of its largest files in its place. A file cut short is read up to the cut."""
+    """`source` with the first bytes of its largest files in place of its files."""
     for file in sorted(list_files(source, output=output), key=lambda one: -one.bytes):
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
         with opening(file.path), stores.open_file(file.path) as whole:
-            if source.format == "parquet":  # it can't be read without its end
+            if source.format == "parquet":  # unreadable without its end
                 parquet = pq.ParquetFile(whole)
                 rows = max(1, parquet.metadata.num_rows * min(size, file.bytes) // max(1, file.bytes))
                 pq.write_table(pa.Table.from_batches([next(parquet.iter_batches(rows))], parquet.schema_arrow), sample)
@@ -117,9 +121,9 @@ def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> Sour
 
 
 def forecast_build(config: CorpusConfig, found: report.Report, measured: str, workers: int | None = None) -> Forecast:
-    """The forecast of a build by `workers` (all of this machine's cores by default), from the report `found`.
+    """The forecast of a build by `workers`, from the report `found`. None: as many workers as this machine has cores.
 
-    A build that is too small for a cluster has one worker. Raises UserError if the report is of other sources or steps.
+    A build that is too small for a cluster has one worker. Raises UserError if the report has other sources or steps.
     """
     stages = table.stages_of(config, with_urls := bool(found.domains))
     needed = {name for name, stage in stages.items() if stage.writes in (KEYS, NGRAMS, SHARDS)}
@@ -152,14 +156,14 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
         disk = grown * 1e6 * one.written_megabytes / (longer if stage.writes in (TOKENS, SHARDS) else 1.0)
         if stage is tokenizer.STAGE:
-            # much of the time that was measured doesn't depend on the bytes of the sample
+            # much of the measured time doesn't grow with the sample
             measured_on = found.tokenizer_sample.bytes if found.tokenizer_sample else 0
             core_seconds = max(0.0, trained - measured_on) / _TRAINING
             core_seconds += one.core_seconds * min(1.0, trained / max(1, measured_on))
             disk = 1e6 * one.written_megabytes
         at_once = min(workers, units[one.name])
         forecasts.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
-    worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker imports what this process has imported
+    worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker has the same imports
     memory = {name: stage.memory * stage.most(amounts) for name, stage in stages.items()}
     forecast = Forecast(
         name=config.name,
@@ -180,6 +184,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 def as_text(found: Forecast) -> str:
     """The forecast in lines of 80 columns."""
     workers = counted(found.workers, "worker")
+    shards = next((one.disk for one in found.stages if one.name == "shards"), None)
+    reads = f"; training reads {human_size(shards)} (shards)" if shards else ""
     lines = [f"{found.name}: {found.inputs:,} inputs, {workers}; speeds {found.measured}"]
     lines += [f"{'stage':27}{'MB':>14}{'core-seconds':>14}{'seconds':>11}{'disk':>11}"]
     lines += [
@@ -188,19 +194,12 @@ def as_text(found: Forecast) -> str:
     ]
     lines += [
         f"tokens: {', '.join(f'{split} {count:,}' for split, count in found.tokens.items() if count)}",
-        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}{_read(found)}",
+        f"time: {duration(found.seconds)}; disk: {human_size(found.disk)}{reads}",
         f"memory: {human_size(found.worker_memory)} a worker, {human_size(found.tokenizer_memory)} for the tokenizer",
     ]
-    others = {name: size for name, size in found.memory.items() if name != tokenizer.STAGE.name}
-    most = max(others, key=lambda name: others[name])
-    lines.append(f"        {human_size(others[most])} more at most for {most}")
+    most, name = max((size, name) for name, size in found.memory.items() if name != tokenizer.STAGE.name)
+    lines.append(f"        {human_size(most)} more at most for {name}")
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
-
-
-def _read(found: Forecast) -> str:
-    """How much of the corpus's folder training reads."""
-    shards = next((one.disk for one in found.stages if one.name == "shards"), None)
-    return f"; training reads {human_size(shards)} (shards)" if shards else ""
 
 
 def _amounts(

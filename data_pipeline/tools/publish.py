@@ -1,4 +1,4 @@
-"""Copies a finished corpus to a remote store. The manifest comes last: half a copy is no corpus."""
+"""Copies a finished corpus to a remote store. The manifest is copied last, so that half a copy is no corpus."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from data_pipeline.foundation.open_store import open_store
 from data_pipeline.foundation.progress import track
 from data_pipeline.foundation.store import Store
 
-_TRIES = 3  # to send a file whose copy differs
+_TRIES = 3  # for a file whose copy differs
 
 
 @dataclass(frozen=True)
 class Published:
-    """What was sent now, and what was there already."""
+    """How many files and bytes were sent, and how many were there already."""
 
     sent: int
     sent_bytes: int
@@ -30,21 +30,20 @@ class Published:
 
 
 class _Copy(NamedTuple):
-    """The bytes of a file that is there now, and whether it had to be sent."""
+    """The size of a copied file, and whether it was sent now."""
 
     size: int
     sent: bool
 
 
 def publish(corpus: Corpus, url: str, documents: bool = True, connections: int = 4) -> Published:
-    """Copies the local `corpus` to `url`, any URL of fsspec, except what is there already with the right content.
+    """Copies the local `corpus` to `url`, any URL of fsspec, except files that are there already with the same content.
 
-    Each file is checked against the manifest before it is sent, and its copy afterwards: on S3 by its ETag, elsewhere
-    by reading it. `manifest.json` is written last. Called again after a kill, it continues. `documents`: with the clean
-    text, if the corpus has it.
+    Each file is checked against the manifest before it is sent, and its copy afterwards: on S3 by the ETag, elsewhere
+    by reading the copy. manifest.json is written last. The same call continues after a kill. `documents`: also copies
+    the clean text, if the corpus has it.
 
-    Raises FailedError if a local file is damaged or can't be written there, UserError if another corpus is there, and
-    StoreError.
+    Raises FailedError if a local file is damaged or can't be copied, UserError if another corpus is there, StoreError.
     """
     source, target = LocalStore(corpus.directory), open_store(url)
     _refuse_another(target, corpus.fingerprint)
@@ -64,13 +63,13 @@ def publish(corpus: Corpus, url: str, documents: bool = True, connections: int =
             done = list(track(copies, len(files), "publish", lambda copy: copy.size, sum(sizes.values())))
         finally:
             pool.shutdown(cancel_futures=True)
-    done.append(_copied(source, target, MANIFEST, "", MANIFEST in there))  # which makes the copy a corpus
+    done.append(_copied(source, target, MANIFEST, "", MANIFEST in there))  # the copy is a corpus from now on
     sent, present = ([copy.size for copy in done if copy.sent is new] for new in (True, False))
     return Published(len(sent), sum(sent), len(present), sum(present))
 
 
 def _files(corpus: Corpus, source: Store, documents: bool) -> dict[str, str]:
-    """The files of the corpus, without its manifest, and the checksums that it lists: "" for pages of the report."""
+    """The corpus's files without manifest.json, and their checksums in the manifest; "" for pages of the report."""
     manifest = corpus.manifest
     checksums = {shard.name: shard.sha256 for shard in manifest.shards}
     tables = [manifest.blocks, *([manifest.lineage] if manifest.lineage else [])]
@@ -89,7 +88,7 @@ def _refuse_another(target: Store, fingerprint: str) -> None:
             return
     try:
         other = parse_json(content, dict[str, Any], target.at(MANIFEST))
-    except FailedError:  # left by a writer that was killed
+    except FailedError:  # left by a killed writer
         return
     if other.get("fingerprint") != fingerprint:
         raise UserError(
@@ -99,7 +98,7 @@ def _refuse_another(target: Store, fingerprint: str) -> None:
 
 
 def _copied(source: Store, target: Store, name: str, expected: str, may_be_there: bool) -> _Copy:
-    """Makes sure that a file is in `target`. `expected` is the sha256 that it must have in `source`, if known."""
+    """Copies a file, unless it is there. `expected`: the sha256 that it must have in `source`; "" if unknown."""
     path, checksum = Path(source.at(name)), source.checksum(name)
     if expected and checksum[1] != expected:
         raise FailedError(

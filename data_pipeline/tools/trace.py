@@ -9,12 +9,12 @@ from data_pipeline.foundation.formatting import counted
 from data_pipeline.tools.document_trace import DocumentTrace, Drop, StepTrace, trace_records
 from data_pipeline.tools.finished_build import FinishedBuild, records_named
 
-_WIDTH, _NAME, _QUOTED = 80, 12, 63  # columns: of all, of names, of a text between quotation marks
+_WIDTH, _NAME, _QUOTED = 80, 12, 63  # columns of a line, of a name, of a quotation
 _DROPS_SHOWN = 5  # of each rule
 
 
 def trace(build: FinishedBuild, name: str) -> list[DocumentTrace]:
-    """The records that have the id or URL `name`. Raises UserError if no input has one."""
+    """The traces of the records with the id or URL `name`. Raises UserError if there are none."""
     found = list[DocumentTrace]()
     for built, ordinals in records_named(build, name):
         found += trace_records(build, built, ordinals)
@@ -24,7 +24,7 @@ def trace(build: FinishedBuild, name: str) -> list[DocumentTrace]:
 
 
 def as_json(found: DocumentTrace) -> dict[str, object]:
-    """A trace with every drop in full, but the number of characters for each text."""
+    """A trace with every drop in full, and numbers of characters in place of texts."""
     return {
         "id": found.id,
         "file": found.path,
@@ -79,6 +79,6 @@ def _step(step: StepTrace, found: DocumentTrace) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """The lines of `text` beside `name`; none without a text."""
+    """The lines of `text` beside `name`; none for an empty text."""
     head = f"  {name:{_NAME}} "
     return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

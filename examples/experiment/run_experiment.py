@@ -106,7 +106,8 @@ def _progress(
 ) -> str:
     """How far the runs are that train, each with its seconds so far, and the time left: that of the runs that have
     `ended`, else of those that train, by their steps. A run that resumed has had some of its steps before."""
-    steps = [(run, metrics_file.last_step(run.directory)) for run, _ in working]
+    last = ((run, metrics_file.last_row(run.directory / metrics_file.FILE_NAME)) for run, _ in working)
+    steps = [(run, row.step if row else 0) for run, row in last]
     shares = [step / run.config.run.max_steps for run, step in steps]
     whole = [taken / share for (_, taken), share in zip(working, shares, strict=True) if share]
     known = ended or whole

@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths
 from data_pipeline.foundation.command import path_argument, path_option, refuse_options
 from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked
 from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app, open_checkpoint
 
-# A command imports what it runs, since --help and a mistyped option need none of it:
-# PyTorch takes 2 s and 200 MB, transformers 1.4 s more.
+# A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
+# 200 MB, transformers 1.4 s more.
 
 
 @app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
@@ -98,29 +96,12 @@ def export(
     context: typer.Context,
     checkpoint: Checkpoint,
     out: NewDirectory,
-    register: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Also register the export in the run's MLflow, as a new version of the model NAME."
-        ),
-    ] = None,
-    uri: Annotated[
-        str | None,
-        path_option(
-            "--uri",
-            "For --register: MLflow's tracking URI with its password, which the run doesn't record.",
-            paths.mlflow_uri,
-        ),
-    ] = None,
     engine: Annotated[
         str,
         typer.Option(
             "--for", metavar="ENGINE", help="The library that will run the model: transformers or ctranslate2."
         ),
     ] = "transformers",
-    encoder_only: Annotated[
-        bool, typer.Option("--encoder-only", help="Export the encoder without the decoder.")
-    ] = False,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
     ] = None,
@@ -131,33 +112,24 @@ def export(
     from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.export import card, push
-    from pretrain.training.tracking import checkpoints as registry
 
-    if register is None:
-        refuse_options(context, "for --register", "uri")
     if push_to_hub is None:
         refuse_options(context, "for --push-to-hub", "public")
     directory = directories.checkpoint_in(checkpoint)
     destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
     trained = trained_models.TrainedModel.open(directory)
-    registration = registry.Registration.of(directory, register, uri) if register is not None else None
     usage = huggingface.export(
         trained.model.state_dict(),
         trained.model.config,
         trained.tokenizer,
         out,
         engine=engine,
-        encoder_only=encoder_only,
         lineage=card.lineage(directory),
     )
     print(f"{out}: {usage}")
     if destination is not None:
         print(destination.describe(out), flush=True)
         print(f"sent: {destination.send(out)}")
-    if registration is not None:
-        model = registration.register(out)
-        print(f"{model} is registered. Next: MLFLOW_TRACKING_URI={masked(registration.uri)} \\")
-        print(f"  mlflow artifacts download -u {model} -d {register}")
 
 
 @app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")
@@ -192,30 +164,17 @@ def average(
 
 @app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
 def import_(
-    model: Annotated[
-        Path,
-        path_argument("HF_DIR", "A saved transformers model with its tokenizer, or a checkpoint file of Yan's code."),
-    ],
+    model: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
     out: NewDirectory,
-    tokenizer: Annotated[
-        Path | None,
-        path_option("--tokenizer", "For a file of Yan's code: a directory with GPT-2's vocab.json and merges.txt."),
-    ] = None,
 ) -> None:
-    """Convert a Hugging Face model, or a file of Yan's code, to a checkpoint that a run can start from."""
+    """Convert a Hugging Face model to a checkpoint that a run can start from."""
     from pretrain import export as huggingface
     from pretrain.engine.checkpoint import tensors
 
-    if model.is_file() and tokenizer is None:
-        raise UserError(f"{model}: a file; a checkpoint of Yan's code needs --tokenizer DIR, with GPT-2's files")
-    if not model.is_file() and tokenizer is not None:
-        raise UserError(f"--tokenizer: {model} is no file; a directory has its own tokenizer")
-    config = huggingface.import_yan(model, tokenizer, out) if tokenizer else huggingface.import_(model, out)
+    config = huggingface.import_(model, out)
     print(f"{out}: a {config.family} with {config.vocab_size:,} ids.")
     for name, values in tensors.read_buffers(out).items():
-        print(
-            f"{name} is kept as it is: {int(values.count_nonzero()):,} of its numbers aren't 0. No training changes it."
-        )
+        print(f"{name} is kept: {int(values.count_nonzero()):,} of its numbers aren't 0. Training doesn't change it.")
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 

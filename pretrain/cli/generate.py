@@ -1,9 +1,9 @@
-"""The command `generate`: which texts it takes, and how it shows what a model writes."""
+"""The command `generate`: it reads texts, has a model answer them, and shows the answers."""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from data_pipeline.foundation.formatting import is_utf8
 from data_pipeline.foundation.progress import track
 from pretrain.cli.app import SavedModel, app, open_checkpoint, takes
 
-# The command imports what it runs, since --help and a mistyped option need none of it:
-# PyTorch takes 2 s and 200 MB.
+# The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
+# 200 MB.
 
 if TYPE_CHECKING:
     from pretrain.evaluate.generation.blanks import Filling
@@ -46,10 +46,6 @@ class GenerateOptions:
     likeliest: Annotated[
         int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
     ] = 0
-    engine: Annotated[str, typer.Option(help="pytorch, or ctranslate2, which is faster on CPUs, for T5 and BART.")] = (
-        "pytorch"
-    )
-    quantization: Annotated[str | None, typer.Option(help="int8: 8-bit weights, with --engine ctranslate2.")] = None
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")] = (
         False
     )
@@ -75,18 +71,12 @@ def generate(context: typer.Context, options: GenerateOptions) -> None:
     from data_pipeline import corpus as corpora
     from data_pipeline.foundation import config_file
     from pretrain import models
-    from pretrain.evaluate.generation import blanks, ctranslate2_engine
+    from pretrain.evaluate.generation import blanks
     from pretrain.evaluate.generation import settings as generation
     from pretrain.evaluate.generation import texts as answering
 
     given = {name: getattr(options, name) for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
-    if options.engine not in ("pytorch", "ctranslate2"):
-        raise UserError(f"--engine: expected pytorch or ctranslate2, got {options.engine!r}")
-    if options.quantization not in (None, "int8"):
-        raise UserError(f"--quantization: expected int8, got {options.quantization!r}")
-    if options.quantization and options.engine == "pytorch":
-        raise UserError("--quantization is for --engine ctranslate2")
     if options.corpus is None:
         refuse_options(context, "for --corpus", "number")
     if options.out is not None and options.out.exists():
@@ -103,17 +93,10 @@ def generate(context: typer.Context, options: GenerateOptions) -> None:
         blanked = blanks.blank_out(corpora.open_corpus(options.corpus), trained.tokenizer, options.number, options.seed)
         prompts += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
-    with ExitStack() as stack:
-        other = None
-        if options.engine == "ctranslate2":
-            other = stack.enter_context(
-                ctranslate2_engine.ctranslate2_engine(trained, options.quantization or "float32", settings)
-            )
-        else:
-            trained = trained.on_best_device()
-        written = answering.answer_texts(trained, prompts, settings, options.batch_size, other)
-        likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
-        stream = stack.enter_context(new_file(options.out)) if options.out else sys.stdout
+    trained = trained.on_best_device()
+    written = answering.answer_texts(trained, prompts, settings, options.batch_size)
+    likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
+    with new_file(options.out) if options.out else nullcontext(sys.stdout) as stream:
         show(written, originals, options.jsonl, stream, likely)
 
 
@@ -121,8 +104,6 @@ _ABOUT_FILLINGS = (
     "span k: its likeliest fillings, after the likeliest ones of the spans before it.\n"
     "The line `model` is decoded token by token, so it can differ.\n\n"
 )
-
-
 _ABOUT_EMPTY = "[]: the model left this span empty, as one that has hardly been trained does"
 
 
@@ -157,18 +138,18 @@ def show(
 ) -> None:
     """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
 
-    `originals`: the texts before words were masked, if known; shown beside the answers. `fillings` gives the
+    `originals`: the texts before words were masked, if known; shown below the answers. `fillings` returns the
     likeliest fillings of each masked span of a text.
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, len(originals), "generate")
-    told = False
+    told = jsonl
     if fillings and not jsonl:
         out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
-        fillings_of_blanks = fillings(one.text) if fillings and one.has_blanks else []
-        out.write(_as_json(one, original, fillings_of_blanks) if jsonl else _as_text(one, original, fillings_of_blanks))
-        if not jsonl and not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
+        of_spans = fillings(one.text) if fillings and one.has_blanks else []
+        out.write((_as_json if jsonl else _as_text)(one, original, of_spans))
+        if not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
             print(_ABOUT_EMPTY, file=sys.stderr)
             told = True
         out.flush()
@@ -184,20 +165,20 @@ def new_file(path: Path) -> TextIO:
         raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def _as_json(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+def _as_json(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> str:
     fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
     if original:
         fields["original"] = original
-    if fillings_of_blanks:
-        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in fillings_of_blanks]
+    if of_spans:
+        fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in of_spans]
     return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
-def _as_text(one: "Answer", original: str | None, fillings_of_blanks: "list[list[Filling]]") -> str:
+def _as_text(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> str:
     if not one.has_blanks:
         return one.whole + "\n"
     lines = [f"masked    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
-    for number, fillings in enumerate(fillings_of_blanks):
+    for number, fillings in enumerate(of_spans):
         words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
         lines.append(f"span {number:<4} {words}")
     return "\n".join(lines) + "\n\n"

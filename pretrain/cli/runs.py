@@ -10,10 +10,10 @@ from data_pipeline.foundation.command import path_argument, path_option
 from data_pipeline.foundation.errors import UserError
 from pretrain.cli.app import Overrides, RunPath, app
 
-# A command imports what it runs, since --help and a mistyped option need none of it:
-# PyTorch takes 2 s and 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
+# A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
+# 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
 
-GPUS_PER_NODE = 8  # of the common servers
+GPUS_PER_NODE = 8  # in common servers
 _MFU = 0.31  # nanoT5's on one A100
 _PRICE = 2.0  # dollars for a GPU and an hour
 
@@ -82,39 +82,27 @@ def plan_command(
     With `--gpu cpu`, `plan` measures this machine's CPU for half a second.
     """
     with progress.activity_shown("reading the run file"):
-        text = _plan(config, overrides or [], gpu, gpus, nodes, mfu, price)
+        from data_pipeline.foundation import config_file
+        from pretrain import config as configs
+        from pretrain import device_speed
+        from pretrain.tools import plan as planning
+
+        settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == device_speed.CPU
+        if on_cpu and (gpus or nodes or price is not None):
+            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price")
+        if gpus is None and not on_cpu:
+            raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
+        kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)
+        gpus = gpus or 1
+        nodes = nodes or -(-gpus // GPUS_PER_NODE)
+        if gpus % nodes:
+            raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor")
+        settings, row, corpus_file = planning.resolve_rows(settings, config)
+        mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else _MFU)
+        price = 0.0 if on_cpu else _PRICE if price is None else price
+        progress.set_activity("counting parameters")
+        text = planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file))
     print(text)
-
-
-def _plan(
-    config: Path,
-    overrides: list[str],
-    gpu: str,
-    gpus: int | None,
-    nodes: int | None,
-    mfu: float | None,
-    price: float | None,
-) -> str:
-    from data_pipeline.foundation import config_file
-    from pretrain import config as configs
-    from pretrain import device_speed
-    from pretrain.tools import plan as planning
-
-    settings, on_cpu = config_file.load(config, overrides, configs.RunConfig), gpu == device_speed.CPU
-    if on_cpu and (gpus or nodes or price is not None):
-        raise UserError("--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price")
-    if gpus is None and not on_cpu:
-        raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-    kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)
-    gpus = gpus or 1
-    nodes = nodes or -(-gpus // GPUS_PER_NODE)
-    if gpus % nodes:
-        raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor of it")
-    settings, row, corpus_file = planning.resolve_rows(settings, config)
-    mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else _MFU)
-    price = 0.0 if on_cpu else _PRICE if price is None else price
-    progress.set_activity("counting parameters")
-    return planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file))
 
 
 @app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")

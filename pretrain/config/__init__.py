@@ -1,4 +1,4 @@
-"""The run file: `RunConfig` with its sections, those of evaluations, and the keys that DeepSpeed gets."""
+"""The schema of run files: `RunConfig` and its sections."""
 
 from pretrain.config.run_config import RunConfig
 

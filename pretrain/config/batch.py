@@ -1,8 +1,9 @@
 """The `batch:` section of a run file, and how ranks and micro-batches divide the rows of a step."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -35,13 +36,6 @@ class BatchSection(Section):
     micro-batch."""
     ramp_up: list[RampUp] = []
     """Smaller global batches for the first steps, in order."""
-
-    def rows(self, step: int) -> int:
-        """Rows of step `step` (from 0), over all ranks."""
-        for ramp in self.ramp_up:
-            if step < ramp.until_step:
-                return ramp.global_batch_size
-        return self.global_batch_size
 
     def rows_before(self, step: int) -> int:
         """Rows of the steps before `step`, over all ranks.
@@ -109,9 +103,13 @@ class BatchPlan:
         accumulation = self.batch.global_batch_size // self.ranks // self.micro_batch
         return BatchLayout(self.rank, self.ranks, self.micro_batch, accumulation)
 
-    def accumulation(self, step: int) -> int:
-        """Micro-batches per rank in step `step` (from 0)."""
-        return self.batch.rows(step) // (self.ranks * self.micro_batch)
+    def accumulations(self, start: int, stop: int) -> Iterator[int]:
+        """Micro-batches per rank in each step from `start` (from 0) up to, not including, `stop`."""
+        sizes = [*(ramp.global_batch_size for ramp in self.batch.ramp_up), self.batch.global_batch_size]
+        ends = [*(min(max(start, ramp.until_step), stop) for ramp in self.batch.ramp_up), stop]
+        steps = (end - begin for begin, end in pairwise([start, *ends]))
+        of_each = (rows // (self.ranks * self.micro_batch) for rows in sizes)
+        return chain.from_iterable(map(repeat, of_each, steps))
 
     def problems(self) -> list[str]:
         """The reasons why the ranks can't divide the batches, one line each."""

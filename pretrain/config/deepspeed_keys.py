@@ -11,7 +11,7 @@ from pydantic import SerializerFunctionWrapHandler as Serializer
 
 from data_pipeline.foundation.config_file import LocalPath, Section
 
-# of keys that nothing here reads: only their names and types are checked
+# keys that DeepSpeed alone reads: here their names and types are checked
 _THEIRS = Field(description="DeepSpeed's documentation explains it.")
 Flag = Annotated[bool, _THEIRS]
 Count = Annotated[NonNegativeInt, _THEIRS]

@@ -25,18 +25,14 @@ AnswerMetric = Literal[
     "rank_accuracy",
     "rank_accuracy_per_token",
 ]
-
-
 _INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row", "masked_lm")
 
 
 class HookSettings(Section):
-    """The settings that all hooks have. A subclass adds `hook`, a Literal with the hook's name as default, and
-    `implementation`."""
+    """The settings that all hooks have. A subclass sets `implementation` and `hook`, a Literal with the hook's name."""
 
     implementation: ClassVar[str]
-    """The hook's class as "package.module.Class"; training imports the class when it begins. See
-    `pretrain.evaluate.hook`."""
+    """The hook's class, as "package.module.Class". See `pretrain.evaluate.hook`."""
     needs_corpus: ClassVar[bool] = True
     """True if the hook reads the held-out rows of `data.validation`."""
     in_training: ClassVar[bool] = False

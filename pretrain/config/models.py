@@ -14,8 +14,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 from data_pipeline.foundation.config_file import Section
 from data_pipeline.foundation.packages import offered
 
-Count = Annotated[int, Field(gt=0, le=2**20)]  # of a dimension, or tokens of a row
-Layers = Annotated[int, Field(gt=0, le=2**10)]  # they are built one after the other
+Count = Annotated[int, Field(gt=0, le=2**20)]  # a dimension, or a number of tokens
+Layers = Annotated[int, Field(gt=0, le=2**10)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Norm = Literal["layer", "rms", "rms_around_one"]
 Activation = Literal["relu", "gelu", "gelu_tanh"]
@@ -46,14 +46,14 @@ class ModelConfig(Section):
     `OptimizerConfig.width_exponent` has the learning rates.
     """
 
-    # settings in which a run may differ from the checkpoint it starts from
+    # settings in which a run may differ from the checkpoint that it starts from
     training_only: ClassVar[frozenset[str]] = frozenset(
         {"dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "z_loss", "label_smoothing"}
     )
-    # settings that matter to random weights alone
+    # settings of random weights
     initial_only: ClassVar[frozenset[str]] = frozenset({"init_std", "init_output_std"})
 
-    # of a package's family: the arguments of `pretrain.models.Family` besides the class of its settings
+    # set by a family of another package: the arguments of `pretrain.models.Family` after `config`
     offers: ClassVar[Mapping[str, Any]] = {}
 
     family: str
@@ -74,8 +74,8 @@ class ModelConfig(Section):
     label_smoothing: Probability = 0.0
     """The share of a target's probability that is spread evenly over all ids, in training only. 0: off."""
     mup: MupSection | None = None
-    """muP: initial standard deviations and learning rates follow from those of a base width. null: initial standard
-    deviations as the family was published; learning rates don't depend on the width."""
+    """muP: the initial standard deviations and the learning rates of a base width are adapted to this width. null: off;
+    initial standard deviations are as published, and learning rates don't depend on the width."""
 
     def architecture(self) -> dict[str, object]:
         """The settings that decide the shapes and the meaning of a model's weights."""
@@ -100,7 +100,7 @@ class ModelConfig(Section):
 
     @property
     def stacks(self) -> dict[str, Any]:
-        """The sections with the widths of a stack, by name: the model itself as "", unless each stack has a section."""
+        """The section of each stack, by name. If stacks have no sections, the model's section as ""."""
         return {"": self}
 
     @property
@@ -256,14 +256,14 @@ class LocalAndGlobal(Section):
     window_rope_base: PositiveFloat | None = None
     """RoPE base of layers with a sliding window. null: `rope_base`."""
 
-    def sees_all(self, layer: int) -> bool:
+    def has_full_attention(self, layer: int) -> bool:
         """True if a layer, counted from 0, has full attention."""
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
     def kind(self, layer: int) -> Kind:
         """The kind of a layer, counted from 0."""
-        if self.sees_all(layer):
+        if self.has_full_attention(layer):
             return Kind(None, self.rope_base)
         return Kind(self.sliding_window, self.window_rope_base or self.rope_base)
 
@@ -294,7 +294,7 @@ class Positions(Section):
         return self
 
 
-class TodaysLayers(Positions, LocalAndGlobal):
+class ModernLayers(Positions, LocalAndGlobal):
     """Modern layers: GPT-2's, Llama's, Qwen3's and Gemma's are settings of them."""
 
     activation: AnyActivation
@@ -461,7 +461,7 @@ class TwoStacks(ModelConfig):
 class Gemma(LocalAndGlobal, ModelConfig):
     """The settings that both versions of T5Gemma have."""
 
-    # what other families set
+    # constants, where other families have settings
     activation: ClassVar[str] = "geglu"
     norm: ClassVar[Norm] = "rms_around_one"
     norm_after: ClassVar[bool] = True
@@ -516,7 +516,7 @@ class T5Gemma2Config(StackConfig, Gemma):
     window_rope_base: PositiveFloat | None = 10_000.0
 
 
-class ModernConfig(TwoStacks, TodaysLayers):
+class ModernConfig(TwoStacks, ModernLayers):
     """An encoder-decoder of modern layers, by default like RedLLM's (Zhang et al. 2025). The decoder starts from
     padding."""
 
@@ -531,7 +531,7 @@ class ModernConfig(TwoStacks, TodaysLayers):
     positions: Literal["rotary", "learned"] = "rotary"
     """How positions are encoded in self-attention. `learned`: each stack has a table, which counts from 0."""
     cross_rotation: bool = True
-    """Rotary positions in cross-attention too. The decoder's positions then continue after those of the input."""
+    """Rotary positions in cross-attention too. The decoder's positions then continue after the input's."""
     tie_embeddings: Literal["all", "output", "none"] = "all"
     """Which matrices are tied. `all`: both embeddings and the output. `output`: the decoder's embedding and the output.
     `none`: no matrices."""
@@ -555,7 +555,7 @@ class ModernConfig(TwoStacks, TodaysLayers):
         return self
 
 
-class DecoderOnlyConfig(TodaysLayers, RotaryHeads, ModelConfig):
+class DecoderOnlyConfig(ModernLayers, RotaryHeads, ModelConfig):
     """A decoder-only model, by default like GPT-2 (Radford et al. 2019). Other settings give the layers of Llama,
     Qwen3, Gemma 2 or Gemma 3: docs/explanation/models.md lists them."""
 
@@ -630,8 +630,8 @@ class EmbeddingLossConfig(Section):
     kind: Literal["mse", "l1", "cosine", "log_cosine", "kl", "contrastive"]
     """The loss between aggregate and output. `mse`, `l1`: the mean squared or absolute difference. `cosine`: 1 − (cos +
     1) / 2. `log_cosine`: −log((cos + 1) / 2). `kl`: KL(aggregate ‖ output) of softmaxes over the units. `contrastive`:
-    InfoNCE (van den Oord et al. 2018), the cross-entropy of a position's own output among those so far, with cosine /
-    0.1 as logits."""
+    InfoNCE (van den Oord et al. 2018), the cross-entropy of a position's own output among all outputs so far, with
+    cosine / 0.1 as logits."""
     aggregation: Literal["mean", "convolution", "matrix"] = "mean"
     """How the embeddings so far are aggregated. `mean`: the author's. `convolution`: a learned causal depthwise
     convolution over `kernel_size` tokens. `matrix`: a learned weight for each pair of positions, which needs

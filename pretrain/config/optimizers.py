@@ -190,8 +190,8 @@ class Schedule(Section):
     peak instead."""
 
     def factor(self, step: int, max_steps: int, peak: float) -> float:
-        """The learning rate of step `step` (from 0) of a run of `max_steps`, relative to its `peak`: from 0 to 1,
-        unless `final_learning_rate` is above the peak. All groups of parameters have the same factor."""
+        """The learning rate of step `step` (from 0) of `max_steps`, divided by the `peak`: from 0 to 1, unless
+        `final_learning_rate` is above the peak. All parameter groups have this factor."""
         return self._in_warmup(step + 1) if step + 1 < self.warmup_steps else self._after(step + 1, max_steps, peak)
 
     def _in_warmup(self, count: int) -> float:
@@ -279,8 +279,7 @@ class InverseSquareRootSchedule(Schedule):
     and in Adafactor with warmup_init."""
 
     def _in_warmup(self, count: int) -> float:
-        """`constant` is T5's rule (Raffel et al. 2020, section 3.1.2), `linear` that of Vaswani et al. 2017, section
-        5.3."""
+        """`constant`: Raffel et al. 2020, section 3.1.2. `linear`: Vaswani et al. 2017, section 5.3."""
         return 1.0 if self.warmup == "constant" else super()._in_warmup(count)
 
     def _after(self, count: int, max_steps: int, peak: float) -> float:
@@ -299,9 +298,7 @@ def _called(name: str) -> BeforeValidator:
 
 
 AnyOptimizer = Annotated[
-    AdamWConfig | AdamWScaleConfig | AdafactorConfig | MuonConfig,
-    Field(discriminator="name"),
-    _called("adamw"),
+    AdamWConfig | AdamWScaleConfig | AdafactorConfig | MuonConfig, Field(discriminator="name"), _called("adamw")
 ]
 AnySchedule = Annotated[
     CosineSchedule | LinearSchedule | WarmupStableDecaySchedule | InverseSquareRootSchedule | ConstantSchedule,

@@ -2,15 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from data_pipeline.foundation import paths, stores
 from data_pipeline.foundation.config_file import LocalPath, Location, Section
@@ -22,10 +14,10 @@ from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
 from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
 
-_LONGEST_WAIT = 1e9  # s, 30 years: timers of the system overflow at some hundreds
+_LONGEST_WAIT = 1e9  # seconds, 30 years; timers of the system overflow after some centuries
 Seconds = Annotated[float, Field(gt=0, le=_LONGEST_WAIT)]
 MLFLOW_FILE = "sqlite:///runs/mlflow.db"
-_MOST_WORKERS = 2**10  # threads or processes of a rank: more than a machine has cores
+_MOST_WORKERS = 2**10  # threads or processes of a rank; no machine has more cores
 
 
 class RunSection(Section):

@@ -1,5 +1,4 @@
-"""Builds the model that a run trains, with activation checkpointing and compiled layers, and DeepSpeed's config from
-the run file."""
+"""Builds the model that a run trains, with activation checkpointing and compiled layers, and DeepSpeed's config."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,10 +24,10 @@ from pretrain.run import watchdog
 
 
 def stage_on(config: RunConfig, ranks: int) -> int:
-    """The stage that DeepSpeed is given on `ranks` ranks: 3, or 2 for all others.
+    """The stage that DeepSpeed gets on `ranks` ranks: 3, or 2 for stages 1 and 2.
 
-    The engine itself decides what becomes of gradients at stage 1. One rank has nothing to shard: unless it offloads,
-    stage 3 is stage 2 there.
+    `adds_locally` decides how stage 1 reduces gradients. On one rank there is nothing to shard, so stage
+    3 is stage 2 there, unless it offloads.
     """
     return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
 
@@ -36,14 +35,14 @@ def stage_on(config: RunConfig, ranks: int) -> int:
 def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> bool:
     """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
 
-    Stage 2 in bf16 shards them, unless there is one rank; in fp32 the backward pass has them whole in any case.
-    `stage`: instead of that of `config`.
+    On several ranks, stage 2 in bf16 shards gradients. In fp32 the backward pass has whole gradients in any case.
+    `stage`: in place of the stage of `config`.
     """
     return _may_add_locally(config, ranks, stage or config.zero_stage) and not _keys_of_reduction(config)
 
 
 def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
-    """The keys of the run file because of which DeepSpeed adds up and reduces gradients, where each rank could."""
+    """The keys of the run file because of which DeepSpeed adds up gradients, although each rank could do so itself."""
     return _keys_of_reduction(config) if _may_add_locally(config, ranks, config.zero_stage) else []
 
 
@@ -76,10 +75,11 @@ def _offloads(config: RunConfig) -> bool:
 
 
 def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[str, Any]:
-    """The config for `deepspeed.initialize` on `ranks` ranks. `largest`: the elements of the model's largest parameter.
+    """The config for `deepspeed.initialize` on `ranks` ranks. `largest`: the number of elements of the model's largest
+    parameter.
 
-    It declares one micro-batch per step. The engine itself marks the last micro-batch of a step, since their number
-    varies during a batch-size ramp-up.
+    The config has one micro-batch per step. The engine itself marks the last micro-batch of a step, since the number of
+    micro-batches varies while the batch size ramps up.
     """
     rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
     decided: dict[str, Any] = {
@@ -93,19 +93,19 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
         "steps_per_print": 2**62,
     }
     if config.precision == "bf16":
-        # without the check, a step whose gradient isn't finite would be applied; `LocalGradients` makes it itself
+        # without the check, a step with a non-finite gradient would be applied; `LocalGradients` has a check of its own
         decided["bf16"] = {"enabled": True, "check_grad_overflow": not local}
         decided["data_types"] = {
-            "grad_accum_dtype": "fp32",  # unset, they would be accumulated in bf16
+            "grad_accum_dtype": "fp32",  # unset, gradients would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
     given = config.deepspeed.model_dump()
-    given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # it would wait for the GPU twice
+    given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # the timer waits for the GPU twice
     stage = stage_on(config, ranks)
     import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
     defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
-    measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` has the norm already
+    measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` computes the norm
     zero = given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
     if stage < 3 and zero.get("overlap_comm") and not _offloads(config):
         # DeepSpeed frees the gradient of a larger parameter while it reduces it in another stream
@@ -116,7 +116,7 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
 def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) -> Model:
     """Builds the model. `drawn=False` skips the random initialization, because a checkpoint is loaded next.
 
-    At ZeRO stage 3 each parameter is sharded as soon as it is created: no rank ever holds the whole model.
+    At ZeRO stage 3, each parameter is sharded as soon as it is created, so that no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
     with sharded(config), contextlib.nullcontext() if drawn else NotDrawn():
@@ -127,7 +127,7 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
 
 @contextlib.contextmanager
 def sharded(config: RunConfig) -> Iterator[None]:
-    """Within the block, parameters are partitioned as they are created, if ZeRO's stage is 3."""
+    """Within the block, parameters are sharded as they are created, if ZeRO's stage is 3."""
     if stage_on(config, ranks := dist.get_world_size()) < 3:
         yield
         return
@@ -138,25 +138,26 @@ def sharded(config: RunConfig) -> Iterator[None]:
 
 
 BACKEND = "inductor"
-# Compiled graphs per layer: rows with or without padding, of one width or of any, aligned for the fastest kernels or
-# not. Beyond PyTorch's default of 8, it would run uncompiled with just a warning.
+# Compiled graphs per layer: for rows with or without padding, of one width or any width, aligned for the fastest
+# kernels or not. Beyond PyTorch's default of 8, a layer would run uncompiled.
 _GRAPHS = 32
 
 
 def prepare_layers(model: nn.Module, compute: ComputeSection, stage: int) -> None:
-    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs, before DeepSpeed gets it.
+    """Applies `compute` to the layers of `model` in training, and to its loss on GPUs. Called before DeepSpeed gets the
+    model.
 
-    ZeRO-3 gathers a compiled layer as a whole: hooks on the modules inside would break its graph.
+    ZeRO-3 gathers a compiled layer as a whole, since hooks on its modules would break its graph.
     """
     compiled = compiles(compute)
     if compiled:
         _watch_compilations()
-        torch._dynamo.config.recompile_limit = _GRAPHS
+        torch.compiler.config.recompile_limit = _GRAPHS
         for module in model.modules():
             if isinstance(module, Head):
                 module.compiled = True
     for module in model.modules():
-        if isinstance(module, Decoder):  # recomputed layers would keep their keys and values
+        if isinstance(module, Decoder):  # joined memories would keep keys and values that layers recompute
             module.joins_memories = stage < 3 and not compute.activation_checkpointing
     for layer in layers(model).values():
         if compiled or stage < 3:
@@ -186,14 +187,14 @@ def _watch_compilations() -> None:
 
 
 def forget_compiled() -> None:
-    """Has layers compiled again, for the shapes that come. Once PyTorch has seen two numbers of rows, as a search for a
-    micro-batch has, it compiles for any number, which is slower."""
-    torch.compiler.reset()
-    _watch_compilations()  # forgotten, too
+    """Has layers compiled again, for the shapes that come. After two numbers of rows, as in the search for a
+    micro-batch, PyTorch compiles for any number, which is slower."""
+    torch.compiler.reset()  # also forgets callbacks
+    _watch_compilations()
 
 
 def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Module]:
-    """Modules of which ZeRO-3 gathers the weights before they run and releases them afterwards."""
+    """The modules whose weights ZeRO-3 gathers before they run and releases afterwards."""
     if compiles(compute):
         return list(layers(model).values())
     owning = [module for module in model.modules() if any(True for _ in module.parameters(recurse=False))]
@@ -201,8 +202,8 @@ def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Modul
 
 
 def whole_copy(model: Model) -> Model:
-    """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered, and has
-    none of the hooks with which DeepSpeed would gather and release them."""
+    """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered. It has none
+    of DeepSpeed's hooks, which would gather and release weights."""
     copy = models.outline(model.config)
     for module, (_, source) in zip(copy.modules(), model.named_modules(), strict=True):
         for name, parameter in source.named_parameters(recurse=False):
@@ -213,12 +214,12 @@ def whole_copy(model: Model) -> Model:
 
 
 def compiles(compute: ComputeSection) -> bool:
-    """True if layers are compiled: as configured, else on GPUs."""
+    """True if layers are compiled: as `compute.compile` says; null: on GPUs."""
     return device_type() == "cuda" if compute.compile is None else compute.compile
 
 
 def layers(model: nn.Module) -> dict[str, Layer]:
-    """The repeated layers of a model, the members of its module lists, by name and in order: "encoder.layers.0"."""
+    """The layers of a model in order, by name, such as "encoder.layers.0": the members of its module lists."""
     return {
         f"{name}.{number}": cast(Layer, layer)
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""The internals of DeepSpeed that this project reads: docs/reference/deepspeed.md lists each name with the reason.
+"""Reads DeepSpeed's internals. docs/reference/deepspeed.md lists each name with the reason.
 
 Stages 1 and 2 split a flat tensor evenly over the ranks: a parameter may be split between ranks, or absent from a rank.
 Stage 3 splits each parameter. A rank holds at most one contiguous fragment of a parameter. `fragments.check` verifies
@@ -26,18 +26,18 @@ def load_no_extensions() -> None:
 
 
 def flat_buffers(engine: DeepSpeedEngine) -> list[FlatBuffer]:
-    """The flat buffers that the engine's optimizer updates on this rank, in this order."""
+    """The flat buffers that the engine's optimizer updates on this rank, in order."""
     return list((_of_stage_3 if engine.zero_optimization_partition_weights() else _of_stages_1_and_2)(engine))
 
 
 def any_is_sharded(parameters: list[Any]) -> bool:
-    """Stage 3: True if some of the parameters aren't whole at the moment."""
+    """Stage 3: True if some of the parameters aren't gathered at the moment."""
     return any(parameter.ds_status.name != "AVAILABLE" for parameter in parameters)
 
 
 @contextlib.contextmanager
 def loaded(engine: DeepSpeedEngine, number: int) -> Iterator[None]:
-    """Within the block, the flat buffer with this number is in memory, with its state, if it is on NVMe otherwise."""
+    """Within the block, the flat buffer with this number and its state are in memory, even if they are on NVMe."""
     if not swapped(engine, number):
         yield
         return
@@ -53,13 +53,13 @@ def swapped(engine: DeepSpeedEngine, number: int) -> bool:
 
 
 def wrapped(engine: DeepSpeedEngine) -> Optimizer:
-    """The optimizer that ZeRO's wraps: the one that DeepSpeed was given. Its state is by flat tensor."""
+    """The optimizer that DeepSpeed was given, which ZeRO wraps. Its state is by flat tensor."""
     return engine.optimizer.optimizer
 
 
 def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]:
-    """Stages 1 and 2: the flat weights of each parameter group, and the parameters in them by name, each with the
-    place of its first element there. Frozen parameters are in none."""
+    """Stages 1 and 2: for each parameter group, its flat weights, and its parameters by name with the offset of each in
+    the flat weights. Frozen parameters are in no group."""
     groups: list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]
     groups = [(flat, {}) for flat in engine.optimizer.bit16_groups_flat]
     by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
@@ -94,8 +94,8 @@ def _of_stage_3(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
 
 
 def _share_of(parameter: Any) -> tuple[int, int]:
-    """The first of the elements of a parameter that ZeRO-3 gives this rank, and their number. Padding isn't counted."""
-    share = parameter.partition_numel()  # the last ranks' share is padded, or all padding
+    """Start and size of the share of a parameter that ZeRO-3 gives this rank, without padding."""
+    share = parameter.partition_numel()  # with padding, which may be all of the last ranks' share
     start = min(dist.get_rank() * share, parameter.ds_numel)
     return start, min(share, parameter.ds_numel - start)
 
@@ -103,7 +103,7 @@ def _share_of(parameter: Any) -> tuple[int, int]:
 def local_weights(engine: DeepSpeedEngine) -> Iterator[tuple[Tensor, int, bool]] | None:
     """This rank's part of each parameter of the model, in the order of their names; None if some are on NVMe.
 
-    Yields the elements (n,), the position of their first in the flattened parameter, and whether they are all of it.
+    Yields the elements (n,), their start in the flattened parameter, and True if they are the whole parameter.
     """
     parameters: list[Any] = list(engine.module.parameters())
     sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
@@ -120,12 +120,13 @@ def _local(parameter: Any) -> tuple[Tensor, int, bool]:
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
-    """Updates the parameters that the model computes with from the fp32 ones. All ranks call this together."""
+    """Updates the parameters that the model computes with from the fp32 master weights. All ranks call this
+    together."""
     optimizer = engine.optimizer
     if not engine.zero_optimization_partition_weights():
         optimizer.update_lp_params()
         return
-    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them too
+    optimizer.checkpoint_event_prologue()  # small parameters stay whole between steps; this updates them, too
     for group, _ in enumerate(flat_buffers(engine)):
         with loaded(engine, group):
             optimizer._reassign_or_swap_out_partitioned_parameters(group)
@@ -133,14 +134,14 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
 
 
 def give_gradients(engine: DeepSpeedEngine, partitions: list[Tensor]) -> None:
-    """Stages 1 and 2: has `engine.step` take this rank's part of each parameter group's gradient, fp32, from here."""
+    """Stages 1 and 2: gives `engine.step` this rank's partition of each parameter group's gradient, fp32."""
     for number, partition in enumerate(partitions):
         engine.optimizer.averaged_gradients[number] = [partition]
 
 
 def forget_gradients(engine: DeepSpeedEngine) -> None:
-    """Zeroes the last step's gradients at stage 3 and, where they are with the fp32 parameters, of offloaded ones.
-    ZeRO overwrites only those of parameters that a step uses: others would learn from an old gradient."""
+    """Zeroes the last step's gradients at stage 3, and those that are kept with offloaded fp32 parameters. ZeRO
+    overwrites only gradients of parameters that a step uses: the others would learn from an old gradient."""
     if engine.zero_optimization_partition_weights():
         engine.optimizer.grad_partitions_flat_buffer.zero_()
     for buffer in flat_buffers(engine):

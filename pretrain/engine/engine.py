@@ -6,7 +6,6 @@ summed over micro-batches and ranks.
 """
 
 import contextlib
-import hashlib
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from torch.optim import Optimizer
 
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import fact, to_device, without_facts
+from data_pipeline.loading.prefetch import FACTS, fact, to_device
+from data_pipeline.objectives.randomness import hashed
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
@@ -52,22 +52,6 @@ class Outcome(NamedTuple):
     votes: dict[str, bool]
 
 
-class OnHost:
-    """The values that `tensor` has now, for later. The host doesn't wait for their copy until it asks for them."""
-
-    def __init__(self, tensor: Tensor):
-        self._copy = tensor.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if tensor.is_cuda else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def tolist(self) -> list:
-        """Waits for the copy, if the device hasn't got that far."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._copy.tolist()
-
-
 class Totals:
     """Tables of scalars, by title and name, summed over the ranks in one collective.
 
@@ -79,12 +63,17 @@ class Totals:
         self._names = {title: list(table) for title, table in tables.items()}
         self._sums = torch.stack([value for table in tables.values() for value in table.values()])
         dist.all_reduce(self._sums)
-        self._on_host = OnHost(self._sums)
+        self._on_host = self._sums.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if self._sums.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
 
     def __getitem__(self, title: str) -> dict[str, Tensor]:
         return self._named(self._sums.unbind())[title]
 
     def read(self) -> dict[str, dict[str, float]]:
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._named(self._on_host.tolist())
 
     def _named(self, values: Sequence[Value]) -> dict[str, dict[str, Value]]:
@@ -145,19 +134,21 @@ class Engine:
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self.warnings: list[str] = []
-        """Lines about what doesn't run as configured. Who has told one takes it away."""
+        """Lines about what doesn't run as configured. The trainer reports and removes them."""
         self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self._rate = 0.0  # of the last step
         self.before_update: Callable[[], None] = lambda: None
-        """Called in each step when its gradients are there, and before the weights change."""
+        """Called in each step after its gradients are computed and before the weights change."""
         self.applied = False
         """True if the last step changed the weights: a step without a finite gradient is skipped."""
         self.unlogged: dict[str, tuple[float, int]] = {}
-        """By name, the sum of each loss since the last metrics, and the number of what it is a mean over."""
+        """The sum of each loss since the last log line, and the number of labels that its mean is over, by name."""
 
-    def step(self, step: int, position: int, batches: list[Batch], votes: Mapping[str, bool] | None = None) -> Outcome:
-        """Trains on this rank's micro-batches of `step`, whose rows begin at `position` of the stream.
+    def step(
+        self, step: int, firsts: Sequence[int], batches: list[Batch], votes: Mapping[str, bool] | None = None
+    ) -> Outcome:
+        """Trains on this rank's micro-batches of `step`. `firsts`: the positions of their first rows in the stream.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
@@ -168,9 +159,11 @@ class Engine:
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
-        for number, batch in enumerate(batches):
-            torch.manual_seed(self._dropout_seed(step, position, len(batches), self._rank, number))
-            losses = self._micro_batch(batch, counted, first=number == 0, last=number + 1 == len(batches))
+        for number, (first, batch) in enumerate(zip(firsts, batches, strict=True)):
+            self._seed_dropout(step, first)
+            with self._timed(self._local):
+                inputs, last = self._inputs(batch), number + 1 == len(batches)
+                losses = (self._graphs or self._computed)(inputs, counted, number == 0, last)
             watchdog.mark()
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
@@ -185,19 +178,17 @@ class Engine:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
         return self._agreed(batches, {})["labels"]
 
-    def replay(
-        self, step: int, position: int, rank: int, batches: int, batch: Batch, counted: dict[str, Tensor]
-    ) -> None:
-        """Computes the gradient of the first of the `batches` micro-batches that `rank` has in `step`, once more.
+    def replay(self, step: int, first: int, batch: Batch, counted: dict[str, Tensor]) -> None:
+        """Computes the gradient of a micro-batch of `step`, of this rank or another, once more.
 
-        Only hooks on parameters see it: it is neither added to that of the step nor reduced. Weights, random numbers
-        and times of the step stay as they are. All ranks call this together, between steps. The other arguments are as
-        in `step` and from `counted`.
+        Only hooks on parameters see the gradient: it is neither added to that of the step nor reduced. Weights, random
+        numbers and times of the step stay as they are. All ranks call this together, between steps. `first`: the
+        position of the first row. `counted`: from the method of this name.
         """
         watchdog.mark()
         self._release_graphs()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(self._dropout_seed(step, position, batches, rank, 0))
+            self._seed_dropout(step, first)
             self.module.begin_step(self.config.run.seed, step)
             losses = _summed(self._wrapped(self.module)(**self._inputs(batch)))
             parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -210,10 +201,11 @@ class Engine:
         self._discard(batch, self.counted([batch]))
 
     def compile(self, batch: Batch) -> None:
-        """Has one rank of each node compile the layers for micro-batches like `batch`. The others wait, and then find
-        what it has compiled in the node's cache. All ranks call this together, before the first step.
+        """Compiles the layers for micro-batches like `batch` on one rank of each node. The other ranks wait, then find
+        the compiled code in the node's cache. All ranks call this together, before the first step.
 
-        Nothing happens where layers aren't compiled or DeepSpeed reduces gradients: passes of ranks then meet.
+        Does nothing if layers aren't compiled, or if DeepSpeed reduces gradients: the ranks' passes then meet in
+        collectives.
         """
         if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self._ranks:
             return
@@ -223,16 +215,16 @@ class Engine:
         dist.barrier()
 
     def _discard(self, batch: Batch, counted: dict[str, Tensor]) -> None:
-        self._gradients.discard(self._loss(_summed(self.training_losses(batch)), counted))
+        self._gradients.discard(self._loss(_summed(self.training_losses(self._inputs(batch))), counted))
 
-    def training_losses(self, batch: Batch) -> Losses:
-        """The model's losses of a micro-batch in training, with dropout and its wrapper."""
+    def training_losses(self, inputs: Batch) -> Losses:
+        """The model's losses in training, with dropout and its wrapper. `inputs`: a micro-batch on the device."""
         with self._timed(not (self._local or self._sharded)):
-            return self._trained_model(**self._inputs(batch))
+            return self._trained_model(**inputs)
 
     @property
     def in_few_shapes(self) -> bool:
-        """True if micro-batches should come in few shapes: each takes a CUDA graph of its own."""
+        """True if micro-batches should come in few shapes: each shape takes a CUDA graph."""
         return self._graphs is not None
 
     @torch.no_grad()
@@ -330,18 +322,14 @@ class Engine:
         dist.barrier()
         self.deepspeed.destroy()
 
-    def _micro_batch(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
-        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses."""
-        with self._timed(self._local):
-            return (self._graphs or self._computed)(self._inputs(batch), counted, first, last)
-
     def _timed(self, alone: bool) -> AbstractContextManager[None]:
-        """Encloses a part of the step, which is timed if this rank is `alone` in it: it waits for no other."""
+        """Encloses a part of the step. The part is timed if this rank is `alone` in it: it waits for no other rank."""
         return self.times.computing() if self.times and alone else contextlib.nullcontext()
 
-    def _computed(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
-        """The same, one operation after the other; captured, if there are graphs."""
-        losses = _summed(self.training_losses(batch))
+    def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses.
+        Captured, if there are graphs."""
+        losses = _summed(self.training_losses(inputs))
         self._trained |= {name for name, total in losses.items() if total.requires_grad}
         self._gradients.add(self._loss(losses, counted), first, last)
         return {name: total.detach().double() for name, total in losses.items()}
@@ -359,22 +347,19 @@ class Engine:
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
         return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
 
-    def _dropout_seed(self, step: int, position: int, batches: int, rank: int, number: int) -> int:
-        """Of the micro-batch `number` of the `batches` that `rank` has in `step`, whose rows begin at `position`."""
-        rows = self.config.batch.rows(step) // self._ranks // batches  # of a micro-batch
-        key = f"{self.config.run.seed}/dropout/{step}/{position + (rank * batches + number) * rows}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
+    def _seed_dropout(self, step: int, first: int) -> None:
+        """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""
+        torch.manual_seed(hashed(f"{self.config.run.seed}/dropout/{step}/{first}") >> 1)
 
     def _loss(self, losses: dict[str, Tensor], counted: dict[str, Tensor]) -> Tensor:
-        """The part of a micro-batch, whose sums of losses these are, in the loss of the step, scaled for its
-        gradient."""
+        """The micro-batch's part of the loss of the step, from its sums of `losses`, scaled for its gradient."""
         shares = [total / _count(counted, name).clamp(min=1) for name, total in losses.items() if total.requires_grad]
         share = torch.stack(shares).sum()
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
 
     def _outcome(self, losses: dict[str, float], labels: dict[str, float], votes: dict[str, float]) -> Outcome:
-        """The outcome of a step: by its sums of losses, and what the ranks agreed on."""
+        """The outcome of a step, from its sums of losses and what the ranks agreed on."""
         if self.applied:
             for name, added in losses.items():
                 before, counted_before = self.unlogged.get(name, (0.0, 0))
@@ -384,7 +369,8 @@ class Engine:
 
     def _inputs(self, batch: Batch) -> Batch:
         """What the model reads of a batch, on the device."""
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in without_facts(batch).items()}
+        read = {name: tensor for name, tensor in batch.items() if name not in FACTS}
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in read.items()}
 
 
 @contextlib.contextmanager
@@ -409,8 +395,8 @@ def _count(counted: dict[str, Value], name: str) -> Value:
 
 
 def set_rates(optimizer: Optimizer, config: RunConfig, step: int) -> float:
-    """Sets every parameter group's learning rate for `step` (from 0), 0 while it is frozen. Returns that of groups
-    without a rate of their own."""
+    """Sets the learning rate of each parameter group for `step` (from 0); 0 while the group is frozen. Returns the rate
+    of groups that don't set their own."""
     factor = config.schedule.factor(step, config.run.max_steps, config.optimizer.learning_rate)
     for group in optimizer.param_groups:
         group["lr"] = group["base_rate"] * factor if step >= group["frozen_until"] else 0.0

@@ -1,4 +1,4 @@
-"""The fragments of parameters on this rank, and a check at the start that DeepSpeed keeps its weights in them."""
+"""Lists the fragments of parameters on this rank, and checks at the start that DeepSpeed keeps its weights in them."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from pretrain.engine.deepspeed_private import flat_buffers, loaded, local_weight
 from pretrain.engine.optimizers.flat_buffers import Fragment
 from pretrain.engine.versions import REPORT
 
-_ENDS = (slice(None, 1000), slice(-1000, None))  # the elements of a fragment that are compared
+_ENDS = (slice(None, 1000), slice(-1000, None))  # the compared elements of a fragment
 
 
 def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
@@ -21,7 +21,7 @@ def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
 
 
 def in_memory(engine: DeepSpeedEngine) -> Iterator[Fragment]:
-    """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its own are yielded."""
+    """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its fragments are yielded."""
     for number, buffer in enumerate(flat_buffers(engine)):
         with loaded(engine, number):
             yield from (fragment for fragment in buffer.fragments if fragment.size)
@@ -35,7 +35,7 @@ def check(engine: DeepSpeedEngine) -> None:
     compared.
     """
     of_all = [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments]
-    # The number of elements and the sum of their positions together show whether each is there once.
+    # the number of elements and the sum of their positions show together that each is there once
     found = torch.tensor(
         [[one.size, (2 * one.start + one.size - 1) * one.size // 2] for one in of_all], device=engine.device
     )
@@ -60,7 +60,7 @@ def _differ(engine: DeepSpeedEngine) -> int:
 
 
 def _same(fragment: Fragment, weights: Tensor, first: int) -> bool:
-    """True if a fragment equals, at its ends, the `weights` (n,) of its parameter, of which this is the `first`."""
+    """True if a fragment equals, at its ends, the `weights` (n,) of its parameter, which begin at element `first`."""
     live = weights.narrow(0, fragment.start - first, fragment.size)
     master_weights = fragment.view(fragment.buffer.data)
     return all(torch.equal(master_weights[end].to(live.device, live.dtype), live[end]) for end in _ENDS)

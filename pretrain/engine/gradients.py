@@ -1,4 +1,4 @@
-"""Computes a step's gradients from its micro-batches and updates the weights, in one of two ways.
+"""Accumulates the gradients of a step's micro-batches, and updates the weights, in one of two ways.
 
 `LocalGradients`: each rank accumulates the gradients of its micro-batches in fp32, and the ranks reduce them once a
 step. This takes 4 bytes per parameter on each rank. `ReducedByDeepSpeed`: DeepSpeed's hooks accumulate and reduce each
@@ -33,22 +33,22 @@ class Gradients(Protocol):
     norm: float
 
     def add(self, loss: Tensor, first: bool, last: bool) -> None:
-        """Adds the gradient of a micro-batch's part of the loss of the step; `first`, `last`: of this rank's
-        micro-batches."""
+        """Adds the gradient of a micro-batch's part of the step's loss. `first`, `last`: True for the first and the
+        last of this rank's micro-batches."""
 
     def reduce(self) -> None:
-        """Sums the gradient over the ranks, if that hasn't happened yet."""
+        """Sums the gradient over the ranks, unless the backward pass has done so."""
 
     def update(self) -> bool:
-        """Clips the gradient and updates the weights; returns False, on all ranks, if it isn't finite: the step is then
-        skipped."""
+        """Clips the gradient and updates the weights. Returns False, on all ranks, if the gradient isn't finite; the
+        step is then skipped."""
 
     def discard(self, loss: Tensor) -> None:
         """Computes the gradient of a micro-batch's loss as in a step, and updates nothing."""
 
 
 class LocalGradients:
-    """Stages 1 and 2: gradients in a flat fp32 buffer for each parameter group, laid out like DeepSpeed's weights.
+    """Stages 1 and 2: a flat fp32 buffer of gradients for each parameter group, laid out like DeepSpeed's weights.
 
     `torch.autograd.grad` adds nothing to `.grad`, so no hook of DeepSpeed runs. DeepSpeed's `step` gets this rank's
     partition of each buffer, updates its fp32 weights and gathers the weights.
@@ -89,7 +89,7 @@ class LocalGradients:
         for buffer, partition in zip(self._buffers, self._partitions, strict=True):
             if buffer.is_cuda:
                 deepspeed.comm.reduce_scatter_tensor(partition, buffer)
-            else:  # gloo's takes twice as long
+            else:  # gloo's reduce_scatter takes twice as long
                 deepspeed.comm.all_reduce(buffer)
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class LocalGradients:
         self.add(loss, first=True, last=True)
 
     def _norm(self) -> Tensor:
-        """() fp32, over the partitions of all ranks. It is on the host, which waits for the device here alone."""
+        """() The norm over the partitions of all ranks, fp32, on the host. The host waits for the device only here."""
         squares = torch.stack([sum_of_squares(partition) for partition in self._partitions]).sum()
         if self._ranks > 1:
             deepspeed.comm.all_reduce(squares)
@@ -127,7 +127,7 @@ class ReducedByDeepSpeed:
         self._engine = engine
 
     def add(self, loss: Tensor, first: bool, last: bool) -> None:
-        watchdog.mark()  # ranks have met in the forward pass, too
+        watchdog.mark()  # at stage 3 the ranks have met in the forward pass
         if first:
             forget_gradients(self._engine)
         self._engine.set_gradient_accumulation_boundary(last)
@@ -142,5 +142,5 @@ class ReducedByDeepSpeed:
         return applied
 
     def discard(self, loss: Tensor) -> None:
-        self.add(loss * math.nan, first=False, last=True)  # a gradient that isn't finite is skipped
+        self.add(loss * math.nan, first=False, last=True)  # DeepSpeed skips a step without a finite gradient
         self._engine.step()

@@ -29,20 +29,20 @@ Body = Callable[[Batch, dict[str, Tensor], bool, bool], Sums]
 
 
 class Recorder(Protocol):
-    """What captures work on a device."""
+    """Captures work on a device and replays it."""
 
     def warm_up(self, work: Callable[[], Sums]) -> Sums:
         """Runs `work` where it will be captured."""
 
     def record(self, work: Callable[[], Sums]) -> Callable[[], Sums]:
-        """Captures `work`; returns what replays it, into the same results each time."""
+        """Captures `work`; returns a function that replays it into the same result tensors each time."""
 
     def finish(self) -> None:
-        """Waits until no replay runs any more. What was captured is then let go, all of it."""
+        """Waits until no replay runs. All captures are released after that."""
 
 
 class StaticTensors:
-    """On a CPU nothing is captured: what replays work is the work itself."""
+    """On a CPU nothing is captured: a replay runs the work itself."""
 
     def warm_up(self, work: Callable[[], Sums]) -> Sums:
         return work()
@@ -54,7 +54,7 @@ class StaticTensors:
 
 
 class CUDAGraphs:
-    """Graphs of one device, captured on a stream of their own. Their memory is one pool, since none run together.
+    """Graphs of one device, captured on a stream of their own. They share one memory pool, since no two run at once.
 
     Work is warmed up on that stream, too: autograd keeps the stream on which a leaf was first used, and would wait for
     another one within a capture (PyTorch issue 180090).
@@ -107,9 +107,9 @@ class GraphedMicroBatches:
     A form: names, shapes and dtypes of the inputs, and whether the micro-batch is the first of its step, whose gradient
     replaces that of the step before. Results stay as they are until the next replay.
 
-    The body runs as it is in other forms; while the model or its parameters have hooks, which a replay wouldn't call;
-    and for good once a capture has failed, or memory has no room for graphs and the body. `warn` is told why, in a
-    line. Between steps graphs hold the memory that the body takes, until they are released.
+    The body runs without a graph for other forms, and while the model or its parameters have hooks, which a replay
+    wouldn't call. It always does once a capture has failed, or memory has no room for graphs and the body; `warn` gets
+    a line that says why. Between steps graphs hold the memory that the body takes, until they are released.
     """
 
     def __init__(self, body: Body, module: nn.Module, recorder: Recorder, warn: Callable[[str], None]):
@@ -176,7 +176,7 @@ class GraphedMicroBatches:
         self._warn(f"{KEY}: {reason}; micro-batches run without CUDA graphs")
 
     def _hooks(self) -> int:
-        """How many hooks a replay leaves out. PyTorch tells their number nowhere else."""
+        """The number of hooks that a replay would leave out. PyTorch has no public count of them."""
         of_modules = (
             len(hooks)
             for one in self._modules
@@ -188,7 +188,7 @@ class GraphedMicroBatches:
 def graphed(
     body: Body, module: Model, config: RunConfig, ranks: int, device: torch.device, warn: Callable[[str], None]
 ) -> GraphedMicroBatches | None:
-    """`body` as graphs, if the run asks for them and can have them; `warn` is told why it can't."""
+    """`body` with graphs, if the run asks for them; None if it doesn't or can't have them. `warn` gets the reason."""
     if not config.compute.cuda_graphs:
         return None
     against = {

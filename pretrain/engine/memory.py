@@ -1,4 +1,4 @@
-"""Memory of this process: free bytes, and the peak during a block of code."""
+"""Measures the memory of this process: free bytes, and the peak of a piece of work. Tunes glibc's allocator."""
 
 import contextlib
 import ctypes
@@ -14,16 +14,16 @@ from pretrain.run.rank_environment import local_world_size
 
 SAFE = 0.9  # share of the free memory to use: allocators waste some
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGEST = 2**30  # bytes: a block above this size is always mapped, and given back, on its own
-_USUAL = 2**25  # where glibc's own adjustment of this size ends up
+_LARGEST = 2**30  # bytes: larger blocks are always mapped and returned on their own
+_USUAL = 2**25  # bytes: the threshold that glibc ends up with by itself
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class DeviceMemory:
-    """Memory of the device that a rank computes on, in bytes.
+    """The memory of the device that a rank computes on, in bytes.
 
-    On a CUDA device it counts what PyTorch's allocator has taken, with the gaps between tensors; on a CPU the process's
-    resident memory.
+    On a CUDA device, this is the memory that PyTorch's allocator has taken, with the gaps between tensors. On a CPU it
+    is the resident memory of the process.
     """
 
     def __init__(self, device: torch.device):
@@ -31,14 +31,14 @@ class DeviceMemory:
         self._before = self.allocated()
 
     def free(self) -> int:
-        """How much more this rank may allocate. On a CPU, the ranks of a machine have equal shares."""
+        """The memory that this rank may still allocate. On a CPU, the ranks of a machine have equal shares."""
         if self._cuda is None:
             return available_memory() // local_world_size()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._cuda)[0]
 
     def total(self) -> int:
-        """How much memory there is for this rank, free or not."""
+        """The memory for this rank, free or not."""
         if self._cuda is None:
             return total_memory() // local_world_size()
         return torch.cuda.mem_get_info(self._cuda)[1]
@@ -46,15 +46,15 @@ class DeviceMemory:
     def allocated(self) -> int:
         if self._cuda is None:
             return _status("VmRSS")
-        torch.cuda.empty_cache()  # what is cached may be used again for anything
+        torch.cuda.empty_cache()  # cached memory is free for other tensors
         return torch.cuda.memory_reserved(self._cuda)
 
     def peak(self, work: Callable[[], object]) -> int:
-        """How much memory `work` takes at its peak, beyond what was allocated when this object was made."""
+        """The memory that `work` takes at its peak, beyond the memory that was allocated when this object was made."""
         if self._cuda is None:
-            # glibc would otherwise keep most of what earlier work has freed
+            # glibc would otherwise keep most of the memory that earlier work has freed
             getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
-            _CLEAR_REFS.write_text("5")  # sets the high-water mark to what is resident (man proc_pid_clear_refs)
+            _CLEAR_REFS.write_text("5")  # resets the high-water mark (man proc_pid_clear_refs)
             work()
             return _status("VmHWM") - self._before
         torch.cuda.empty_cache()
@@ -64,7 +64,7 @@ class DeviceMemory:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The peak memory of a rank so far, in bytes, of the rank with the highest. All ranks call it."""
+    """The peak memory so far, in bytes, of the rank with the highest peak. All ranks call this."""
     cuda = device.type == "cuda"
     peak = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
@@ -80,8 +80,8 @@ def _status(name: str) -> int:
 def freed_at_once() -> Iterator[None]:
     """Within the block, glibc returns blocks of a megabyte and more to the system as soon as they are freed.
 
-    By default glibc keeps freed blocks of up to 32 MB. ZeRO-3 allocates lasting shards between whole parameters that
-    are soon freed, and the gaps between the shards are never used again: a rank would hold twice the whole model.
+    By default, glibc keeps freed blocks of up to 32 MB. ZeRO-3 allocates lasting shards between whole parameters that
+    are soon freed. The gaps between the shards would never be used again, and a rank would hold twice the whole model.
     """
     _mallopt(_M_MMAP_THRESHOLD, 2**20)
     try:
@@ -91,10 +91,10 @@ def freed_at_once() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc keeps freed memory for the next tensor of its size. For ranks on a CPU.
+    """From now on, glibc keeps freed memory for the next tensor of its size. For ranks on a CPU.
 
-    By default it maps each block above 32 MB anew and returns it when it is freed. Where a model trains on a CPU, the
-    kernel then zeroes its logits and the gradients of its embeddings page by page at every step.
+    By default, glibc maps each block above 32 MB anew and returns it when it is freed. The kernel would then zero
+    logits and gradients of embeddings page by page at every step.
     """
     _mallopt(_M_MMAP_THRESHOLD, _LARGEST)
     _mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST - 1)

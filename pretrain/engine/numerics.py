@@ -1,9 +1,9 @@
-"""The check that DeepSpeed trains as a plain loop does, with a run's settings and on the ranks of this process group.
+"""Checks that DeepSpeed trains like a plain loop, with a run's settings and on the ranks of this process group.
 
-Both train a small model whose gradients are exact in bf16 and fp32, in whatever order they are summed: after each step
-their weights must be equal to the bit. The loss is linear in every parameter, so a gradient depends on the batch alone.
-It is a sum of a few products of small integers, times a power of two. SGD with powers of two as its settings keeps the
-fp32 weights exact too.
+Both train a small model. Its gradients are exact in bf16 and fp32, in whatever order they are summed, so after each
+step the weights must be equal to the bit. The loss is linear in every parameter, so a gradient depends on the batch
+alone: it is a sum of a few products of small integers, times a power of two. SGD with powers of two as its settings
+keeps the fp32 weights exact, too.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ from pretrain.engine.versions import is_tested
 from pretrain.models.layers import Layer
 from pretrain.models.model import Losses, Model
 
-ROWS, STEPS = 2, 3  # rows of a micro-batch; more steps would need more bits than fp32 has
+ROWS = 2  # of a micro-batch
+STEPS = 3  # more steps would need more bits than fp32 has
 RATE = 1 / 4
 _LENGTH, _WIDTH, _IDS = 4, 6, 5
 _ASKS = 0  # a row that begins with this id uses the layer `sometimes`
@@ -45,7 +46,8 @@ class LinearLayer(Layer, nn.Linear):
 
 
 class ExactModel(Model):
-    """Its layer runs twice, its embedding is also its output matrix, and not every micro-batch uses `sometimes`."""
+    """A model whose layer runs twice, whose embedding is tied to the output, and whose layer `sometimes` isn't used by
+    every micro-batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,12 +87,12 @@ class ExactModel(Model):
 
 
 def _integers(rows: int, columns: int) -> Tensor:
-    """(rows, columns) -2, -1, 1 and 2, in no simple order."""
+    """(rows, columns) of -2, -1, 1 and 2, in no simple order."""
     return torch.tensor([-2.0, 1.0, 2.0, -1.0, 1.0])[torch.arange(rows * columns) ** 2 % 7 % 5].view(rows, columns)
 
 
 def sgd(model: nn.Module) -> SGD:
-    """SGD with two groups, as for matrices and vectors, and momentum, so that a state must be kept between steps."""
+    """SGD with two groups, for matrices and vectors, and with momentum, a state that must be kept between steps."""
     vectors = [one for name, one in model.named_parameters() if name == "gain" or name.endswith("bias")]
     matrices = [one for name, one in model.named_parameters() if name.endswith("weight")]  # ZeRO-3 shows no shapes
     schedule = {"lr": RATE, "base_rate": RATE, "frozen_until": 0}
@@ -102,8 +104,8 @@ def sgd(model: nn.Module) -> SGD:
 
 
 def micro_batches(step: int, accumulation: int, ranks: int) -> list[list[Batch]]:
-    """The micro-batches of step `step`, of each rank. Together they have a power of two of valid labels, which are
-    spread unevenly. In even steps the last and every other one before it use the layer `sometimes`.
+    """The micro-batches of step `step`, for each rank. Their number of valid labels is a power of two, spread unevenly.
+    In even steps, the last micro-batch and every other one before it use the layer `sometimes`.
 
     With an offloaded optimizer, DeepSpeed loses the gradient of a parameter that the last micro-batch doesn't use. All
     families use every parameter in every micro-batch.
@@ -123,8 +125,7 @@ def micro_batches(step: int, accumulation: int, ranks: int) -> list[list[Batch]]
 
 
 class PlainStep(NamedTuple):
-    """The results of a step of a plain loop, fp32: the gradient and the weights after it by name, the gradient's
-    norm."""
+    """The results of a step of a plain loop, fp32: the gradients and the new weights by name, and the gradient norm."""
 
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
@@ -154,7 +155,7 @@ def plain_loop(accumulation: int, ranks: int) -> list[PlainStep]:
 
 _MOST_MICRO_BATCHES = 4
 _NEVER_CLIPS = 2.0**20
-# What a run's model exceeds, this one must too: elements. A bucket then holds some parameters, and not the largest.
+# numbers of elements that a run's model exceeds, and this model, too: a bucket holds some parameters, not the largest
 _SIZES = {
     "reduce_bucket_size": 32,
     "allgather_bucket_size": 32,
@@ -162,29 +163,29 @@ _SIZES = {
     "stage3_param_persistence_threshold": 20,
     "sub_group_size": 50,
 }
-_ROUNDING = 2.0**-20  # of the gradient's norm alone: it is a square root, and DeepSpeed adds norms of parts
+_ROUNDING = 2.0**-20  # of the gradient norm alone: it is a square root, and DeepSpeed adds norms of parts
 _SHOWN = 3  # parameters
 
 
 class Comparison(NamedTuple):
-    """How DeepSpeed trained: with what, and what was wrong; `wrong` is empty if nothing was."""
+    """The settings that DeepSpeed trained with, and the differences; `wrong` is empty if there are none."""
 
     trained: str
     wrong: str
 
 
 def compare(config: RunConfig, accumulation: int) -> Comparison:
-    """Trains the small model with DeepSpeed, as `config` asks, and without it. All ranks call this together and get the
-    same.
+    """Trains the small model with DeepSpeed and the settings of `config`, and without DeepSpeed. All ranks call this
+    together, and get the same result.
 
-    A step has `accumulation` micro-batches on each rank, four at most. Raises what DeepSpeed raises.
+    A step has `accumulation` micro-batches on each rank, four at most. Raises DeepSpeed's errors.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     accumulation = min(accumulation, _MOST_MICRO_BATCHES)
     small, wrong = _small(config, accumulation, ranks), ""
     with torch.random.fork_rng(devices=[]), _engine(small) as engine:
         for step, expected in enumerate(plain_loop(accumulation, ranks)):
-            engine.step(step, 0, micro_batches(step, accumulation, ranks)[rank])
+            engine.step(step, range(accumulation), micro_batches(step, accumulation, ranks)[rank])
             # what one rank alone finds ends the comparison on all of them
             if found := first_value(_wrong(engine, expected) or None):
                 wrong = f"wrong from step {step + 1} on: {found}"
@@ -218,7 +219,7 @@ def _wrong(engine: Engine, expected: PlainStep) -> str:
 
 
 def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
-    """`config` for the small model, which nothing but ZeRO's own sections, the precision and checkpointing concern."""
+    """`config` for the small model: only ZeRO's sections, the precision and activation checkpointing matter."""
     zero = config.deepspeed.zero_optimization
     given = zero.model_dump()
     sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
@@ -252,9 +253,9 @@ def _engine(config: RunConfig) -> Iterator[Engine]:
 
 
 def _differences(engine: DeepSpeedEngine, expected: PlainStep) -> Iterator[str]:
-    """The parameters whose weights after a step aren't those expected: the fp32 ones, or what is computed with.
+    """The parameters whose weights after a step aren't as expected: the fp32 weights, or those that the model uses.
 
-    With the number of wrong elements and, where DeepSpeed shows fp32 weights, the gradient of the one furthest off.
+    Each with the number of wrong elements and, if DeepSpeed shows fp32 weights, the gradient of the worst element.
     """
     for name, parameter in engine.module.named_parameters():
         right = expected.weights[name].to(engine.device)

@@ -1,4 +1,5 @@
-"""The process group of a run: one process, or all processes that a launcher started."""
+"""Joins and leaves the process group of a run, and exchanges values among its ranks. The group is one process, or all
+processes that a launcher started."""
 
 import contextlib
 import json
@@ -27,24 +28,23 @@ from pretrain.run.rank_environment import LOOPBACK, RankEnvironment, be_the_only
 
 T = TypeVar("T")
 _of_threads: list[dist.ProcessGroup] = []
-_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # PyTorch: whether something else than rank 0 has opened the store
+_STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # True tells PyTorch that the store is open already
 
 
 @contextlib.contextmanager
 def process_group(
     cpu_threads: int | None, seconds: float, any_version: bool = False, bind_cores: bool = True
 ) -> Iterator[tuple[int, int]]:
-    """Joins the process group for the duration of the block; yields (rank, number of ranks). `bind_cores` as in a run
-    file.
+    """Joins the process group for the duration of the block; yields (rank, number of ranks).
 
-    `seconds`: how long the watchdog lets a rank make no progress. Collectives time out later than that. `any_version`:
-    whether DeepSpeed may be another one than the tested one.
+    `cpu_threads` and `bind_cores` as in a run file. `seconds`: the watchdog's limit; collectives time out later.
+    `any_version`: True accepts untested versions of DeepSpeed.
 
     Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
-    destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for the others
-    there ends at once instead, with the code that it would have ended with. An only rank raises every error as it is.
+    destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for other ranks
+    there ends at once instead, with the same exit code. A single rank raises every error as it is.
     """
-    # matrix products then sum in the same order whatever the alignment of their operands
+    # matmuls then sum in the same order for any alignment of their operands
     os.environ.setdefault("MKL_CBWR", "AUTO")
     if not is_launched():
         be_the_only_rank()
@@ -52,26 +52,26 @@ def process_group(
     kind = os.environ[ACCELERATOR] = device_type()  # DeepSpeed reads it
     on_gpu = kind == "cuda"
     if on_gpu:
-        # DeepSpeed reads it as the number of the GPU. Where each rank sees just one, all have 0: see `ranks_by_node`.
+        # DeepSpeed reads it as the number of the GPU: 0 on all ranks if each rank sees only its own GPU
         gpu = local_gpu(here.local_rank, torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(gpu)
     else:
         keep_freed_memory()
-        # A CPU takes up to a hundred times as long for numbers below 1e-38, which the attention of a trained model has.
-        torch.set_flush_denormal(True)  # before there are other threads, which take it over
+        # for numbers below 1e-38, as in the attention of a trained model, a CPU takes up to a hundred times as long
+        torch.set_flush_denormal(True)  # before there are other threads, which inherit the setting
     torch.set_num_threads(cpu_threads or rank_threads(here.local_world_size))
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(gpu)))  # before there are other threads
     import deepspeed  # chooses its accelerator now, by the environment
 
-    from pretrain.engine import deepspeed_private, versions  # import it too
+    from pretrain.engine import deepspeed_private, versions  # these import DeepSpeed, too
 
     if not any_version:
         versions.check_version()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below
-    # longer than the watchdog's limit, since the watchdog reports more
+    # longer than the watchdog's limit, since the watchdog's report says more
     timeout = timedelta(seconds=seconds + 2 * watchdog.GRACE)
     deepspeed_private.load_no_extensions()
     with _store_on_loopback(here, timeout) as store:
@@ -88,15 +88,15 @@ def process_group(
             raise
         raise end from None
     _leave_group()
-    del store  # `dist` holds on to connections alone, and all ranks connect to the server, this one too
+    del store  # `dist` keeps only connections, and all ranks are connected to this server, even this rank
 
 
 @contextlib.contextmanager
 def _store_on_loopback(here: RankEnvironment, timeout: timedelta) -> Iterator[dist.TCPStore | None]:
-    """Has the store, where ranks meet, listen for this machine alone if all ranks are on it. Yields its server, if it
-    is in this process.
+    """If all ranks are on this machine, has the store where they meet listen on the loopback interface only. Yields the
+    server of the store, if this process has it.
 
-    PyTorch's own would listen on all interfaces, and it asks nobody for a token.
+    PyTorch's own server would listen on all interfaces, without authentication.
     """
     ours = here.master_addr == LOOPBACK and os.environ.get(_STORE_EXISTS) != "True"
     if not ours or here.rank:
@@ -130,7 +130,7 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     elif isinstance(error, Exception) and (blocks or dist.get_world_size() > 1):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
         end = SystemExit(1)
-    elif isinstance(error, SystemExit):  # by code that the run calls; the other ranks wait for this one
+    elif isinstance(error, SystemExit):  # raised by code that the run calls, while other ranks wait for this one
         print(f"error: exited with code {error.code or 0} before the run's end", file=sys.stderr, flush=True)
     if blocks:
         if isinstance(end, UserError):
@@ -144,18 +144,18 @@ def _leave_group() -> None:
     import deepspeed  # as in `process_group`
 
     _of_threads.clear()
-    deepspeed.comm.destroy_process_group()  # PyTorch's own would leave DeepSpeed with groups that are gone
+    deepspeed.comm.destroy_process_group()  # unlike PyTorch's, this also tells DeepSpeed that groups are gone
 
 
 def _exit_may_block() -> bool:
-    """True if leaving the process group may wait for ranks that wait for this one, as NCCL's communicators do, or end
-    in an abort, as gloo does while a thread communicates."""
+    """True if leaving the process group may wait for ranks that wait for this rank, as with NCCL, or abort, as with
+    gloo while a thread communicates."""
     return dist.get_world_size() > 1 and (dist.get_backend() == "nccl" or bool(_of_threads))
 
 
 def _exit_now(code: int) -> NoReturn:
     """Exits without the cleanup of Python and libraries, which would wait for other ranks."""
-    for child in multiprocessing.active_children():  # the loader's
+    for child in multiprocessing.active_children():  # processes of the loader
         child.kill()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -164,16 +164,16 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def group_of_threads() -> dist.ProcessGroup:
-    """A group in which threads of all ranks communicate beside training. All ranks call this together."""
-    group = dist.new_group(backend="gloo", timeout=timedelta(days=99))  # a disk may be slow; the watchdog has the limit
+    """A group in which threads of all ranks communicate during training. All ranks call this together."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=99))  # the watchdog has the limit: disks may be slow
     _of_threads.append(group)
     return group
 
 
 def from_rank_0(value: T, kind: Any) -> T:
-    """Rank 0's `value`, on all ranks, which call this together. For what is read from files, which may change.
+    """Rank 0's `value` on all ranks, which call this together. For content of files, which may change meanwhile.
 
-    `kind`: its type, of which pydantic makes JSON. Nothing is unpickled: that would let a peer run any code.
+    `kind`: the type of the value, which pydantic sends as JSON. Nothing is unpickled, since a peer could run any code.
     """
     own = _tensor(_encoded(value, kind) if dist.get_rank() == 0 else b"")
     size = torch.tensor([own.numel()], device=own.device)
@@ -189,11 +189,11 @@ def on_rank_0(work: Callable[[], T], kind: Any) -> T:
 
 
 def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """The result of `work` on this rank. All ranks call this together: where it fails on one, each is told, and none
-    waits for it.
+    """The result of `work` on this rank. All ranks call this together. If `work` fails on a rank, all ranks are told,
+    so that none waits for it.
 
-    All then raise a UserError, with the message of the first that has failed. A rank whose error is neither the user's
-    nor the system's raises that. What rank 0 refuses, it refuses for all: there the message doesn't name the rank.
+    All ranks then raise a UserError with the message of the first rank that has failed. A rank whose own error is
+    neither a UserError nor an OSError raises this error. The message names the rank, unless rank 0 raised a UserError.
     """
     result: T | None = None
     own: Exception | None = None
@@ -216,21 +216,21 @@ def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) 
 
 
 def words(error: Exception) -> str:
-    """An error in words, with its type if they need it."""
+    """An error in words, with its type unless it is an OSError or a UserError."""
     if isinstance(error, OSError | UserError):
         return getattr(error, "strerror", None) or str(error)
     return f"{type(error).__name__}: {error}"
 
 
 def of_all_ranks(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, on each of them. They call this together. `kind`: as in `from_rank_0`.
+    """The values of all ranks, on each rank. All ranks call this together. `kind`: as in `from_rank_0`.
 
-    Raises ValueError on all ranks if the value of one is no such `kind`.
+    Raises ValueError on all ranks if the value of one rank isn't of this `kind`.
     """
     content, wrong = b"", ValueError("a value of another rank can't be sent")
     try:
         content = _encoded(value, kind)
-    except ValueError as error:  # the others wait to be told
+    except ValueError as error:  # raised below, after the other ranks are told
         wrong = error
     own = _tensor(content, group)
     size = torch.tensor([own.numel()], device=own.device)
@@ -246,7 +246,7 @@ def of_all_ranks(value: T, kind: Any, group: dist.ProcessGroup | None = None) ->
 
 
 def _encoded(value: object, kind: Any) -> bytes:
-    # without what isn't set: a config says which keys its file has. `json` keeps NaN and names that aren't UTF-8
+    # without unset fields, since a config knows which keys its file has; `json` keeps NaN and names that aren't UTF-8
     return json.dumps(adapter(kind).dump_python(value, mode="json", exclude_unset=True, warnings="error")).encode()
 
 
@@ -260,23 +260,23 @@ def _tensor(content: bytes, group: dist.ProcessGroup | None = None) -> torch.Ten
 
 
 def first_value(text: str | None) -> str | None:
-    """That of the first rank that has one, on all ranks, which call this together."""
+    """The text of the first rank that has one, on all ranks. All ranks call this together."""
     return next(filter(None, of_all_ranks(text, str | None)), None)
 
 
 def ranks_by_node() -> list[list[int]]:
-    """The ranks on each node, whatever LOCAL_RANK says. All ranks call this together."""
+    """The ranks of each node, by the names of nodes. All ranks call this together."""
     names = of_all_ranks(node_memory.node_name(), str)
     return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
 
 
 def least(value: int, device: torch.device) -> int:
-    """The least value of all ranks, which call this together."""
+    """The least value of all ranks. All ranks call this together."""
     return _reduced(value, device, dist.ReduceOp.MIN)
 
 
 def most(value: int, device: torch.device) -> int:
-    """The greatest value of all ranks, which call this together."""
+    """The greatest value of all ranks. All ranks call this together."""
     return _reduced(value, device, dist.ReduceOp.MAX)
 
 
@@ -287,7 +287,7 @@ def _reduced(value: int, device: torch.device, operation: dist.ReduceOp.RedOpTyp
 
 
 def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """The cores nearest to the device at a PCI address, say 0000:17:00.0; none if Linux doesn't say."""
+    """The cores nearest to the device at a PCI address such as 0000:17:00.0; none if Linux doesn't say."""
     try:
         ranges = (devices / address / "local_cpulist").read_text().strip().split(",")
         ends = [[int(end) for end in one.split("-")] for one in ranges if one]
@@ -297,8 +297,8 @@ def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> 
 
 
 def bind_to(cores: set[int]) -> bool:
-    """Runs this process, and the threads and processes that it will start, on those of `cores` that it may use. Returns
-    whether that changes anything; if it may use none of them, it doesn't."""
+    """Binds this process, with its future threads and processes, to `cores`, as far as it may use them. Returns False
+    if nothing changes: if it may use none of them, or already uses no others."""
     allowed = os.sched_getaffinity(0)
     if not cores & allowed or allowed <= cores:
         return False
@@ -307,12 +307,12 @@ def bind_to(cores: set[int]) -> bool:
 
 
 def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """The device that tensors must be on to be exchanged between ranks, of a `group` or all."""
+    """The device of tensors that ranks exchange, in a `group` or among all ranks."""
     return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def _pci_address(gpu: int) -> str:
-    """Where a visible GPU is on the PCI bus: 0000:17:00.0; "" if PyTorch doesn't say. Makes no context on it."""
+    """The PCI address of a visible GPU, such as 0000:17:00.0; "" if PyTorch doesn't say. Creates no CUDA context."""
     found: Any = torch.cuda.get_device_properties(gpu)  # PyTorch's stubs lack these
     ids: list[Any] = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     return "" if None in ids else "{:04x}:{:02x}:{:02x}.0".format(*ids)

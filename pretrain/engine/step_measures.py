@@ -153,7 +153,7 @@ class StepTimes:
             self._scheduler = FileIO("/proc/thread-self/schedstat")
 
     def loading(self, steps: Iterable[Item]) -> Iterator[Item]:
-        """The same items; the time until one is there is the `data` of its step."""
+        """Yields the same items, and measures the wait for each: the `data` of its step."""
         began = self._clock()
         for item in steps:
             self.data = self._clock() - began

@@ -1,31 +1,26 @@
-"""The versions of DeepSpeed that the tests have passed with (docs/reference/deepspeed.md), and what the installed
-version can do."""
+"""Checks the version of DeepSpeed against the one that the tests pass with (docs/reference/deepspeed.md), and what the
+installed version can do."""
 
 import deepspeed
 
 from data_pipeline.foundation.errors import UserError
 
-OLDEST, NEWEST = "0.19.8", "0.19.8"
-REPORT = "please report this, with environment.json and the run file"  # where one of them does something else
+TESTED = "0.19.8"
+REPORT = "please report this, with environment.json and the run file"  # if DeepSpeed does something unexpected
 
 
 def check_version() -> None:
-    """Raises UserError for a version of DeepSpeed outside the tested range."""
+    """Raises UserError for another version of DeepSpeed than the tested one."""
     if not is_tested():
         raise UserError(
-            f"deepspeed {deepspeed.__version__} is installed; supported: {supported()}; "
-            f"install it with: pip install deepspeed=={NEWEST}"
+            f"deepspeed {deepspeed.__version__} is installed; supported: {TESTED}; "
+            f"install it with: pip install deepspeed=={TESTED}"
         )
 
 
-def supported() -> str:
-    """The tested range, for a message."""
-    return NEWEST if OLDEST == NEWEST else f"{OLDEST} to {NEWEST}"
-
-
 def is_tested() -> bool:
-    """True if the installed version of DeepSpeed is in the tested range."""
-    return _numbers(OLDEST) <= _numbers(deepspeed.__version__) <= _numbers(NEWEST)
+    """True if the installed version of DeepSpeed is the tested one: 0.19.8+cu130 is 0.19.8."""
+    return deepspeed.__version__.partition("+")[0] == TESTED
 
 
 def was_built_with(extension: str) -> bool:
@@ -34,10 +29,5 @@ def was_built_with(extension: str) -> bool:
 
 
 def can_build_async_io() -> bool:
-    """True if the extension with which DeepSpeed reads NVMe is built or can be built."""
+    """True if DeepSpeed's extension for NVMe is built or can be built."""
     return deepspeed.ops.op_builder.AsyncIOBuilder().is_compatible(verbose=False)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """0.19.8+cu130 → (0, 19, 8)"""
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:3] if part.isdigit())

@@ -1,4 +1,4 @@
-"""Continuation of held-out texts: the likelihood of second halves given the first, and generated samples."""
+"""The hooks `continuation` and `samples`: the likelihood of second halves of held-out texts, and generated texts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ _LEAST = 3  # tokens of a text
 
 
 class Continuation:
-    """The metrics of each corpus. All families are scored on the same tokens, each with the prompts of its training.
+    """The metrics of each corpus. All families are scored on the same tokens, each with prompts as in its training.
 
-    continuation/NAME/loss: nats per token of the second halves, given their first halves. EOS isn't scored.
-    continuation/NAME/other_context_loss: the same, given the first half of another row.
-    continuation/NAME/bits_per_byte: the loss in bits per byte of the second halves' text.
-    infilling/NAME/…: the same for the middles of rows, given the text around them, for models that fill masked spans.
+    continuation/NAME/loss: nats per token of second halves, given the first halves. EOS isn't scored.
+    continuation/NAME/other_context_loss: `loss`, given the first half of another row.
+    continuation/NAME/bits_per_byte: `loss` in bits per byte of the second halves' text.
+    infilling/NAME/…: these for the middles of rows, given the text around them, for models that fill masked spans.
     """
 
     def __init__(self, settings: ContinuationSettings):
@@ -57,7 +57,7 @@ class Continuation:
         return Findings(metrics, lines=lines)
 
     def _mode(self, corpus: Corpus) -> list[int]:
-        """The id before every input, if any."""
+        """The ids before every input."""
         mode, special = self._settings.mode, corpus.tokenizer.vocabulary.special
         if mode is None:
             return []
@@ -67,13 +67,14 @@ class Continuation:
 
 
 Parts = tuple[list[int], list[int], list[int]]
-"""The ids before the part of a text to score, those of that part, and those after it."""
+"""The ids of a text in three parts: before the scored part, the scored part, after it."""
 
 
 def _scored(
     own: Sequence[Parts], form: PromptFormat, begin: list[int], score: PromptScores, tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """Of a part of each text, in its own context and in that of another text. Inputs of an encoder `begin` so."""
+    """The metrics of the scored parts, in their own contexts and in other texts'. `begin`: ids before an encoder's
+    input."""
     others = [*own[len(own) // 2 :], *own[: len(own) // 2]]
     pairs = [*zip(own, own, strict=True), *zip(others, own, strict=True)]
     prompts = [
@@ -94,7 +95,7 @@ def _halves(text: list[int]) -> Parts:
 
 
 def _middle(text: list[int], tokens: int | None) -> Parts:
-    """`tokens` in the middle of a text, at most a third of it."""
+    """Cuts `tokens` out of the middle of a text, at most a third of the text. None: a third."""
     third = 2 * len(text) // 3 - len(text) // 3
     size = third if tokens is None else min(tokens, third)
     start = (len(text) - size) // 2
@@ -102,7 +103,7 @@ def _middle(text: list[int], tokens: int | None) -> Parts:
 
 
 def _texts(corpus: Corpus, most: int) -> list[list[int]]:
-    """Up to `most` held-out rows, as ids without special tokens."""
+    """Up to `most` held-out rows as text ids."""
     rows = Reader(corpus, "validation", skip_damage=True).tokens(np.arange(min(most, corpus.rows("validation"))))
     texts = [row[:length].tolist() for row, length in zip(rows.values, rows.lengths.tolist(), strict=True)]
     texts = [text for text in texts if len(text) >= _LEAST]
@@ -112,11 +113,10 @@ def _texts(corpus: Corpus, most: int) -> list[list[int]]:
 
 
 class Samples:
-    """A table `samples`: what the model writes for the same held-out sentences each time.
+    """A table `samples` of what the model writes, at each evaluation for the same held-out sentences.
 
     An encoder-decoder fills masked spans; a model with mask tokens (BART) writes the whole sentence. A causal model
-    continues the first half of a sentence. Decoding is greedy, so two steps differ only by the model. Families that
-    don't generate text have no samples.
+    continues the first half of a sentence. Decoding is greedy. Families that don't generate text have no samples.
     """
 
     def __init__(self, settings: SamplesSettings):

@@ -5,8 +5,8 @@ A package of your own offers a hook through an entry point, which names the clas
     [project.entry-points."encdec_pretrain.hooks"]
     answer_length = "my_package.settings:AnswerLengthSettings"
 
-If one rank leaves a hook, because it returns, raises, hangs or is late, all ranks leave the hook. Otherwise the others
-would wait in their next collective for ever. So before each collective the ranks exchange their states.
+If a hook returns, raises or hangs on one rank, all ranks leave the hook: otherwise the others would wait in their next
+collective for ever. So before each collective the ranks exchange their states. `Collectives` does this.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = Mapping[str, Any]
 """A row of a table: its cells by column."""
-_GOES_ON, _LATE, _RAISED, _RETURNED = range(4)
+_CONTINUES, _LATE, _RAISED, _RETURNED = range(4)
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,11 @@ class Evaluation:
     earlier: Callable[[str], Sequence[Row]] = lambda table: ()
 
     def batches(self, corpus: Corpus, rows: int | None = None, shift: int = 0) -> Iterator[Batch]:
-        """This rank's held-out batches of `corpus`, each row once over all ranks; fewer once the budget is spent.
+        """This rank's batches of the held-out rows of `corpus`. All ranks together get each row once.
 
-        `rows`: the most rows over all ranks, up to a whole batch. Rows that pad the last batches have labels of -100
-        alone. `shift`: each row is replaced by the one `shift` rows further on, counted in a circle.
+        The batches end early once the budget is spent. `rows`: maximum number of rows over all ranks, rounded up to
+        whole batches; None: all rows. Rows that pad the last batches have labels of -100 only. `shift`: the row `shift`
+        rows further on replaces each row; after the last row comes the first.
         """
         data = self.held_out
         left = rows
@@ -138,18 +139,18 @@ class Evaluation:
     def losses_and_hits(self, batch: Batch, alone: bool = False) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """`losses`, and whether each target is the model's likeliest id: bool (batch, targets).
 
-        `alone`: the model is whole on this rank, and other ranks don't take part.
+        `alone`: True if the model is whole on this rank, and other ranks don't call this.
         """
         with self.collectives.shield(), recording_hits(self.subject.module) as hits:
             losses = self.subject.losses(batch) if alone else self.losses(batch)
         labels, (found,) = batch["labels"].to(hits[0].device), hits
-        if found.shape != labels.shape:  # those of targets only
+        if found.shape != labels.shape:  # without ignored labels
             found = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORE_INDEX, found)
         return losses, found
 
     @contextlib.contextmanager
     def whole_model(self) -> Iterator[Model]:
-        """Within the block, the model in evaluation mode with all its weights on this rank; no collectives follow."""
+        """Within the block, the model in evaluation mode with all its weights on this rank; it uses no collectives."""
         with self.collectives.guard(), self.subject.whole() as model, self.collectives.unshielded():
             yield model
 
@@ -161,10 +162,10 @@ class Evaluation:
         return values
 
     def shared(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[Any]], kind: Any) -> list[Any]:
-        """`work` on each item once, divided among the ranks; the results, in the order of `items`, on all ranks.
+        """Divides `items` among the ranks; returns the results of `work` on all ranks, in the order of `items`.
 
-        `work` uses no collectives; a model that it uses is whole on this rank. `kind`: the type of a result, of which
-        pydantic makes JSON.
+        `work` maps some items to their results. It must use no collectives, and only a model that is whole on this
+        rank. `kind`: the type of a result; pydantic sends results between ranks as JSON.
         """
         rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
         mine = [*work(items[rank::ranks])]
@@ -174,7 +175,7 @@ class Evaluation:
 
 
 class Hook(Protocol):
-    """An evaluation. A hook is created once, from its settings, when training begins."""
+    """An evaluation. Each hook is created once, from its settings, when training begins."""
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         """Evaluates the model; called on all ranks without gradients.
@@ -189,7 +190,8 @@ class StepHook(Hook, Protocol):
     """A hook that also encloses the training step before its evaluation."""
 
     def during(self, engine: "Engine") -> AbstractContextManager[None]:
-        """Encloses the step that `engine` takes, on all ranks. It must not change it, nor communicate between ranks."""
+        """Encloses a training step of `engine`, on all ranks. A hook must neither change the step nor use
+        collectives."""
         ...
 
 
@@ -209,7 +211,7 @@ class Outcome(Generic[T]):
 
 
 class _Interrupted(BaseException):
-    """Raised in a hook that hangs. No Exception, so that the hook doesn't catch it."""
+    """Raised in a hook that hangs. A BaseException, so that the hook doesn't catch it."""
 
 
 class _OthersLeft(BaseException):
@@ -217,23 +219,27 @@ class _OthersLeft(BaseException):
 
 
 class Collectives:
-    """Runs one hook on all ranks. `seconds`: its budget (None: no limit). `alone`: True if there is no process
-    group."""
+    """Runs one hook on all ranks.
+
+    Attributes:
+        late: True if the budget is spent, as all ranks have agreed.
+    """
 
     def __init__(self, seconds: float | None, device: torch.device, alone: bool = False):
+        """`seconds`: the hook's budget (None: no limit). `alone`: True if there is no process group."""
         self._seconds = seconds
         self._device = device
         self._alone = alone
         self._began = time.monotonic()
         self._shielded = self._overdue = False
         self.late = False
-        """True if the budget is spent, as all ranks have agreed."""
 
     def run(self, hook: Callable[[], T]) -> Outcome[T]:
-        """Calls `hook`, and ends on all ranks with the same outcome: each has a value, or each has an error.
+        """Calls `hook`. Either all ranks get a value, or all get an error.
 
-        A hook that hangs in Python code is interrupted when twice its budget is over. One that hangs in native code
-        can't be: the run's watchdog ends it.
+        A hook that hangs in Python code is interrupted after twice its budget. A hook that hangs in native code can't
+        be
+        interrupted: the run's watchdog ends the run.
         """
         try:
             with self._alarm():
@@ -258,27 +264,28 @@ class Collectives:
         """Within the block, all ranks are in the same collective, and the budget doesn't interrupt it."""
         overdue = self._seconds is not None and time.monotonic() - self._began > self._seconds
         with self.shield():
-            self._agree(_LATE if overdue else _GOES_ON)
+            self._agree(_LATE if overdue else _CONTINUES)
             yield
 
     def _agree(self, state: int) -> None:
-        """Raises _OthersLeft if this rank continues, but another has ended."""
+        """Raises _OthersLeft if this rank continues, but another rank has left the hook."""
         states = torch.zeros(4, dtype=torch.int64, device=self._device)
         states[state] = 1
         if not self._alone:
             dist.all_reduce(states)
-        going_on, late, raised, returned = states.tolist()
+        continuing, late, raised, returned = states.tolist()
         self.late |= late > 0
         if state == _RAISED:
             return
         if raised:
             raise _OthersLeft("failed on another rank")
-        if returned and going_on + late:
+        if returned and continuing + late:
             raise _OthersLeft("its ranks made different numbers of collective calls")
 
     @contextlib.contextmanager
     def shield(self) -> Iterator[None]:
-        """Within the block, the budget doesn't interrupt: what it changes is put back. It does so after it."""
+        """Within the block, the hook isn't interrupted, so that the block can restore what it changes. An interruption
+        that is due comes after the block."""
         before, self._shielded = self._shielded, True
         try:
             yield
@@ -289,7 +296,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def unshielded(self) -> Iterator[None]:
-        """Within the block, which a shielded one contains, the budget interrupts."""
+        """Within this block, inside a shielded block, the hook may be interrupted."""
         self._shielded = False
         try:
             if self._overdue:
@@ -318,6 +325,6 @@ class Collectives:
             self._shielded = True
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            if others_seconds:  # an alarm that was set before goes off when it would have
+            if others_seconds:  # another alarm was set before; it goes off at its own time
                 left = others_seconds - (time.monotonic() - began)
                 signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), interval)

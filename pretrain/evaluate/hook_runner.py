@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 class HookRunner:
-    """Runs hooks on what they evaluate. `folder`: where their tables and images are kept (None: not kept)."""
+    """Runs the hooks of a run. `folder`: where their tables and images are written. None: nowhere."""
 
     def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
         self._hooks = [(one, build(one)) for one in settings]
         self._held_out, self._folder = held_out, folder
-        self._errors: dict[int, Exception] = {}  # by the id of a hook that raised around a step
+        self._errors: dict[int, Exception] = {}  # by id(hook), of hooks that raised in `during`
 
     def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
-        """Runs each hook that is due after `step` steps, and records its tables and images. All ranks call this.
+        """Runs each hook that is due after `step` steps, and writes its tables and images. All ranks call this.
 
-        After the last step, every hook is due; of hooks with the same settings but for their periods, one runs. A hook
-        that fails or exceeds its budget gives a warning.
+        After the last step every hook is due. Of hooks that differ in `every_steps` alone, one runs. A hook that fails
+        or exceeds its budget gives a warning.
         """
         for settings, hook in self._due(step, last):
             yield self._evaluated(settings, hook, subject, step)
 
     @contextlib.contextmanager
     def during(self, engine: "Engine", step: int, last: bool) -> Iterator[None]:
-        """Encloses the training step after which `after` is called, for those hooks that see it."""
+        """Encloses the training step before a call of `after`, for the hooks that measure steps."""
         with contextlib.ExitStack() as stack:
             for _, hook in self._due(step, last):
                 if isinstance(hook, StepHook):
@@ -49,7 +49,7 @@ class HookRunner:
 
     @contextlib.contextmanager
     def _around_step(self, hook: StepHook, engine: "Engine") -> Iterator[None]:
-        """Encloses a step by `hook.during`, whose error is raised in the hook's evaluation."""
+        """Encloses a step by `hook.during`. The hook's evaluation raises an error of `during`."""
         self._errors.pop(id(hook), None)
         with contextlib.ExitStack() as stack:
             try:
@@ -65,7 +65,7 @@ class HookRunner:
     def _evaluate(self, hook: Hook, evaluation: Evaluation) -> Findings:
         if error := self._errors.pop(id(hook), None):
             raise error
-        return hook.evaluate(evaluation) or Findings()  # only rank 0's count: one may return nothing on the others
+        return hook.evaluate(evaluation) or Findings()  # on other ranks than 0 a hook may return None
 
     def _due(self, step: int, last: bool) -> Iterator[tuple[HookSettings, Hook]]:
         ran = []
@@ -92,7 +92,7 @@ class HookRunner:
         return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
 
     def _earlier(self, step: int, table: str) -> list[Row]:
-        """The rows of a table from before `step`, as `record.keep` leaves them."""
+        """The rows that a table got before `step`."""
         rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
         return [row for row in rows if row["step"] < step]
 
@@ -102,7 +102,7 @@ class HookRunner:
         return findings
 
     def _failed(self, hook: str, step: int, outcome: Outcome[Findings]) -> Findings:
-        """The warning for a hook that has failed on some rank, whose traceback goes to a file."""
+        """The warning for a hook that failed on some rank. A rank with a traceback writes it to a file."""
         rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
         own = None if outcome.others_left else outcome.error
         errors = of_all_ranks(own, str | None) if ranks > 1 else [own]

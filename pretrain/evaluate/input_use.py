@@ -1,4 +1,4 @@
-"""Input use: the held-out loss with the right input, with another row's input, and without input."""
+"""The hook `input_use`: the held-out loss with the right input, with another row's input, and without input."""
 
 import math
 from collections.abc import Iterator
@@ -20,27 +20,28 @@ from pretrain.evaluate.hook import Evaluation, Findings
 from pretrain.evaluate.validation_loss import entropy, is_sentinel, is_text
 
 _INPUT = "encoder_"
-_TRAINING_ROWS = 20_000  # in which tokens are counted
-_DISCOUNT = 0.75  # of each count: the share that absolute discounting leaves to unigrams (Ney et al. 1994)
+_TRAINING_ROWS = 20_000  # rows in which bigrams are counted
+_DISCOUNT = 0.75  # absolute discounting takes this from each count, for unigrams (Ney et al. 1994)
 
 
 class InputUse:
-    """The metrics of each corpus, in nats per text token; NaN if there are no such tokens.
+    """The metrics `input_use/NAME/…` of each corpus, in nats per text token; NaN without text tokens.
 
-    input_use/NAME/loss, other_input_loss, no_input_loss: the mean with the right input, with the input of the row half
-    the split away, and with an input of EOS alone.
-    input_use/NAME/worth: other_input_loss − loss; 0 for a decoder that doesn't use its input.
-    input_use/NAME/first_token_loss, first_token_worth, later_token_loss, later_token_worth: the same for the first
-    token of each span and for later tokens, where targets have sentinels. The tokens before a later token tell much
-    about it; only the input tells anything about a first token.
-    input_use/NAME/unigram_entropy: the entropy of the same text tokens.
-    input_use/NAME/bigram_entropy: the cross-entropy of a bigram model, which predicts each token from the one before.
-    It is counted in the targets of up to 20,000 training rows. A decoder without input can reach this loss.
+    loss: the mean with the right input.
+    other_input_loss: the mean with the input of the row half a split away.
+    no_input_loss: the mean with EOS as the whole input.
+    worth: other_input_loss − loss; 0 for a decoder that doesn't use its input.
+    first_token_loss, first_token_worth: these for the first token of each span, if targets have sentinels. Only the
+    input tells anything about a first token.
+    later_token_loss, later_token_worth: these for the later tokens of a span, about which earlier tokens tell much.
+    unigram_entropy: the entropy of the text tokens.
+    bigram_entropy: the cross-entropy of a bigram model, which predicts each token from the token before it. The bigrams
+    are counted in the targets of up to 20,000 training rows. A decoder without input can reach this loss.
     """
 
     def __init__(self, settings: InputUseSettings):
         self._rows = settings.rows
-        self._bigrams: dict[str, Bigrams] = {}  # by corpus: those of training text stay what they are
+        self._bigrams: dict[str, Bigrams] = {}  # by corpus; training text doesn't change
 
     def evaluate(self, evaluation: Evaluation) -> Findings:
         metrics: dict[str, float] = {}
@@ -54,16 +55,15 @@ class InputUse:
         return Findings(metrics, lines=lines)
 
     def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> tuple[dict[str, float], int]:
-        """The metrics by their last name, and how many rows they are of."""
+        """The metrics by the last part of their names, and the number of rows."""
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
         sums = torch.zeros(2, 4, dtype=torch.float64, device=device)  # (first or later, three losses and tokens)
         counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
         bigram_loss = torch.zeros(1, dtype=torch.float64, device=device)
         rows = torch.zeros(1, dtype=torch.int64, device=device)
         others = evaluation.batches(corpus, self._rows, shift=corpus.rows("validation") // 2)
-        for batch, other in zip(
-            evaluation.batches(corpus, self._rows), others, strict=False
-        ):  # both end once the budget is spent
+        batches = evaluation.batches(corpus, self._rows)
+        for batch, other in zip(batches, others, strict=False):  # both end early once the budget is spent
             if "encoder_segment_ids" in batch:
                 raise UserError("rows of several examples: their inputs can't be exchanged")
             labels = batch["labels"].to(device)
@@ -99,12 +99,12 @@ def with_input_of(batch: Batch, other: Batch) -> Batch:
 
 
 def without_input(batch: Batch, eos: int) -> Batch:
-    """The targets of `batch` after an encoder that has read EOS alone: attention to nothing has no softmax."""
+    """The targets of `batch` with EOS as the whole input: attention needs a key."""
     return with_input_of(batch, {"encoder_input_ids": torch.full((len(batch["labels"]), 1), eos)})
 
 
 def first_of_spans(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Where a label in (batch, length) follows a sentinel. Without sentinels: nowhere."""
+    """True where a label in (batch, length) follows a sentinel."""
     return torch.nn.functional.pad(is_sentinel(labels, vocabulary)[:, :-1], (1, 0))
 
 
@@ -116,9 +116,9 @@ def training_examples(corpus: Corpus) -> Iterator[Examples]:
 
 
 class Bigrams:
-    """A bigram model of targets, by absolute discounting: max(n(a b) − ¾, 0) ÷ n(a) + what that leaves × p(b).
+    """A bigram model of targets, by absolute discounting: p(b | a) = max(n(a b) − ¾, 0) ÷ n(a) + the rest × p(b).
 
-    `targets`: (rows, length) with `IGNORE_INDEX` in padding. p(b) counts each of `size` ids once more.
+    `targets`: (rows, length), with `IGNORE_INDEX` in padding. For p(b), each of the `size` ids counts once more.
     """
 
     def __init__(self, targets: Iterator[np.ndarray], size: int):
@@ -140,7 +140,7 @@ class Bigrams:
         return cls(targets, corpus.tokenizer.vocabulary.size)
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
-        """(rows, length) −ln p of each label after the one before it; 0 in padding."""
+        """−ln p (rows, length) of each label after the label before it; 0 in padding."""
         before, after = (ids.reshape(labels.shape) for ids in _pairs(labels, self._size))
         real = after != IGNORE_INDEX
         before, after = before[real], after[real]
@@ -153,7 +153,7 @@ class Bigrams:
 
 
 def _pairs(labels: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(id before, id) of each label in (rows, length), flat; before the first one of a row is the id `size`."""
+    """(id before, id) of each label in (rows, length), flattened. The id before a row's first label is `size`."""
     before = np.concatenate([np.full((len(labels), 1), size), labels[:, :-1]], axis=1)
     return before.ravel(), labels.ravel()
 
@@ -166,9 +166,8 @@ def _means(sums: Tensor) -> list[float]:
 def _lines(name: str, found: dict[str, float], rows: int, held_out: int) -> list[str]:
     if math.isnan(found["loss"]):
         return [f"input use on {name}: its targets have no text"]
-    of_first = (
-        f", {found['first_token_worth']:.2f} at the first token of a span" if "first_token_worth" in found else ""
-    )
+    worth = found.get("first_token_worth")
+    of_first = f", {worth:.2f} at the first token of a span" if worth is not None else ""
     of = f"{rows:,} of {held_out:,}" if rows < held_out else f"all {held_out:,}"
     return [
         f"input use on {name}, {of} held-out rows: {found['worth']:.2f} nats/token{of_first} (text loss "

@@ -1,9 +1,9 @@
-"""EleutherAI's lm-evaluation-harness on our models: `pretrain evaluate --lm-eval TASKS`.
+"""Runs tasks of EleutherAI's lm-evaluation-harness on a model: `pretrain evaluate --lm-eval TASKS`.
 
-A context goes to the encoder and a continuation to the decoder, with the prompts of the model's training, and EOS is
-scored. The harness's own class for encoder-decoders never scores EOS, which favours an answer that is the beginning of
-another answer. It pads on the left, which shifts learned positions. Without a context it gives the encoder no token to
-read.
+The encoder reads the context and the decoder the continuation, in the format of the model's training, and EOS is
+scored. The harness's own class for encoder-decoders isn't used: it never scores EOS, which favours an answer that
+another answer begins with; it pads on the left, which shifts learned positions; and without a context its encoder reads
+no token.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pretrain.evaluate.hook import Evaluation, Findings
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
 
-_NEW_TOKENS = 256  # of an answer, unless its task has another limit
+_NEW_TOKENS = 256  # maximum length of an answer, unless the task sets another
 _OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -46,8 +46,7 @@ class LmEvalSettings:
 
 
 class LmEvalRequests:
-    """Answers the harness's requests. All ranks get all requests and divide them; afterwards each rank has all
-    answers."""
+    """Answers the harness's requests, divided among the ranks. All ranks get all requests and all answers."""
 
     def __init__(self, model: Model, prompt_format: PromptFormat, evaluation: Evaluation, batch_size: int):
         self._model = model
@@ -57,9 +56,9 @@ class LmEvalRequests:
         self._tokenizer: Tokenizer = evaluation.held_out.tokenizer
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation), log p of the continuation, and whether each of its tokens is the likeliest.
+        """For each (context, continuation), log p of the continuation, and whether all its tokens are the likeliest.
 
-        For an encoder-decoder both include EOS.
+        An encoder-decoder's EOS counts too.
         """
         return self._scores([self._prompt(*pair) for pair in pairs])
 
@@ -70,15 +69,15 @@ class LmEvalRequests:
         return [sum(next(found)[0] for _ in prompts) for prompts in windows]
 
     def generate(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """An answer to each (context, settings), up to the first of the strings `until`, which it leaves out."""
+        """An answer to each (context, settings), cut before the first of the strings `until`."""
         return self._evaluation.shared(list(requests), lambda mine: [self._answer(*one) for one in mine], str)
 
     def _prompt(self, context: str, continuation: str) -> Prompt:
         encode = self._tokenizer.encode
-        if self._format.form != "continuation":  # two texts, of which neither ends or begins with a space
+        if self._format.form != "continuation":  # two texts without a space between them
             before, after = encode([context.rstrip(), continuation.lstrip()])
             return self._format.prompt(before, after)
-        bare = context.rstrip()  # a space belongs to the word after it
+        bare = context.rstrip()  # a space belongs to the next word's token
         whole, before = encode([context + continuation, bare])
         return self._format.prompt(before, whole[len(before) :])
 
@@ -88,7 +87,7 @@ class LmEvalRequests:
         causal = self._format.form == "continuation"
         inputs = prompt.prefix if causal else prompt.encoder
         longest = self._format.config.longest_sequence
-        if causal and longest is not None:  # the beginning makes room for the answer
+        if causal and longest is not None:  # the end of the prompt, with room for the answer
             inputs = inputs[-max(longest - settings.max_new_tokens + 1, 1) :]
         vocabulary = self._tokenizer.vocabulary
         new = before_eos(written(self._model, [inputs], vocabulary, settings, causal)[0], vocabulary)
@@ -103,7 +102,7 @@ class LmEvalRequests:
 
 
 def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
-    """A task's settings of generation, under lm_eval's names, and the strings that end an answer."""
+    """A task's settings of generation, from lm_eval's names, and the strings that end an answer."""
     until = given.get("until") or []
     sampled = bool(given.get("do_sample")) and float(given.get("temperature") or 0) > 0
     values: dict[str, Any] = {"max_new_tokens": given.get("max_gen_toks", given.get("max_new_tokens", _NEW_TOKENS))}
@@ -116,9 +115,9 @@ def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
 
 
 def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findings, dict[str, Any]]:
-    """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC` with lm_eval's table as lines, and all of its results.
+    """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC`, with lm_eval's table as lines, and lm_eval's results.
 
-    Raises UserError if lm_eval isn't installed, and for a task that it doesn't have or can't load.
+    Raises UserError if lm_eval isn't installed, or doesn't have or can't load a task.
     """
     for name, value in _OFFLINE.items():
         os.environ.setdefault(name, value)
@@ -156,7 +155,7 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findi
         except (OSError, ValueError, KeyError, ConnectionError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(error).__name__}: {first}") from error
-    if results is None:  # to a launcher's other ranks
+    if results is None:  # on other ranks than 0
         return Findings(), {}
     metrics = {
         f"lm_eval/{task}/{name.removesuffix(',none').replace(',', '/')}": float(value)
@@ -168,7 +167,7 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findi
 
 
 def _tasks(settings: LmEvalSettings, manager: Any) -> Any:
-    """The index of tasks: of those in `include_path`, and of lm_eval's own thousands only if that lacks one."""
+    """The index of tasks. lm_eval's own thousands are indexed only if `include_path` lacks a task."""
     include = str(settings.include_path) if settings.include_path else None
     for defaults in (False, True) if include else (True,):
         tasks = manager(include_path=include, include_defaults=defaults)
@@ -181,7 +180,7 @@ def _tasks(settings: LmEvalSettings, manager: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the pages that lm_eval and its libraries log and the bars that they draw; errors remain."""
+    """Within the block, lm_eval and its libraries log errors only and draw no progress bars."""
     names = ("lm_eval", "datasets", "evaluate", "huggingface_hub")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     for logger, _ in before:

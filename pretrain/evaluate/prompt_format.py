@@ -1,4 +1,4 @@
-"""The likelihood of a text given another text. Prompts have the format in which the model was trained."""
+"""Prompts, in the format that a model was trained on, and the likelihood of a text given another text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +21,27 @@ FORMS: dict[str, str] = {
     "blank": "context <extra_id_0> </s> → <extra_id_0> continuation </s>, as in span corruption",
     "copy": "<s> context <mask> </s> → <s> context continuation </s>, as in BART's denoising",
 }
-"""The forms of an encoder-decoder's prompt; what stands before the continuation is a prefix, which isn't scored."""
+"""The forms of an encoder-decoder's prompt. In a target, the part before the continuation isn't scored."""
 _OBJECTIVE_FORMS = {"span_corruption": "blank", "iid_denoising": "blank", "ul2": "blank", "denoising": "copy"}
-_FIRST, _PIECE, _PREFIX = 16, 128, 384  # ids of windows
-_PARTS = 3  # of a text whose middle comes last
+_FIRST, _PIECE, _PREFIX = 16, 128, 384  # see `windows`
+_PARTS = 3  # sentinels that `causal_infilling` needs
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt. `encoder`: ids for the encoder, empty for a causal model. The decoder reads `prefix`, then `scored`."""
+    """A prompt.
+
+    Attributes:
+        encoder: ids for the encoder; empty for a causal model.
+        prefix: ids that the decoder reads first.
+        scored: ids that the decoder reads next, whose probabilities are the score.
+        starts: True if the decoder reads its start token before `prefix`; the same for all prompts of a batch.
+    """
 
     encoder: list[int]
     prefix: list[int]
     scored: list[int]
     starts: bool = True
-    """True if the decoder reads its start token before `prefix`. All prompts of a batch have the same."""
 
     @property
     def length(self) -> int:
@@ -44,21 +50,24 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """Makes the prompts of a model in one format."""
+    """Makes the prompts of a model in one format.
+
+    Attributes:
+        separated: True if EOS stands between a context and its continuation, and after it: the objective `in_one_row`.
+    """
 
     form: Form
     vocabulary: Vocabulary
     config: ModelConfig
     separated: bool = False
-    """True if a continuation follows its context after EOS, and ends with EOS: the objective `in_one_row`."""
 
     @classmethod
     def choose(
         cls, config: ModelConfig, vocabulary: Vocabulary, form: str | None, objective: str | None
     ) -> "PromptFormat":
-        """In `form`, or else in that of `objective`, the name of what the model was trained on.
+        """The format in `form`; None: in the form that suits the training objective named `objective`.
 
-        Raises UserError for a family without likelihoods of texts, and for a form that the model can't have.
+        Raises UserError for a family without likelihoods of texts, and for a form that doesn't suit the model.
         """
         generates = FAMILIES[config.family].generates
         if generates is None:
@@ -77,10 +86,9 @@ class PromptFormat:
         return cls(chosen, vocabulary, config)  # type: ignore[arg-type]
 
     def prompt(self, context: Sequence[int], continuation: Sequence[int], ends: bool = True) -> Prompt:
-        """Asks for `continuation` after `context`, both without BOS and EOS, and for EOS if it `ends` there.
+        """A prompt that scores `continuation` after `context`, both without BOS and EOS; if it `ends`, also EOS.
 
-        A causal model isn't asked for EOS, unless its texts are `separated`. A context that is too long loses its
-        beginning.
+        A causal model's EOS is scored only if texts are `separated`. A context that is too long loses its beginning.
         """
         eos = [self.vocabulary.eos]
         scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
@@ -97,7 +105,7 @@ class PromptFormat:
 
     @property
     def has_blanks(self) -> bool:
-        """True if the model fills masked spans: of a decoder-only model, with the middle of a text last."""
+        """True if the model fills masked spans; a decoder-only model does so after `causal_infilling`."""
         causal = self.form == "continuation" and not self.separated
         return self.form in ("blank", "copy") or (causal and self.vocabulary.sentinels >= _PARTS)
 
@@ -113,10 +121,11 @@ class PromptFormat:
     def infilling(
         self, before: Sequence[int], after: Sequence[int], middle: Sequence[int], ends: bool = False
     ) -> Prompt:
-        """Asks for `middle` between two parts, and what follows it if it `ends` there: EOS, or in a copy the next id.
+        """A prompt that scores `middle` between two parts; if it `ends`, also the next id: EOS, or in a copy the first
+        id of `after`.
 
-        A decoder-only model gets them as `causal_infilling` does: <0> before <1> after <2> middle. It is asked for no
-        end. Without a mask, raises UserError.
+        A decoder-only model reads <0> before <1> after <2> middle, as in `causal_infilling`; no end is scored. Raises
+        UserError if the form has no mask.
         """
         vocabulary = self.vocabulary
         if not self.has_blanks:
@@ -131,13 +140,13 @@ class PromptFormat:
         return Prompt(self.with_blank(before, after), prefix, [*middle, *(following if ends else [])])
 
     def _last(self, context: Sequence[int], others: int) -> list[int]:
-        """As many of the last ids of `context` as there is room for beside `others`."""
+        """The last ids of `context`, as many as fit beside `others` ids."""
         longest = self.config.longest_sequence
         room = len(context) if longest is None else max(longest - others, 0)
         return list(context[max(len(context) - room, 0) :])
 
     def batch(self, prompts: Sequence[Prompt]) -> Batch:
-        """The batch in which the model's loss of a label is −log p of a scored id; all other labels are ignored."""
+        """The batch of some prompts. The loss of a label is −log p of a scored id; all other labels are ignored."""
         pad = self.vocabulary.pad
         wholes = [[*one.prefix, *one.scored] for one in prompts]
         targets, _ = padded(
@@ -157,10 +166,9 @@ class PromptFormat:
         return batch if mask is None else {**batch, "encoder_attention_mask": mask}
 
     def windows(self, ids: Sequence[int]) -> list[Prompt]:
-        """A text of `ids` in pieces, each scored after what stands before it; each id is scored once.
+        """Cuts a text into prompts that score each of `ids` once, given the ids before it.
 
-        The first 16 ids follow an input without text, since nothing stands before them. Then come pieces of 128, each
-        after up to 384 ids before it.
+        The first 16 ids follow an input without text. Then come pieces of 128 ids, each given up to 384 ids before it.
         """
         longest = self.config.longest_sequence
         room = _PREFIX + _PIECE if longest is None else min(longest - 3, _PREFIX + _PIECE)
@@ -175,7 +183,7 @@ class PromptFormat:
 
 
 class PromptScores:
-    """Scores prompts in batches. All ranks get all prompts and divide them; each then has all scores.
+    """Scores prompts in batches, divided among the ranks. All ranks pass all prompts and get all scores.
 
     The model must be whole on each rank.
     """
@@ -186,10 +194,8 @@ class PromptScores:
         self._batch_size = batch_size
 
     def __call__(self, rows: Sequence[Prompt]) -> list[tuple[float, bool]]:
-        """For each prompt, Σ log p of its `scored` ids, and whether each of them is the likeliest.
-
-        Longest first, so that rows of a batch are alike and what needs too much memory fails at once.
-        """
+        """For each prompt, Σ log p of its `scored` ids, and whether each of these ids is the likeliest."""
+        # the longest first: rows of a batch are alike in length, and too little memory shows at once
         order = sorted(range(len(rows)), key=lambda number: -rows[number].length)
         batches = [order[start : start + self._batch_size] for start in range(0, len(order), self._batch_size)]
         found = self._evaluation.shared(

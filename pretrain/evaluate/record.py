@@ -1,11 +1,10 @@
-"""The files that hooks write to a folder. For a run the folder is RUN/artifacts/evaluation, which is sent to MLflow.
+"""Writes the tables and images of hooks to a folder. A run's folder is RUN/artifacts/evaluation, which MLflow gets.
 
 NAME.json                 a table in MLflow's form, with the rows of all steps
 NAME/step-00001000.png    an image
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,33 +26,30 @@ class _Table:
 
 
 def directory(run: Path) -> Path:
-    """Where the tables and images of the run in `run` are."""
+    """The folder of the run in `run`."""
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
 def keep(folder: Path, step: int, findings: "Findings") -> None:
-    """Adds the tables and images that were found after `step` steps; those of a later step, if any, are forgotten."""
+    """Adds the tables and images of the evaluation after `step` steps. Rows of this step and later ones are dropped."""
     for name, rows in findings.tables.items():
         path = folder / f"{name}.json"
         before = [row for row in table(path) if row["step"] < step]
-        _write(path, [*before, *({"step": step, **row} for row in rows)])
+        rows = [*before, *({"step": step, **row} for row in rows)]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
     for name, figure in findings.images.items():
         write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 
 
 def table(path: Path) -> "list[Row]":
-    """The rows of a table; none if there is no file or a damaged one."""
+    """The rows of a table; [] if the file is missing or damaged."""
     found = read_valid_json(path, _Table)
     return [dict(zip(found.columns, values, strict=True)) for values in found.data] if found else []
 
 
-def _write(path: Path, rows: "Sequence[Row]") -> None:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
-
-
 def new_figure(width: float, height: float) -> "figures.Figure":
-    """An empty figure, in inches."""
+    """An empty figure of this size in inches."""
     from matplotlib import figure as figures  # 0.9 s and 46 MB, for runs with pictures alone
 
     return figures.Figure(figsize=(width, height), layout="constrained")

@@ -1,4 +1,4 @@
-"""Metrics of a model's answers to held-out inputs of text-to-text pairs."""
+"""The hook `text_to_text`: the model answers held-out inputs of pairs, and metrics compare the answers with targets."""
 
 import re
 import string
@@ -28,14 +28,14 @@ from pretrain.evaluate.prompt_format import Prompt, PromptFormat
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
-_AT_ONCE = 32  # rows that a rank answers before it asks whether the budget is spent
-_TOKENS_AT_ONCE = 16_384  # of choices, in one forward
+_AT_ONCE = 32  # rows that a rank answers between two checks of the budget
+_TOKENS_AT_ONCE = 16_384  # tokens of choices in one forward pass
 _MOST_CHOICES = 1000
 
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out input with its right answers, and the choices if answers are ranked."""
+    """A held-out input with its right answers and, if choices are ranked, its choices."""
 
     text: str
     references: Sequence[str]
@@ -43,7 +43,7 @@ class Question:
 
 
 class Task(NamedTuple):
-    """Held-out questions under the name of their corpus or file."""
+    """The held-out questions of a corpus or a file."""
 
     name: str
     objective: TextToText
@@ -51,8 +51,14 @@ class Task(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The model's generated answer, and its choice: by the likelihood of a choice, and by the mean likelihood of its
-    tokens."""
+    """The model's answer to a question.
+
+    Attributes:
+        written: the generated answer.
+        unfinished: True if the generated answer was cut.
+        chosen: the likeliest choice.
+        chosen_per_token: the choice whose tokens are likeliest on average.
+    """
 
     written: str = ""
     unfinished: bool = False
@@ -63,9 +69,8 @@ class Answer(NamedTuple):
 class TextToTextAnswers:
     """Metrics `text_to_text/NAME/METRIC` of each held-out corpus of pairs, and a table of answers beside references.
 
-    Inputs are cut to `inputs_length`, as in training; references are whole. The likeliest token is taken each time, or
-    the best of `num_beams`. Each row counts once over all ranks. If the budget is spent, the metrics are those of the
-    rows so far.
+    Inputs are cut to `inputs_length`, as in training; references aren't cut. Each row counts once, on any number of
+    ranks. Once the budget is spent, the metrics cover the rows so far.
     """
 
     def __init__(self, settings: TextToTextSettings):
@@ -120,20 +125,14 @@ class TextToTextAnswers:
         return found
 
     def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
-        """The first rows; columns that are empty in all of them are left out."""
-        rows: list[Row] = [
-            {
-                "input": question.text,
-                "answer": answer.written,
-                "choice": answer.chosen,
-                "choice per token": answer.chosen_per_token,
-                "reference": " | ".join(question.references),
-            }
-            for question, answer in islice(zip(questions, answers, strict=True), self._settings.shown)
-        ]
-        asked = {"answer": self._settings.writes, "choice": self._settings.ranks}
-        hidden = [column for column in ("answer", "choice", "choice per token") if not asked[column.split()[0]]]
-        return [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+        """The rows of the table, with the columns that the metrics need."""
+        rows: list[Row] = []
+        for question, answer in islice(zip(questions, answers, strict=True), self._settings.shown):
+            written = {"answer": answer.written} if self._settings.writes else {}
+            ranked = {"choice": answer.chosen, "choice per token": answer.chosen_per_token}
+            references = {"reference": " | ".join(question.references)}
+            rows.append({"input": question.text, **written, **(ranked if self._settings.ranks else {}), **references})
+        return rows
 
     def _lines(self, task: Task, answers: Sequence[Answer], found: dict[str, float]) -> Iterator[str]:
         values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
@@ -146,21 +145,18 @@ class TextToTextAnswers:
             yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
 
 
-@dataclass
 class _Answerer:
-    """Answers questions as a model was trained to: `objective` cuts inputs."""
+    """Answers questions with a model, whose training objective was `objective`."""
 
-    model: Model
-    tokenizer: Tokenizer
-    objective: TextToText
-    settings: TextToTextSettings
-
-    def __post_init__(self) -> None:
-        self._form = PromptFormat.choose(self.model.config, self.tokenizer.vocabulary, None, self.objective.name)
+    def __init__(self, model: Model, tokenizer: Tokenizer, objective: TextToText, settings: TextToTextSettings):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.objective = objective
+        self.settings = settings
+        self._form = PromptFormat.choose(model.config, tokenizer.vocabulary, None, objective.name)
         self._causal = self._form.form == "continuation"
-        self._device = next(self.model.parameters()).device
-        most = self.settings.longest_answer(self.objective.targets_length)
-        self._decoding = GenerationSettings(max_new_tokens=most, num_beams=self.settings.num_beams)
+        most = settings.longest_answer(objective.targets_length)
+        self._decoding = GenerationSettings(max_new_tokens=most, num_beams=settings.num_beams)
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers, in order."""
@@ -184,14 +180,15 @@ class _Answerer:
         return [Answer(self.tokenizer.decode(before_eos(row, vocabulary)), vocabulary.eos not in row) for row in rows]
 
     def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
-        """The likeliest of `choices`, and the one whose tokens are likeliest on average; EOS tokens count."""
+        """The likeliest of `choices`, and the choice whose tokens, with EOS, are likeliest on average."""
         targets = [[*ids, self.tokenizer.vocabulary.eos] for ids in self.tokenizer.encode(list(choices))]
         sums: list[float] = []
         at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
         for start in range(0, len(targets), at_once):
             some = targets[start : start + at_once]
             prompts = [Prompt([], inputs, target) if self._causal else Prompt(inputs, [], target) for target in some]
-            batch = {name: tensor.to(self._device) for name, tensor in self._form.batch(prompts).items()}
+            device = next(self.model.parameters()).device
+            batch = {name: tensor.to(device) for name, tensor in self._form.batch(prompts).items()}
             losses = self.model(**batch)
             sums += losses["labels"].double().sum(dim=1).tolist()
         means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
@@ -199,13 +196,13 @@ class _Answerer:
 
 
 def _of_pairs(objective: Objective) -> TextToText | None:
-    """The objective of pairs that a corpus has, whether a row holds both texts or not."""
+    """The text-to-text objective of a corpus, also inside `in_one_row`; None: no such objective."""
     inner = objective.of if isinstance(objective, InOneRow) else objective
     return inner if isinstance(inner, TextToText) else None
 
 
 def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
-    """The held-out pairs of `corpus`, from the documents that it was made from, since those are whole."""
+    """The held-out pairs of `corpus`, from its documents, where texts aren't cut."""
     if not any((corpus.directory / "documents").glob("part-*.parquet")):
         raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
     for document in held_out_documents(corpus, "text", "target"):
@@ -213,7 +210,7 @@ def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
 
 
 def _file_questions(settings: TextToTextSettings) -> list[Question]:
-    """The pairs of a file, with all right answers and choices. Raises UserError if there is none, or a damaged line."""
+    """The pairs of a file. Raises UserError for a file without pairs, and for a damaged line."""
     stats = ReadStats()
     file = Input(str(settings.file), options={"prefix": settings.prefix})
     try:
@@ -230,45 +227,42 @@ def _file_questions(settings: TextToTextSettings) -> list[Question]:
 
 
 def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
-    """The questions, each with choices: its own, else those of the settings, else all different right answers."""
+    """The questions with choices: their own, else `choices` of the settings, else all distinct right answers."""
     if not settings.ranks:
         return questions
     labels = settings.choices or sorted({one.references[0] for one in questions})
     if len(labels) > _MOST_CHOICES and not all(one.choices for one in questions):
-        raise UserError(
-            f"rank_accuracy: the held-out rows have {len(labels):,} different answers, too many to rank each; "
-            "name the labels under choices"
-        )
+        raise UserError(f"rank_accuracy: {len(labels):,} answers are too many to rank; list the labels in choices")
     return [Question(one.text, one.references, one.choices or labels) for one in questions]
 
 
 Answers = Sequence[str]
-References = Sequence[Sequence[str]]  # of each answer, one or more
+References = Sequence[Sequence[str]]  # for each answer one or more
 
 
 def mean_of_best(score: Callable[[str, str], float], answers: Answers, references: References) -> float:
-    """The mean `score` of an answer with the reference that gives it the most."""
+    """The mean over answers of the largest `score` with a reference."""
     best = [max(score(answer, right) for right in rights) for answer, rights in zip(answers, references, strict=True)]
     return sum(best) / len(best)
 
 
 def equal(form: Callable[[str], str], answers: Answers, references: References) -> float:
-    """The share of answers that are a reference where both are in this `form`."""
+    """The share of answers that equal a reference after `form` has normalized both."""
     return mean_of_best(lambda answer, right: float(form(answer) == form(right)), answers, references)
 
 
 def of_corpus(metric: type[BLEU | CHRF], answers: Answers, references: References) -> float:
-    """A metric of all answers together, from 0 to 100, by sacrebleu with its defaults."""
+    """A metric of all answers together, from 0 to 100, by sacrebleu with default settings."""
     most = max(map(len, references))
-    # a list of the first references, one of the second ones …; None where a row has fewer
+    # a list of first references, a list of second references …, with None for rows that have fewer
     streams: Any = [[rights[index] if index < len(rights) else None for rights in references] for index in range(most)]
     return metric().corpus_score(list(answers), streams).score
 
 
 def rouge(kind: str, answers: Answers, references: References) -> float:
-    """The mean F1 of ROUGE `kind` (Lin 2004), by rouge-score with Porter's stemmer, as T5 has it.
+    """The mean F1 of ROUGE `kind` (Lin 2004), by rouge-score with Porter's stemmer, as in T5.
 
-    Sentences of rougeLsum are lines. Of several references, the one with the largest F1 counts.
+    For rougeLsum, lines are sentences. Of several references, the one with the largest F1 counts.
     """
     from rouge_score import rouge_scorer  # loads nltk: 2.4 s and 190 MB
 
@@ -277,7 +271,7 @@ def rouge(kind: str, answers: Answers, references: References) -> float:
 
 
 def normalized(text: str) -> str:
-    """A text as SQuAD compares it (Rajpurkar et al. 2016): in lower case, without ASCII punctuation and articles.
+    """A text as SQuAD compares texts (Rajpurkar et al. 2016): in lower case, without ASCII punctuation and articles.
 
     "The Eiffel-Tower, in  Paris"  ->  "eiffeltower in paris"
     """
@@ -286,7 +280,7 @@ def normalized(text: str) -> str:
 
 
 def word_f1(answer: str, reference: str) -> float:
-    """The harmonic mean of precision and recall of the normalised answer's words, each as often as in both texts."""
+    """The harmonic mean of precision and recall of the normalized answer's words."""
     words, right = normalized(answer).split(), normalized(reference).split()
     common = sum((Counter(words) & Counter(right)).values())
     return 2 * common / (len(words) + len(right)) if common else 0.0

@@ -1,5 +1,4 @@
-"""The loss on held-out rows, each counted exactly once on any number of ranks. Also the loss by groups of targets:
-early or late in a row, in short or long spans, of common or rare tokens."""
+"""The hook `validation_loss`: loss, perplexity and accuracy on held-out rows, the same on any number of ranks."""
 
 import math
 from collections.abc import Iterator
@@ -17,18 +16,16 @@ _METRICS = ("loss", "text_loss", "unigram_entropy")
 
 
 class ValidationLoss:
-    """The metrics of each corpus, in nats per token; NaN if there are no such tokens.
+    """The metrics `validation/NAME/…` of each corpus, in nats per token; NaN without tokens.
 
-    validation/NAME/loss: the mean over all target tokens.
-    validation/NAME/text_loss: the mean over text tokens only. Sentinels and EOS tokens are predictable and learnt
-    quickly, so they lower the overall mean.
-    validation/NAME/perplexity: e to the power of the text loss.
-    validation/NAME/accuracy: the share of target tokens that are the model's likeliest ids.
-    validation/NAME/unigram_entropy: the entropy of the same text tokens, the lowest loss that token frequencies
-    without context reach.
-    validation/NAME/damaged_rows: the number of rows in damaged blocks, which are left out; absent if there are none.
-
-    With next-sentence prediction, also validation/NAME/next_sentence_loss, in nats per row, and next_sentence_accuracy.
+    loss: the mean over all target tokens.
+    text_loss: the mean over text tokens only. Models soon predict sentinels and EOS tokens, which lower `loss`.
+    perplexity: e to the power of `text_loss`.
+    accuracy: the share of target tokens that are the model's likeliest ids.
+    unigram_entropy: the entropy of the text tokens. Without context no prediction by token frequencies has a lower
+        loss.
+    damaged_rows: the number of rows in damaged blocks, which are left out. Absent if it is 0.
+    next_sentence_loss, next_sentence_accuracy: with next-sentence prediction, per row.
     """
 
     def __init__(self, settings: ValidationLossSettings):
@@ -45,7 +42,7 @@ class ValidationLoss:
 
 
 def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:
-    """Compares the loss on text with that of predictions without context."""
+    """A line that compares the loss on text with predictions without context, and a warning if rows are damaged."""
     loss, text, unigrams = (metrics[metric] for metric in _METRICS)
     size = corpus.tokenizer.vocab_size
     yield (
@@ -101,18 +98,18 @@ def _mean(total: float, count: float) -> float:
 
 
 def is_text(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Where a label is a text token, including unknown ones."""
+    """True where a label is a text token, or the unknown token."""
     first, end = vocabulary.text
     text = (labels >= first) & (labels < end)
     return text if vocabulary.unk is None else text | (labels == vocabulary.unk)
 
 
 def is_sentinel(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Where a label is a sentinel."""
+    """True where a label is a sentinel."""
     return (labels >= vocabulary.sentinel_ids.start) & (labels < vocabulary.sentinel_ids.stop)
 
 
 def entropy(counts: Tensor) -> float:
-    """The entropy in nats of a token whose frequencies are those of `counts` (ids,); NaN if all are 0."""
+    """The entropy, in nats, of tokens that occur `counts` (ids,) times; NaN if all counts are 0."""
     frequencies = counts[counts > 0].double() / counts.sum()
     return float(-(frequencies * frequencies.log()).sum()) if len(frequencies) else math.nan

@@ -1,11 +1,10 @@
-"""Export of models to Hugging Face transformers, and import.
+"""Export of models to Hugging Face transformers, and import from there.
 
-What differs between families stands beside their models, in `HF_MODELS`; here is what they share: names, files, shards,
-tokenizers, checks, the model card and, in `remote_code`, modelling files of models that transformers lacks.
+This package has what all families share: files, shards, tokenizers, checks and the model card. `remote_code` has the
+modelling files of models that transformers lacks. Each family's names are beside its model, in `HF_MODELS`.
 """
 
 from pretrain.export.export import export, hf_model_of, to_hf
 from pretrain.export.load import import_, load_state, read
-from pretrain.export.yan import import_yan
 
-__all__ = ["export", "hf_model_of", "import_", "import_yan", "load_state", "read", "to_hf"]
+__all__ = ["export", "hf_model_of", "import_", "load_state", "read", "to_hf"]

@@ -1,5 +1,5 @@
-"""The model card: README.md of an export, with the metadata that the Hugging Face Hub reads, and where a model comes
-from: its run, corpora and losses. What is unknown is omitted, never guessed."""
+"""The model card, README.md of an export: metadata for the Hugging Face Hub, how to load the model, and its lineage
+(run, corpora, losses). Unknown facts are left out, never guessed."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from data_pipeline import report as corpus_report
 from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.foundation.atomic import sha256
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import markdown, masked_values
 from data_pipeline.foundation.json_file import read_valid_json
 from data_pipeline.objectives.objective import Objective
@@ -28,10 +28,9 @@ from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
 
 TRANSFORMERS, CTRANSLATE2 = "transformers", "ctranslate2"  # engines that an export is for
-_RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # metrics of held-out texts, among those of a run
-_SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # without names and paths of the machines
-_MOST_INPUTS = 20
-# What is known of a source's licence by its format; it is that of the texts, not of the model.
+_RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # prefixes of the metrics of held-out texts
+_SETTINGS = ("model", "batch", "optimizer", "schedule", "precision")  # sections without names and paths of machines
+# The licence of the texts (not of the model), as far as a source's format tells.
 _OF_WIKIPEDIA = "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)"
 LICENCES = {
     **dict.fromkeys(("wikipedia", "wikiextractor"), _OF_WIKIPEDIA),
@@ -42,7 +41,7 @@ LICENCES = {
 
 @dataclass(frozen=True)
 class TrainingCorpus:
-    """A training corpus, the `rows` of it that the model has read, their tokens, and their FLOPs at full length."""
+    """A training corpus: the number of rows that the model has read, their tokens, and their FLOPs at full length."""
 
     corpus: Corpus
     rows: int
@@ -54,12 +53,17 @@ class TrainingCorpus:
 class Lineage:
     """Where a checkpoint comes from. An imported model has no steps and no rows.
 
-    - `average_of`: the checkpoints whose mean it is, if it is one.
-    - `rows`: rows read.
-    - `missing_corpora`: the number of training corpora that aren't there any more.
-    - `curve`: (step, train/loss). `results`: metrics of held-out texts up to the checkpoint, by name.
-    - `settings`: those of the run that shape the model, with defaults.
-    - `objective`: the name of what it has learnt at last; None if that isn't known.
+    Attributes:
+        name: the run's name.
+        average_of: the checkpoints whose mean the checkpoint is. None: it is no mean.
+        step: number of training steps.
+        rows: number of rows read.
+        corpora: the training corpora.
+        missing_corpora: number of training corpora that no longer exist.
+        curve: pairs (step, train/loss).
+        results: the last metrics of held-out texts before the checkpoint, by name.
+        settings: the run's settings that shape the model, with defaults.
+        objective: the name of the training objective; None: unknown.
     """
 
     name: str | None = None
@@ -75,7 +79,7 @@ class Lineage:
 
 
 def lineage(checkpoint: Path) -> Lineage:
-    """Where `checkpoint` comes from: from its files, and from its run and corpora if they are there."""
+    """The lineage of `checkpoint`, from its files and, as far as they exist, its run and corpora."""
     index = checkpoint_index.read(checkpoint)
     config = _run_file(checkpoint)
     known = Lineage(average_of=index.identity.get(AVERAGE_OF), step=index.step, rows=index.train_state.position)
@@ -107,7 +111,7 @@ def lineage(checkpoint: Path) -> Lineage:
 
 
 def _run_file(checkpoint: Path) -> RunConfig | None:
-    """The run file of the checkpoint; None for an import, and for one that today's settings don't fit."""
+    """The run file of a checkpoint; None for an import, and for a run file that is no longer valid."""
     with suppress(UserError):
         return load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     return None
@@ -116,7 +120,7 @@ def _run_file(checkpoint: Path) -> RunConfig | None:
 def _training_corpus(
     location: str, rows: int, index: checkpoint_index.Index, objective: Objective | None
 ) -> TrainingCorpus | None:
-    """The corpus in a local directory, if it is still the one that the checkpoint was trained on."""
+    """The corpus in a local directory; None: it isn't the corpus that the checkpoint was trained on."""
     corpus = None
     with suppress(UserError):
         corpus = open_corpus(location) if Path(location).is_dir() else None
@@ -130,7 +134,7 @@ def _training_corpus(
 
 
 def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dict[str, float]]:
-    """The curve of the loss, and the last results of held-out texts, up to `step`."""
+    """The loss curve, and the last metrics of held-out texts, up to `step`."""
     if checkpoint.parent.name != "checkpoints":
         return [], {}
     curve: list[tuple[int, float]] = []
@@ -144,17 +148,20 @@ def _measured(checkpoint: Path, step: int) -> tuple[list[tuple[int, float]], dic
     return curve, {name: value for name, value in results.items() if math.isfinite(value)}
 
 
-def page(lineage: Lineage, config: ModelConfig, hf: HFModel, engine: str, encoder_only: bool) -> str:
-    """The card of an export for `engine`; what `lineage` doesn't know is left out."""
+def page(lineage: Lineage, config: ModelConfig, hf: HFModel, engine: str) -> str:
+    """The card of an export for `engine`."""
     parts = [
-        f"---\n{_metadata(lineage, config, hf, encoder_only)}---",
+        f"---\n{_metadata(lineage, config, hf)}---",
         f"# {lineage.name or config.family}",
-        _summary(lineage, config, encoder_only),
+        _summary(lineage, config),
         "## How to load it",
-        *_loading(hf, engine, encoder_only, config),
+        *_loading(hf, engine, config),
     ]
     if lineage.corpora or lineage.missing_corpora:
-        parts += ["## Training data", *_data(lineage)]
+        parts += ["## Training data", *(part for one in lineage.corpora for part in _corpus(one))]
+    if missing := lineage.missing_corpora:
+        other = "another" if lineage.corpora else "its"
+        parts.append(f"Of {other} training data nothing more is known: {missing} corpora were missing at the export.")
     if len(lineage.curve) > 1:
         ends = [f"{loss:.4f} at step {step:,}" for step, loss in (lineage.curve[0], lineage.curve[-1])]
         parts += ["## Training loss", f"In nats per target token: {', '.join(ends)}."]
@@ -168,27 +175,26 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, engine: str, encode
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel, encoder_only: bool) -> str:
-    """YAML for the Hub. It names no licence: the licence of the model is its owner's to choose."""
+def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
+    """YAML for the Hub. It names no licence: the model's owner chooses it."""
     sources = [source for one in lineage.corpora for source in one.corpus.manifest.config["sources"]]
     languages = sorted({source["language"] for source in sources if source["language"]})
     repositories = {name for source in sources for name in source.get("commits", ())}
     datasets = sorted(name.removeprefix("datasets/") for name in repositories if name.startswith("datasets/"))
-    tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task of this name for answers
+    tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task for answers
     values = {
         "language": languages,
         "datasets": datasets,
         "library_name": "transformers",
-        "pipeline_tag": "feature-extraction" if encoder_only else tasks.get(FAMILIES[config.family].generates),
+        "pipeline_tag": tasks.get(FAMILIES[config.family].generates),
         "tags": [hf.model_type, "encdec-pretrain"],
     }
     return yaml.safe_dump({name: value for name, value in values.items() if value}, sort_keys=False)
 
 
-def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
-    what = "The encoder of a model" if encoder_only else "A model"
-    fact = f"{what} of the family `{config.family}`, pretrained with encdec-pretrain."
-    rows = [["parameters of the whole model", f"{outline(config).num_parameters():,}"]]
+def _summary(lineage: Lineage, config: ModelConfig) -> str:
+    fact = f"A model of the family `{config.family}`, pretrained with encdec-pretrain."
+    rows = [["parameters", f"{outline(config).num_parameters():,}"]]
     if lineage.average_of:
         rows.append(["its weights", f"the mean of {lineage.average_of}"])
     if lineage.step:
@@ -200,27 +206,16 @@ def _summary(lineage: Lineage, config: ModelConfig, encoder_only: bool) -> str:
     return f"{fact}\n\n{_table(['', ''], rows)}"
 
 
-def _loading(hf: HFModel, engine: str, encoder_only: bool, config: ModelConfig) -> list[str]:
-    path = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
-    module, _, name = path.rpartition(".")
-    arguments = '"DIRECTORY", trust_remote_code=True' if hf.code else '"DIRECTORY"'
-    imports = f"AutoTokenizer\nfrom {module} import {name}" if module else f"AutoTokenizer, {name}"
+def _loading(hf: HFModel, engine: str, config: ModelConfig) -> list[str]:
+    name, arguments = hf.class_name, '"DIRECTORY", trust_remote_code=True' if hf.code else '"DIRECTORY"'
     loads = f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})"
-    parts = [f"transformers 5:\n\n```python\nfrom transformers import {imports}\n\n{loads}\n```"]
-    if hf.ctranslate2 and not encoder_only:
+    parts = [f"transformers 5:\n\n```python\nfrom transformers import AutoTokenizer, {name}\n\n{loads}\n```"]
+    if hf.ctranslate2:
         # see t5_hf.for_ctranslate2, and export.py for the rows that pad the vocabulary
         as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
         command = "```sh\nct2-transformers-converter --model DIRECTORY --output_dir CONVERTED\n```"
         again = "CTranslate2 doesn't read this export right: export it again with `--for ctranslate2`."
         parts.append(f"CTranslate2:\n\n{command}" if as_is or engine == CTRANSLATE2 else again)
-    return parts
-
-
-def _data(lineage: Lineage) -> list[str]:
-    parts = [part for one in lineage.corpora for part in _corpus(one)]
-    if missing := lineage.missing_corpora:
-        other = "another" if parts else "its"
-        parts.append(f"Of {other} training data nothing more is known: {missing} corpora were missing at the export.")
     return parts
 
 
@@ -235,24 +230,8 @@ def _corpus(trained_on: TrainingCorpus) -> list[str]:
         [one["name"] or one["format"], one["format"], one["language"] or "", LICENCES.get(one["format"], "not known")]
         for one in manifest.config["sources"]
     ]
-    parts = [f"### {corpus.name}", _table(["", ""], rows)]
-    parts.append(_table(["source", "format", "language", "licence of the texts"], sources))
-    inputs: list[list[str]] = []
-    with suppress(FailedError):  # a copy for training may be without this file
-        inputs = [[one.source, one.file, f"{one.bytes:,}", f"`{one.sha256}`"] for one in corpus.lineage().inputs]
-    if inputs:
-        parts.append(_table(["source", "file", "bytes", "sha256"], inputs[:_MOST_INPUTS]))
-    if len(inputs) > _MOST_INPUTS:
-        parts.append(f"and {len(inputs) - _MOST_INPUTS:,} more files, which the corpus's lineage.parquet lists.")
-    kinds = {"documents": report.documents.dropped, "lines": report.lines.dropped} if report else {}
-    dropped = [
-        [kind, rule, f"{count:,}"]
-        for kind, counts in kinds.items()
-        for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    ]
-    if dropped:
-        parts.append(_table(["dropped", "rule", "number"], dropped))
-    return parts
+    header = ["source", "format", "language", "licence of the texts"]
+    return [f"### {corpus.name}", _table(["", ""], rows), _table(header, sources)]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Export: a directory for transformers' `from_pretrained`, written completely or not at all."""
+"""Export: writes a directory for transformers' `from_pretrained`, completely or not at all."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,12 +23,12 @@ _CLASSIFIER = "next_sentence.classifier.weight"
 
 
 def hf_model_of(config: ModelConfig) -> HFModel:
-    """The model of transformers that a model is exported to. Raises UserError if transformers has no such model."""
+    """The model of transformers to which a model with this config is exported. Raises UserError if there is none."""
     nearest = min(hf_models(config.family), key=lambda one: len(one.lacks(config)), default=None)
     if nearest is None:
         raise UserError(f"transformers has no model of the family {config.family}")
-    if lacks := nearest.lacks(config):
-        raise UserError(f"transformers has no {nearest.name} with {', '.join(lacks)}")
+    if lacking := nearest.lacks(config):
+        raise UserError(f"transformers has no {nearest.name} with {', '.join(lacking)}")
     return nearest
 
 
@@ -39,68 +39,59 @@ def export(
     out: Path,
     shard_bytes: int = 5_000_000_000,
     engine: str = TRANSFORMERS,
-    encoder_only: bool = False,
     lineage: Lineage | None = None,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
-    `state_dict` holds whole fp32 tensors under the names of the model's `state_dict()`. `out` must be new or empty, and
-    appears only once it is complete. Weights above `shard_bytes` are split into several files. `engine`: the one whose
-    converter will read the directory. `encoder_only`: leaves out the decoder. `lineage`: where the model comes from,
-    for its card and the tokenizer's mask token. Raises UserError if weights, config and tokenizer don't fit together,
-    or transformers or the engine has no such model.
+    Args:
+        state_dict: unsharded fp32 tensors under the names of the model's `state_dict()`.
+        out: must be new or empty; appears only once it is complete.
+        shard_bytes: larger weights are split into several files.
+        engine: the library that will run the model, "transformers" or "ctranslate2".
+        lineage: where the model comes from, for the model card and the tokenizer's mask token.
+
+    Raises UserError if weights, config and tokenizer don't fit together, or the engine can't run the model.
     """
     hf = hf_model_of(config)
-    exported = _exported(hf, state_dict, config, tokenizer, engine, encoder_only)
+    exported = _exported(hf, state_dict, config, tokenizer, engine)
     lineage = lineage or Lineage()
     with new_directory(out) as partial:
-        (partial / README).write_text(card.page(lineage, config, hf, engine, encoder_only), encoding="utf-8")
+        (partial / README).write_text(card.page(lineage, config, hf, engine), encoding="utf-8")
         tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
         write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)
         for file in hf.code:
             (partial / Path(file).name).write_bytes((MODELLING_FILES / file).read_bytes())
-        # of a matrix cut to its vocabulary it would refuse to save a view
+        # save_torch_state_dict refuses a view of a larger tensor, such as a matrix cut to its vocabulary
         whole = {
             key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()
             for key, one in exported.tensors.items()
         }
         save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # weights.WEIGHTS, or those of weights.INDEX
-    name = hf.encoder.class_name if encoder_only and hf.encoder else hf.class_name
     permission = ", both with trust_remote_code=True" if hf.code else ""
-    return f"load it with {name} and AutoTokenizer{permission}"
+    return f"load it with {hf.class_name} and AutoTokenizer{permission}"
 
 
 def _exported(
-    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, engine: str, encoder_only: bool
+    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, engine: str
 ) -> Exported:
-    """Without muP and, for another engine, without the rows that pad the vocabulary: it would generate them, where
-    transformers learns from generation_config.json that they are no tokens."""
+    """The model in transformers' form, without muP. For CTranslate2 also without the rows that pad the vocabulary,
+    which it would generate; transformers reads in generation_config.json that they are no tokens."""
     check(shapes(config), state, "the weights don't fit the model")
     if tokenizer.size != config.vocab_size:
-        raise UserError(
-            f"the tokenizer's {tokenizer.vocab_size} tokens, {len(tokenizer.special_tokens)} special tokens and "
-            f"{tokenizer.sentinels} sentinels make {tokenizer.size} ids, "
-            f"but the model's vocab_size is {config.vocab_size}"
-        )
-    if encoder_only and engine == CTRANSLATE2:
-        raise UserError(f"--encoder-only: {engine} can't run an encoder by itself")
-    if encoder_only and hf.encoder is None:
-        raise UserError(f"--encoder-only: transformers can't load the encoder of a {config.family} by itself")
+        special = f"{len(tokenizer.special_tokens)} special tokens and {tokenizer.sentinels} sentinels"
+        ids = f"the tokenizer's {tokenizer.vocab_size} tokens, {special} make {tokenizer.size} ids"
+        raise UserError(f"{ids}, but the model's vocab_size is {config.vocab_size}")
     state, config = without_mup(hf, state, config)
     if engine != TRANSFORMERS:
         if engine != CTRANSLATE2 or hf.ctranslate2 is None:
             able = ", ".join([TRANSFORMERS, *([CTRANSLATE2] if hf.ctranslate2 else [])])
-            raise UserError(
-                f"--for: models of the family {config.family} can be exported for {able}, not for {engine!r}"
-            )
+            raise UserError(f"--for: a {config.family} can be exported for {able}, not for {engine!r}")
         state, config = hf.ctranslate2(state, config)
         config = config.model_copy(update={"pad_vocab_to_multiple_of": 1})
         state = {name: state[name][: shape[0]] for name, shape in shapes(config).items()}
     model = to_hf(hf, config, state)
-    if encoder_only and hf.encoder:
-        model = hf.encoder.extract(model)
     bos = {"bos_token_id": tokenizer.vocabulary.bos}
     generation = model.generation_config
     if generation is not None:
@@ -110,9 +101,9 @@ def _exported(
 
 
 def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Exported:
-    """The model in transformers' form; `state` holds whole tensors under our names.
+    """The model in transformers' form. `state`: unsharded tensors under our names.
 
-    Raises UserError for what transformers' model doesn't have, and for tensors that it would ignore.
+    Raises UserError for settings that transformers' model lacks, and for tensors that it would ignore.
     """
     ids = to_theirs(config, TOKEN_IDS)
     saved = {
@@ -137,11 +128,11 @@ def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Expo
 def without_mup(
     hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[Mapping[str, Tensor], ModelConfig]:
-    """Weights and config of the model without muP that computes the same; only such models are in transformers.
+    """Weights and config of the model without muP that computes the same: transformers has no muP.
 
-    The last norm before the output matrix is multiplied, since that matrix may also be the embedding. Embeddings that
-    the standard model multiplies by √m too much are divided by it. If the multipliers are powers of two, every logit is
-    the same to the bit; otherwise they differ by rounding. Raises UserError for what the standard model can't express.
+    The last norm takes the multiplier of the logits, since the output matrix may be tied to the embedding. Embeddings
+    that the model without muP would scale by √m too much are divided by √m. Logits are the same to the bit if the
+    multipliers are powers of two, and else differ by rounding. Raises UserError if no norm can take the multiplier.
     """
     if config.mup is None:
         return state, config

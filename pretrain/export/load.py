@@ -1,4 +1,4 @@
-"""Import: a directory that transformers saved, as a checkpoint of step 0."""
+"""Import: reads a directory that transformers saved, and writes a checkpoint of step 0."""
 
 import sys
 import warnings
@@ -29,23 +29,24 @@ from pretrain.models.state_dict_adapter import (
     drop_copies,
     hf_models,
     in_their_names,
+    refuse_others,
     tensor_names,
     tied,
     to_ours,
 )
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-# Settings that any config.json may have: its weights are quantized, in another file, or differ in shape between layers.
+# Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
-# Settings of classifiers, which no model here is; transformers makes a list as long as they say.
+# Keys of classifiers, which no model here is. transformers would make a list as long as they say.
 _LABELS = ("num_labels", "id2label", "label2id")
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
     """Writes a checkpoint of step 0 with the model and tokenizer that transformers saved in the directory `path`.
 
-    A run on a corpus with this tokenizer has the same config: `vocab_size` counts the tokenizer's ids, and further rows
-    of the matrix are padding. Raises UserError for what our models or tokenizers don't support.
+    `vocab_size` counts the tokenizer's ids, and further rows of the embedding are padding, so a run on a corpus with
+    this tokenizer has the same config. Raises UserError for what our models or tokenizers don't support.
     """
     config, state, tokenizer = read(path)
     save_weights(config, state, tokenizer, out)
@@ -55,7 +56,7 @@ def import_(path: Path, out: Path) -> ModelConfig:
 def load_state(path: Path) -> tuple[ModelConfig, State]:
     """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
 
-    `vocab_size` counts all rows of the embedding matrix: the files don't say how many of them are padding.
+    `vocab_size` counts all rows of the embedding: without the tokenizer nothing says how many of them are padding.
     """
     return _read_model(path)[:2]
 
@@ -71,7 +72,7 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     if isinstance(tokenizer.model, TokenizerJson):
         tokenizer = _with_rows(tokenizer, tokenizer.model, rows, path)
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
-        config = config.model_copy(update=roles)  # chosen with a view to config.json
+        config = config.model_copy(update=roles)  # the tokenizer chose them by config.json too
     vocabulary = tokenizer.vocabulary
     section, _, key = (hf.replaced or "").partition(".")
     id_ = settings[section][key] if hf.replaced else None
@@ -88,13 +89,13 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
         if configured != has:
             raise UserError(f"{path}: {key}_token_id is {configured} in config.json, but the tokenizer's is {has}")
     ids = tokenizer.size
-    # 128 if it gives the ids these rows, else the smallest that does
+    # 128 if that makes as many rows, else the smallest unit that does
     unit = next(unit for unit in (128, *range(1, rows + 1)) if -(-ids // unit) * unit == rows)
     return config.model_copy(update={"vocab_size": ids, "pad_vocab_to_multiple_of": unit}), state, tokenizer
 
 
 def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path) -> Tokenizer:
-    """The tokenizer without added tokens for which the model has no row, such as Gemma 3's token of an image."""
+    """The tokenizer without added tokens that have no row in the embedding, such as Gemma 3's image token."""
     for line in model.notes:
         print(f"{path}: {line}", file=sys.stderr)
     if tokenizer.sentinels or model.size <= rows:
@@ -107,10 +108,12 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
 
 
 def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
-    """Our config and tensors of the model in `directory`, transformers' model that it is, and its settings there.
+    """Reads the model in `directory`: our config and tensors, its entry in `HF_MODELS`, and its settings in
+    transformers.
 
-    Nothing is built before the sizes in config.json are found in the weights: a wrong one could fill the memory. Raises
-    UserError, with the setting or tensor, for what our model doesn't support; FailedError if a file is damaged.
+    Sizes in config.json are compared with the weights before anything is built: a wrong size could fill the memory.
+    Raises UserError, which names the setting or tensor, for what our model doesn't support; FailedError if a file is
+    damaged.
     """
     path = directory / CONFIG
     weights.check_files(directory)
@@ -118,7 +121,7 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
         raise UserError(f"{path}: no such file")
     saved = read_json(path, Json)
     by_type: dict[str, HFModel] = {}
-    for family in FAMILIES:  # those that ship come first: a package's family may be exported as one of them
+    for family in FAMILIES:  # families that ship come first: a package's family may be exported as the same model
         for one in hf_models(family):
             by_type.setdefault(one.model_type, one)
     hf = by_type.get(str(saved.get("model_type")))
@@ -128,15 +131,15 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
     endless = [key for key, value in weights.leaves(saved) if isinstance(value, float) and not isfinite(value)]
     if endless:
         raise UserError(f"{path}: no finite numbers: {', '.join(map('.'.join, endless))}")
-    _refuse_others(_FIXED, saved, path)
+    refuse_others(saved, _FIXED, f"{path}: ")
     stored = weights.read(directory)
     settings, theirs = _settings(_needed(saved, hf), weights.sizes(stored), hf, path)
-    _refuse_others(hf.fixed, settings, path)
+    refuse_others(settings, hf.fixed, f"{path}: ")
     names, rejection = {name: name for name in stored}, None
     try:
         if theirs:
             names = _loaded_names(stored, hf.class_name, theirs, path)
-    except UserError as error:  # our own checks name keys and tensors, so they go first
+    except UserError as error:  # raised below, after our own checks, which name keys and tensors
         rejection = error
     try:
         config, state = from_hf(hf, settings, {names[name]: tensor for name, tensor in stored.items()})
@@ -157,8 +160,7 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
 def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
     """Our config and tensors, from config.json with transformers' defaults and the tensors of a file.
 
-    Raises UserError for what our model doesn't support, and for tensors that are missing, unexpected or copies that
-    differ.
+    Raises UserError for what our model doesn't support, for missing and unexpected tensors, and for copies that differ.
     """
     tensors = dict(tensors)
     drop_copies(tensors, hf.copies)
@@ -174,7 +176,7 @@ def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, S
 
 
 def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
-    """config.json, or its section at `above`, without labels, and with small values for what our model ignores."""
+    """config.json, or its section at `above`, without labels and with the values of `hf.ignored`."""
     needed: Json = {}
     for key, value in saved.items():
         path = f"{above}{key}"
@@ -184,16 +186,16 @@ def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
 
 
 def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Json, Any]:
-    """The settings of config.json with transformers' defaults, and its config object if it has the model.
+    """The settings of config.json with transformers' defaults, and transformers' config (None: it lacks the model).
 
-    Several EOS tokens become the first: the tokenizer says which is ours.
+    Of several EOS ids the first is kept: the tokenizer says which one is ours.
     """
-    import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    import transformers  # 1.4 s and 69 MB: an export and a wrong directory do without
 
     theirs = None
     settings = saved
     keys = None if hf.names is None else hf.all_keys
-    weights.check_sizes(saved, stored, keys, path)  # transformers makes lists as long as there are layers
+    weights.check_sizes(saved, stored, keys, path)  # before transformers makes lists as long as there are layers
     if not hf.code:
         with _by_transformers(path):
             theirs = transformers.CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
@@ -220,31 +222,21 @@ def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) ->
 
 
 def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
-    """Raises UserError if a token has a role for which the embedding has no row."""
+    """Raises UserError if padding, EOS or BOS has an id beyond the embedding."""
     rows = config.padded_vocab_size
     roles = {keys[ours]: getattr(config, ours, None) for ours in ("pad_id", "eos_id", "bos_id")}
     if outside := [f"{key} is {id_}" for key, id_ in roles.items() if id_ is not None and id_ >= rows]:
         raise UserError(f"{path}: {'; '.join(outside)}, but the embedding has {rows} rows")
 
 
-def _refuse_others(fixed: Mapping[str, Any], settings: Json, path: Path) -> None:
-    """Raises UserError that names the settings with which our model would compute something else."""
-    if problems := [
-        f"{key} is {settings[key]!r}, but must be {ours!r}"
-        for key, ours in fixed.items()
-        if settings.get(key, ours) != ours
-    ]:
-        raise UserError(f"{path}: our models don't support these settings: {'; '.join(problems)}")
-
-
 def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path) -> dict[str, str]:
     """The name under which transformers loads each tensor of a file into the class `class_name`.
 
-    transformers renames what it and its older versions save, such as the text encoder of T5Gemma 2, the norms of BERT's
-    published files, and what a model without a head lacks before each name. Raises UserError, which names `path`, if
-    transformers can't build the model, or if two tensors have one name.
+    transformers renames some tensors: the text encoder of T5Gemma 2, the norms in BERT's published files, and the
+    tensors of a model without a head. Raises UserError, which names `path`, if transformers can't build the model, or
+    loads two tensors under one name.
     """
-    import transformers  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    import transformers  # as in `_settings`
     from transformers import conversion_mapping, core_model_loading
 
     with _by_transformers(path), torch.device("meta"):
@@ -263,16 +255,16 @@ def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path
 
 @contextmanager
 def _by_transformers(path: Path) -> Iterator[None]:
-    """Without transformers' and torch's warnings: our own checks refuse what they are about. Raises UserError, which
-    names `path`, if transformers rejects its content."""
-    from transformers.utils import logging  # 1.4 s and 69 MB, which a wrong directory and export don't wait for
+    """Within the block, transformers and torch don't warn: our own checks refuse what the warnings are about. Raises
+    UserError, which names `path`, if transformers rejects the file."""
+    from transformers.utils import logging  # as in `_settings`
 
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
-    except Exception as error:  # wrong types and values, by exceptions of several libraries
+    except Exception as error:  # several libraries raise their own exceptions for wrong types and values
         reason = printable(" ".join(str(error).split())) or type(error).__name__
         raise UserError(f"{path}: transformers rejects it: {reason}") from None
     finally:

@@ -1,4 +1,4 @@
-"""Sends an export to the Hugging Face Hub: `pretrain export … --push-to-hub`."""
+"""Sends an export to the Hugging Face Hub, for `pretrain export … --push-to-hub`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from data_pipeline.foundation.errors import FailedError, UserError, one_line
 from data_pipeline.foundation.formatting import counted, first_few, human_size
 
 _NAMES_SHOWN = 20
-_SECONDS = 10.0  # for an answer
+_SECONDS = 10.0  # timeout of a request
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A repository of models, "OWNER/NAME". `exists`: whether it is there already."""
+    """A repository of models, named "OWNER/NAME". `exists`: True if the Hub has it already."""
 
     name: str
     private: bool
@@ -24,7 +24,7 @@ class Destination:
 
     @classmethod
     def of(cls, name: str, public: bool) -> "Destination":
-        """The repository `name` of the user whose token this is, unless `name` has an owner.
+        """The repository `name`. If `name` has no owner, the owner is the user of the Hub's token.
 
         Raises UserError for a wrong name, without a valid token, and for a public repository unless `public` is true.
         """
@@ -45,7 +45,7 @@ class Destination:
         return f"{hub.endpoint()}/{self.name}"
 
     def describe(self, folder: Path) -> str:
-        """What `send` will send, and where to."""
+        """A line that says what `send` will send, and where."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         size = human_size(sum(path.stat().st_size for path in files))
         names = first_few((str(path.relative_to(folder)) for path in files), _NAMES_SHOWN)
@@ -53,9 +53,9 @@ class Destination:
         return f"sending {counted(len(files), 'file')}, {size}, to {self.url} ({which}): {names}"
 
     def send(self, folder: Path) -> str:
-        """Sends the files of `folder` in place of those of the same names; returns the URL of the commit.
+        """Sends the files of `folder`, which replace files of the same names; returns the URL of the commit.
 
-        Raises UserError if the Hub refuses or doesn't answer, with the command that sends them later.
+        If the Hub refuses or doesn't answer, raises UserError or FailedError with the command that sends them later.
         """
         api = hub.api()
 
@@ -64,13 +64,13 @@ class Destination:
                 api.create_repo(self.name, private=self.private, exist_ok=True)
             try:
                 sent = api.upload_folder(repo_id=self.name, folder_path=folder, commit_message="pretrain export")
-            except RuntimeError as error:  # about one file
+            except RuntimeError as error:  # its cause is the error about one file
                 raise error.__cause__ or error from None
             return str(sent.commit_url)
 
         try:
             return stores.with_retries(upload, self.url)
-        except Exception as error:  # its own, those of its upload, and of the HTTP library
+        except Exception as error:  # of huggingface_hub, of its upload, or of the HTTP library
             option = " --private" if self.private else ""
             way_out = f"{folder} is complete; to send it: hf upload {self.name} {folder} .{option}"
             kind = type(error) if isinstance(error, UserError) else FailedError
@@ -78,7 +78,7 @@ class Destination:
 
 
 def _private(api: Any, name: str) -> bool | None:
-    """Whether a repository is private; None if there is none."""
+    """True if a repository is private; None if it doesn't exist."""
     try:
         return bool(api.repo_info(name, timeout=_SECONDS).private)
     except RepositoryNotFoundError:

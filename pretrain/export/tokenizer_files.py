@@ -1,5 +1,4 @@
-"""Tokenizers in the files of transformers' `AutoTokenizer`: import of what it or the `tokenizers` library saved, and
-export."""
+"""Imports tokenizers that transformers or the `tokenizers` library saved, and exports them for `AutoTokenizer`."""
 
 import base64
 import json
@@ -37,9 +36,9 @@ _WORDS = [
     {"type": "WhitespaceSplit"},
     {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
 ]
-# Options of BPE in a tokenizer.json besides merging, which GPT-2's hasn't.
+# Options of BPE in a tokenizer.json that GPT-2's doesn't have.
 _NOT_GPT2S = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-# T5Tokenizer has no byte fallback, so it is added. Byte tokens never match text: "<0x41>" isn't taken for one.
+# Added to T5Tokenizer, which has no byte fallback: the text "<0x41>" must not become a byte token.
 _BYTE_TOKEN = {"Regex": "<(?=0x[0-9A-F]{2}>)"}
 _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPrevious", "invert": False}
 
@@ -50,16 +49,16 @@ _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPre
 def read(directory: Path) -> Tokenizer:
     """Reads the tokenizer in `directory`: sentencepiece like T5's, WordPiece like BERT's, or any BPE.
 
-    As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. Raises
-    UserError for any other tokenizer, and unless the ids above the model's own are special tokens followed by
-    sentinels, with <extra_id_0> last; FailedError if a file is damaged.
+    As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. The ids
+    above the model's own must be special tokens, then sentinels, with <extra_id_0> last. Raises UserError for any other
+    tokenizer, FailedError if a file is damaged.
     """
     path = directory / TOKENIZER
     saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
     config = optional_json(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
         published = tokenizer_json.read(directory)
-        # an export of ours has put these there
+        # our exports add sentinels
         sentinels = _sentinels_at_the_end([published.names.get(id_, "") for id_ in range(published.size)])
         return Tokenizer(published.first(published.size - sentinels), (), sentinels)
     added = optional_json(directory / ADDED)
@@ -83,7 +82,7 @@ def read(directory: Path) -> Tokenizer:
     special = added_names[: len(above) - _sentinels_at_the_end(added_names)]
     if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
         raise UserError(
-            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, ending with <extra_id_0>"
+            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end"
         )
     return Tokenizer(model, special, len(above) - len(special))
 
@@ -103,19 +102,16 @@ def _model(saved: Json, directory: Path) -> TextModel:
     if kind == "WordPiece":
         return _wordpiece(saved, path)
     if kind:
-        raise UserError(
-            f"{path}: a tokenizer of kind {kind}; supported are BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
-        )
+        supported = "BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
+        raise UserError(f"{path}: a tokenizer of kind {kind}; supported are {supported}")
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
     if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
         return ByteLevelBPE.read(directory)
     if (directory / LISTING).exists():
         return WordPiece.read(directory)
-    raise UserError(
-        f"{directory}: no supported tokenizer: neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, "
-        f"nor {TOKENIZER}"
-    )
+    files = f"neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, nor {TOKENIZER}"
+    raise UserError(f"{directory}: no supported tokenizer: {files}")
 
 
 def _sentinels_at_the_end(names: Sequence[str]) -> int:
@@ -123,7 +119,7 @@ def _sentinels_at_the_end(names: Sequence[str]) -> int:
 
 
 def _is_gpt2s(saved: Json) -> bool:
-    """True if the BPE in `saved` encodes text as GPT-2's does, which `ByteLevelBPE` reads."""
+    """True if the BPE in `saved` encodes text as GPT-2's does: `ByteLevelBPE` then reads it."""
     splits, model = saved["pre_tokenizer"] or {}, saved["model"]
     vocabulary = model["vocab"]
     return (
@@ -159,10 +155,10 @@ def _wordpiece(saved: Json, path: Path) -> WordPiece:
 
 
 def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
-    """The sentencepiece model with the same pieces, scores and normalization; sentinels are not pieces.
+    """A sentencepiece model with the same pieces, scores and normalization, without the sentinels.
 
-    A text gets the same ids as from T5Tokenizer's original model, but the bytes of the file differ: a tokenizer.json
-    doesn't say how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
+    Texts get the same ids as from the original spiece.model, but the file's bytes differ: a tokenizer.json doesn't say
+    how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
     """
     pieces = _text_pieces(saved)
     normalizer, splits = saved["normalizer"] or {}, (saved["pre_tokenizer"] or {}).get("pretokenizers")
@@ -208,18 +204,18 @@ def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
 
 
 def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
-    """Writes the tokenizer's files into `directory`, for a model of the family of `hf` that learnt `objective`.
+    """Writes the tokenizer's files into `directory`, for a model of `hf` that was trained on `objective`.
 
-    A text gets the same ids as here, within the family's begin and EOS tokens; if the family has none, a tokenizer.json
+    A text gets the same ids as here, between the BOS and EOS that `hf` asks for; if it asks for none, a tokenizer.json
     keeps its own. A special token or sentinel spelled out in a text becomes that token, as sentinels do in
     `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
-    a model that fills in spans.
+    a model that fills spans.
     """
-    import transformers  # 1.4 s and 23 MB beside PyTorch, for the files of T5's tokenizer alone
+    import transformers  # 1.4 s and 23 MB beside PyTorch, for T5's tokenizer alone
 
     model = tokenizer.model
     for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
-        # transformers prefers tokenizer.json and needs tokenizer_config.json; other programs read these
+        # for other programs: transformers reads tokenizer.json and tokenizer_config.json
         (directory / name).write_bytes(model.files[name])
     is_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5"
     if is_t5s and not model.byte_ids and not tokenizer.special_tokens:
@@ -233,7 +229,8 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
 
 
 def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
-    """tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or the class that a tokenizer.json had."""
+    """Writes tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or for an imported tokenizer's
+    class."""
     model, vocabulary = tokenizer.model, tokenizer.vocabulary
     backend = model.backend() if isinstance(model, FastTokenizer) else _t5s(directory, in_bytes=bool(model.byte_ids))
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -242,7 +239,7 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
         config, there = model.config, model.names
     backend.add_special_tokens(
         [
-            # those that replace words of a text absorb the white space before them, as those words did
+            # tokens that replace words of a text absorb the white space before them, as the words did
             AddedToken(name, special=True, normalized=False, lstrip=id_ in vocabulary.sentinel_ids or name == "<mask>")
             for id_, name in sorted(tokenizer.names.items())
             if id_ not in there
@@ -261,18 +258,18 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
     if isinstance(model, WordPiece):
         config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
-    if hf.model_type == "t5gemma2":  # else AutoProcessor looks for the image processor, which isn't exported
+    if hf.model_type == "t5gemma2":  # without it, AutoProcessor looks for an image processor, which isn't exported
         config |= {"processor_class": "PreTrainedTokenizerFast"}
     backend.save(str(directory / TOKENIZER))
     write_json(directory / CONFIG, config)
 
 
 def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
-    """A tokenizer of the library with the sentencepiece model in `directory`, as transformers' T5Tokenizer has it.
+    """The `tokenizers` backend of transformers' T5Tokenizer for the sentencepiece model in `directory`.
 
-    `in_bytes`: characters that have no piece become bytes, as in sentencepiece.
+    `in_bytes`: characters without a piece become bytes, as in sentencepiece.
     """
-    import transformers  # 1.4 s and 23 MB beside PyTorch, for the files of T5's tokenizer alone
+    import transformers  # as in `write`
 
     backend = transformers.T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
     if not in_bytes:
@@ -285,9 +282,9 @@ def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
 
 
 def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:
-    """True if a sentinel is the model's mask. If `objective` isn't known, it is where the tokenizer has no mask.
+    """True if the first sentinel becomes the mask token; with an unknown `objective`, if the tokenizer has no mask.
 
-    Of sentencepiece models alone: elsewhere transformers' mask token would no longer absorb the space before it.
+    Only for sentencepiece: elsewhere transformers' mask token would no longer absorb the space before it.
     """
     learnt = objective in ("span_corruption", "iid_denoising", "ul2")
     likely = objective is None and tokenizer.vocabulary.mask is None and hf.encoder_decoder
@@ -295,7 +292,7 @@ def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bo
 
 
 def _template(vocabulary: Vocabulary, roles: dict[str, str], hf: HFModel) -> processors.TemplateProcessing:
-    """BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
+    """Puts BOS and EOS around one text and around two: bos A eos, bos A eos B eos."""
     begin = [roles["bos_token"]] if hf.begins and "bos_token" in roles else []
     end = [roles["eos_token"]] if hf.ends else []
     ids = {roles[f"{role}_token"]: getattr(vocabulary, role) for role in ("bos", "eos") if f"{role}_token" in roles}

@@ -1,4 +1,4 @@
-"""The weights in a Hugging Face directory in fp32, and whether a config fits them."""
+"""Reads the weights in a Hugging Face directory as fp32, and checks that a config fits them."""
 
 import re
 import stat
@@ -19,10 +19,10 @@ from pretrain.models.state_dict_adapter import Json, Shapes, State, few
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_LARGEST_DESCRIPTION = 2**30  # bytes of a file that isn't weights
+_LARGEST_DESCRIPTION = 2**30  # bytes of a file without weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
-# Our settings that are a dimension of a tensor or divide one, and those that count layers.
+# Our settings that are, or divide, a dimension of a tensor; and our settings that count layers.
 _SIZES = ["vocab_size", "d_model", "d_ff", "d_kv", "head_dim", "num_heads", "num_key_value_heads", "num_cross_heads"]
 _SIZES += ["num_token_types", "max_positions", "relative_attention_num_buckets"]
 _LAYERS = ["num_layers", "num_encoder_layers", "num_decoder_layers"]
@@ -30,7 +30,8 @@ _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
 def check_files(directory: Path) -> None:
-    """Raises UserError for what no import should read: a pipe, a device, or a description as large as weights."""
+    """Raises UserError for files that no import should read: pipes, devices, and other files than weights above a
+    GiB."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
             continue
@@ -44,8 +45,7 @@ def check_files(directory: Path) -> None:
 def read(directory: Path) -> State:
     """The tensors that transformers loads, with weights in fp32.
 
-    Raises UserError if there are none or their numbers are of a kind that no weights here have, such as float8;
-    FailedError if a file is damaged.
+    Raises UserError if there are no weights, or for a dtype such as float8; FailedError if a file is damaged.
     """
     tensors: State = {}
     for path, names in _files(directory).items():
@@ -61,18 +61,16 @@ def read(directory: Path) -> State:
         if names and (others := sorted(names ^ kinds.keys())):
             raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong:
-            raise UserError(
-                f"{path}: {wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}: "
-                "quantized weights can't be imported"
-            )
+            found = f"{wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
+            raise UserError(f"{path}: {found}: quantized weights can't be imported")
         tensors |= in_fp32(stored, path)
     return tensors
 
 
 def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
-    """The tensors of the file `path`, those of floating-point numbers in fp32.
+    """The tensors of the file `path`, with floating-point numbers in fp32.
 
-    Raises FailedError if they aren't finite, UserError if some are beyond fp32's range.
+    Raises FailedError for infinite numbers and NaN, UserError for numbers beyond fp32's range.
     """
     converted = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     if wrong := sorted(name for name, tensor in converted.items() if not tensor.isfinite().all()):
@@ -83,10 +81,8 @@ def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
 
 
 def _files(directory: Path) -> dict[Path, set[str]]:
-    """The files that transformers loads: model.safetensors, or else those in its index, with the names of their tensors
-    there.
-
-    Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
+    """The files that transformers loads: model.safetensors, or else the files in its index, each with the names of its
+    tensors in the index. Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
     """
     if (adapter := directory / ADAPTER).exists():
         raise UserError(f"{adapter}: weights in an adapter can't be imported; merge it into the model first")
@@ -120,11 +116,11 @@ def _shards(index: Path) -> dict[Path, set[str]]:
 
 
 def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, path: Path) -> None:
-    """Raises UserError if a size in `settings`, ours or those of config.json, is too large for the weights.
+    """Raises UserError if a size in `settings` is too large for the weights.
 
-    No width, number of heads or number of ids exceeds the largest dimension of a tensor, and layers are numbered in the
-    tensors' names. `stored`: the shapes of the file's tensors. `keys`: the key of each setting; None: its name.
-    `path`: the file of the settings.
+    No width, number of heads or number of ids may exceed the largest dimension of a tensor, and no number of layers
+    that of the numbered layers in the tensors' names. `stored`: the shapes of the tensors. `keys`: the key in
+    `settings` of each setting of ours; None: `settings` has our names. `path`: the file of the settings.
     """
     numbered = defaultdict(set)
     for name in stored:
@@ -145,7 +141,7 @@ def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, 
 
 
 def _number(value: Any) -> float:
-    """The number that pydantic would read, also from text."""
+    """`value` as a number, as pydantic would read it, also from text; 0 for anything else."""
     try:
         return value if isinstance(value, int) else float(value)
     except (TypeError, ValueError):
@@ -153,7 +149,7 @@ def _number(value: Any) -> float:
 
 
 def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values below the sections of `settings`, and in lists, with their paths."""
+    """All values in `settings`, its sections and lists, with their paths."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from leaves(value, (*above, key))
@@ -164,7 +160,7 @@ def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors of the model's `state_dict()`; tied ones appear under each of their names."""
+    """The shapes of all tensors of the model's `state_dict()`; a tied matrix appears under each of its names."""
     return sizes(outline(config).state_dict())
 
 
@@ -175,7 +171,8 @@ def sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def check(
     expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], what: str = "the weights don't fit"
 ) -> None:
-    """Raises UserError that names tensors that are missing, unexpected, of the wrong shape or not floating-point."""
+    """Raises UserError if tensors are missing, unexpected, of the wrong shape or not floating-point. `what` begins the
+    line."""
     both, found = sorted(expected.keys() & tensors.keys()), sizes(tensors)
     problems = [
         *(f"{name} is missing" for name in sorted(expected.keys() - tensors.keys())),

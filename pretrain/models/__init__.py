@@ -1,6 +1,6 @@
-"""The model families. One entry holds everything that the rest of the project needs to know about a family.
+"""The model families: `build` makes a model from its config, and FAMILIES says what each family can do.
 
-Classes and modules are given by name and imported when needed, so that a run file is checked without torch.
+Model classes are named and imported when needed, so that a run file is checked without torch.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,12 @@ _DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2",
 class Family:
     """A model family.
 
-    - `config`: the class of its settings. `model`: the class of the model, with its module, whose `HF_MODELS`, if there
-      are any, are its models of transformers.
-    - `objectives`: the objectives whose batches the model accepts.
-    - `generates`: answers to an input, continuations of it, or None.
-    - `inputs_begin_with_bos`: an encoder input is bos … eos rather than … eos.
+    Attributes:
+        config: the class of the settings.
+        model: the class of the model, as "package.module.Class". The module may have `HF_MODELS`.
+        objectives: the objectives whose batches the model accepts.
+        generates: what the model writes, answers to an input or continuations of a text; None: no text.
+        inputs_begin_with_bos: True if an encoder input is bos … eos, False if it is … eos.
     """
 
     config: type[ModelConfig]
@@ -68,7 +69,7 @@ FAMILIES |= {name: Family(config, **config.offers) for name, config in OFFERED.i
 
 
 def parse(values: Mapping[str, object]) -> ModelConfig:
-    """Parses a config whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
+    """The config with these values, whose `family` is one of FAMILIES. Raises pydantic's ValidationError."""
     return FAMILIES[str(values["family"])].config.model_validate(values)
 
 
@@ -79,7 +80,7 @@ def build(config: ModelConfig) -> "Model":
 
 
 def outline(config: ModelConfig) -> "Model":
-    """Builds the model on the meta device: all names and whole shapes, no weights."""
+    """Builds the model on the meta device: with all names and unsharded shapes, without weights."""
     import torch  # 1.9 s and 190 MB: a run file is checked without it
 
     with torch.device("meta"):

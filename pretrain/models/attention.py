@@ -70,7 +70,7 @@ def self_attention_mask(
 
 
 class LayerMasks:
-    """Layers that see the same share one mask: a stack has one or two kinds of layers, where the config says so.
+    """One mask for all layers that see the same keys. A stack has one kind of layers, or two: local and global ones.
 
     `window` maps the config's number of tokens to the keys that a query of this stack sees.
     """
@@ -85,7 +85,8 @@ class LayerMasks:
     def for_layers(
         self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
     ) -> list[AttentionMask]:
-        """The mask of each layer. `new_mask` makes one for a window, None if that hides nothing, and a rotary base."""
+        """The mask of each layer. `new_mask(window, base)` makes a mask for a window and a rotary base. A window that
+        hides nothing is None."""
         masks = [
             new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
             for window, base in self._distinct
@@ -182,6 +183,7 @@ class Attention(nn.Module):
         self.v = Linear(memory_size, inner_kv, std or memory_size**-0.5, bias)
         self.o = Linear(inner, d_model, settings.out_std or std or inner**-0.5, bias)
         self.q_norm, self.k_norm = settings.new_head_norm(), settings.new_head_norm()
+        self.alike = inner_kv == inner and self.q_norm is None  # queries, keys, values: one shape, no norms
 
     def forward(
         self,
@@ -196,8 +198,14 @@ class Attention(nn.Module):
         """
         x, joined = one_use(x), None
         if memory is None:
-            joined = self._joined(x) if mask.rotary is None and cache is None else None
-            queries, keys, values = self._projected(x, self.q, self.k, self.v) if joined is None else apart(joined)
+            whole = self.alike and mask.rotary is None and cache is None
+            joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and whole)
+            if joined is None:
+                products = fused_linear(x, self.q, self.k, self.v, fused=self.fused)
+                queries, keys, values = [self._heads(product) for product in products]
+            else:
+                joined = joined.unflatten(-1, (3, -1, self.d_kv))
+                queries, keys, values = apart(joined)
             queries = _with_positions(queries, self.q_norm, mask.rotary)
             own = _with_positions(keys, self.k_norm, mask.rotary), values
             keys, values = own if cache is None else cache.update(lambda: own)
@@ -227,8 +235,7 @@ class Attention(nn.Module):
 
     def queries(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
-        (queries,) = self._projected(x, self.q)
-        return _with_positions(queries, self.q_norm, rotary)
+        return _with_positions(self._heads(self.q(x)), self.q_norm, rotary)
 
     def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
         """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
@@ -239,18 +246,8 @@ class Attention(nn.Module):
         """`keys_and_values` from the products with `k` and `v`, each (batch, length, inner)."""
         return _with_positions(self._heads(keys), self.k_norm, rotary), self._heads(values)
 
-    def _joined(self, x: Tensor) -> Tensor | None:
-        """(batch, length, 3, heads, d_kv) Queries, keys and values by one product; None where they are made apart, or
-        normalised."""
-        alike = self.k.out_features == self.width and self.q_norm is None
-        joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and alike)
-        return None if joined is None else joined.unflatten(-1, (3, -1, self.d_kv))
-
-    def _projected(self, x: Tensor, *matrices: Linear) -> list[Tensor]:
-        """`x` (batch, length, d_model) times each of `matrices`: (batch, heads, length, d_kv)."""
-        return [self._heads(one) for one in fused_linear(x, *matrices, fused=self.fused)]
-
     def _heads(self, x: Tensor) -> Tensor:
+        """(batch, length, inner) → (batch, heads, length, d_kv)."""
         return x.unflatten(-1, (-1, self.d_kv)).transpose(1, 2)
 
 

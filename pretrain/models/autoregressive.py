@@ -1,9 +1,9 @@
 """The autoregressive encoder-decoder: Yan, "Auto-regressive Encoder-Decoder Transformer" (2024).
 
-Encoder and decoder read the same tokens, and both are causal. The encoder represents the text so far; the decoder
-starts from a linear map of the encoder's output, attends to that output again and predicts the next token. Two parts
-are optional: the position embedding of the predicted token is subtracted before the output layer, and a loss pulls the
-encoder's output towards an aggregate of the embeddings so far. Pre-norm, GELU, one matrix for embedding and output.
+Encoder and decoder read the same tokens, and both are causal. The decoder's input is a linear map of the encoder's
+output; the decoder also attends to the encoder's output, and predicts the next token. Two parts are optional: the
+position embedding of the predicted token is subtracted before the output layer, and an auxiliary loss pulls the
+encoder's output towards an aggregate of the embeddings so far. Pre-norm, GELU, tied embedding and output.
 
 Unlike in the author's code, attention has no dropout in evaluation.
 """
@@ -26,36 +26,31 @@ from pretrain.models.positions import LearnedPositions, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, ResidualLayer
 from pretrain.models.state_dict_adapter import Json, State, own_code, vocabulary
 
-# One tuple per layer, the encoder's first: its self-attention and, in the decoder, its cross-attention. All of them
-# have the same length.
+# A tuple for each layer, the encoder's layers first: the cache of self-attention and, in the decoder, that of
+# cross-attention. All caches have the same length.
 Cache = list[tuple[KeyValueCache, ...]]
 TEMPERATURE = 0.1  # of the contrastive score
 
 
 def _layer_config(config: AutoregressiveConfig, num_layers: int) -> LayerConfig:
-    """The layers of a stack. Matrices that end a residual branch have an std that counts the stack's own layers; the
-    author's stacks are equally deep."""
+    """The settings of a stack's layers. `num_layers` scales the std of matrices that end a residual branch (in the
+    author's code encoder and decoder are equally deep)."""
     widths = Heads(d_model=config.d_model, d_ff=config.d_ff or 4 * config.d_model, num_heads=config.num_heads)
     kind = {"activation": "gelu", "norm": "layer", "layer_norm_epsilon": 1e-5, "biases": config.bias}
     return LayerConfig.of(config, widths, 2 * num_layers, **kind)
 
 
-def _cross_attention_config(config: AutoregressiveConfig, layer: LayerConfig) -> LayerConfig:
-    """Cross-attention has heads of another width, and may have other biases."""
-    biases = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
-    heads = layer.heads.model_copy(update={"num_heads": config.cross_heads})
-    return replace(layer, heads=heads, biases=biases)
-
-
 class AutoregressiveLayer(ResidualLayer):
-    """Each decoder layer normalises the encoder's output itself: the encoder has no final norm."""
+    """A decoder layer. Each has a norm for the encoder's output, since the encoder has no final norm."""
 
     def __init__(self, config: AutoregressiveConfig):
         layer = _layer_config(config, config.num_decoder_layers)
+        heads = layer.heads.model_copy(update={"num_heads": config.cross_heads})
+        biases = config.bias if config.cross_attention_bias is None else config.cross_attention_bias
         super().__init__(
             layer,
             self_attention=Attention(layer),
-            cross_attention=Attention(_cross_attention_config(config, layer)),
+            cross_attention=Attention(replace(layer, heads=heads, biases=biases)),
             feed_forward=FeedForward(layer),
         )
         self.encoder_norm = layer.new_norm()
@@ -92,28 +87,25 @@ class Bridge(nn.Module):
 
 
 class RunningMean(nn.Module):
-    """The mean of the embeddings that a position sees.
-
-    Computed as a product with a triangular matrix: with differences of cumulative sums, rounding would leak from one
-    example of a row into the next.
-    """
+    """The mean of the embeddings that a position attends to."""
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """`x` (batch, length, d_model) aggregated; `seen` (batch, length, length) is True where a query sees a key."""
+        """Means of `x` (batch, length, d_model), of its shape. `seen` (batch, length, length): True where a query
+        attends to a key."""
+        # a matmul: with differences of cumulative sums, rounding would leak from one example of a row into the next
         weights = seen.to(x.dtype)
         return (weights / weights.sum(dim=-1, keepdim=True)) @ x
 
 
 class CausalConvolution(nn.Embedding):
-    """A depthwise convolution: row k of the table has the weights of the embedding k tokens back. An embedding that a
-    position doesn't see counts as zeros."""
+    """A depthwise convolution: row k of the table has the weights of the embedding k tokens back. Embeddings that a
+    position doesn't attend to count as zeros."""
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 1 / self.num_embeddings)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        """Weighted sums of `x` (batch, length, d_model), of its shape; `seen` (batch, length, length) is True where a
-        query sees a key."""
+        """Weighted sums of `x`; shapes as in `RunningMean`."""
         kernel = self.weight.to(x.dtype)
         out = x * kernel[0]
         for back in range(1, min(len(kernel), x.size(1))):
@@ -123,7 +115,7 @@ class CausalConvolution(nn.Embedding):
 
 
 class PositionMatrix(nn.Embedding):
-    """A product with a triangular matrix: row t of the table has the weights of the positions up to t."""
+    """A matmul with a triangular matrix: row t of the table has the weights of the positions up to t."""
 
     def reset_parameters(self) -> None:
         lengths = torch.arange(1, self.num_embeddings + 1, device=self.weight.device)
@@ -131,28 +123,17 @@ class PositionMatrix(nn.Embedding):
             self.weight.copy_((1 / lengths)[:, None])
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:  # type: ignore[override]
-        """Weighted sums of `x` (batch, length, d_model), of its shape; `seen` (batch, length, length) is True where a
-        query sees a key. Positions count the tokens that each sees before itself."""
+        """Weighted sums of `x`; shapes as in `RunningMean`. A position is the number of earlier tokens attended to."""
         positions = seen.sum(dim=-1) - 1
         columns = positions[:, None].expand_as(seen)
         weights = super().forward(positions).to(x.dtype).gather(-1, columns)
         return weights.masked_fill(~seen, 0.0) @ x
 
 
-def _aggregation(config: EmbeddingLossConfig, d_model: int, max_positions: int | None) -> nn.Module:
-    if config.aggregation == "convolution":
-        assert config.kernel_size is not None, "checked with the config"
-        return CausalConvolution(config.kernel_size, d_model)
-    if config.aggregation == "matrix":
-        assert max_positions is not None, "checked with the config"
-        return PositionMatrix(max_positions, max_positions)
-    return RunningMean()
-
-
 class EmbeddingLoss(nn.Module):
-    """The distance of the encoder's output, at each position, from an aggregate of the embeddings up to that position.
+    """The distance, at each position, between the encoder's output and an aggregate of the embeddings so far.
 
-    Norms that learn have biases, even in a model without.
+    Learned norms have biases, even in a model without biases.
     """
 
     def __init__(self, config: EmbeddingLossConfig, d_model: int, max_positions: int | None):
@@ -162,10 +143,17 @@ class EmbeddingLoss(nn.Module):
         on_embedding = config.embedding_norm != "none"
         self.embedding_norm = LayerNorm(d_model, bias=learned, gains=learned) if on_embedding else nn.Identity()
         self.encoder_norm = LayerNorm(d_model, bias=learned, gains=learned) if config.encoder_norm else nn.Identity()
-        self.aggregation = _aggregation(config, d_model, max_positions)
+        self.aggregation: nn.Module = RunningMean()
+        if config.aggregation == "convolution":
+            assert config.kernel_size is not None, "checked with the config"
+            self.aggregation = CausalConvolution(config.kernel_size, d_model)
+        elif config.aggregation == "matrix":
+            assert max_positions is not None, "checked with the config"
+            self.aggregation = PositionMatrix(max_positions, max_positions)
 
     def forward(self, embeddings: Tensor, encoder_out: Tensor, segments: Tensor | None) -> Tensor:
-        """Distances (batch, length), at least fp32, without the coefficient; inputs are (batch, length, d_model)."""
+        """Distances (batch, length) in at least fp32, without the coefficient; `embeddings` and `encoder_out` are
+        (batch, length, d_model)."""
         if self.config.detach == "embedding":
             embeddings = embeddings.detach()
         elif self.config.detach == "encoder_out":
@@ -184,8 +172,8 @@ class EmbeddingLoss(nn.Module):
 
 
 def disaffinity(kind: str, aggregate: Tensor, output: Tensor, seen: Tensor) -> Tensor:
-    """The score (batch, length) of two tensors (batch, length, d_model); `seen` (batch, length, length) is True
-    where a query sees a key."""
+    """The distance (batch, length) of two tensors (batch, length, d_model). `seen` (batch, length, length): True where
+    a query attends to a key."""
     if kind == "mse":
         return (aggregate - output).square().mean(dim=-1)
     if kind == "l1":
@@ -232,19 +220,14 @@ class Autoregressive(Model):
             self.embedding_loss = EmbeddingLoss(config.embedding_loss, d_model, config.max_positions)
 
     def forward(
-        self,
-        encoder_input_ids: Tensor,
-        labels: Tensor,
-        *,
-        target_indices: Tensor | None = None,
-        **attention: Tensor,
+        self, encoder_input_ids: Tensor, labels: Tensor, *, target_indices: Tensor | None = None, **attention: Tensor
     ) -> Losses:
         """Returns {"labels": cross-entropy of each label, "embedding_loss": in training, times its coefficient}.
 
-        Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length) are the labels
-        shifted one to the right, so the decoder's segments and positions add nothing and are ignored.
-        The encoder's mask and segments apply everywhere, also to the aggregate of embeddings. `target_indices` are the
-        indices of the labels that count, `attention` the tensors of `AttentionInputs`.
+        Both are (batch, length), fp32, 0 where the label is -100. `encoder_input_ids` (batch, length): the labels
+        shifted right by one, so the decoder's segments and positions are ignored. The encoder's mask and segments apply
+        everywhere, also to the aggregate of embeddings. `target_indices`: the indices of the labels that aren't
+        ignored. `attention`: the tensors of `AttentionInputs`.
         """
         inputs = AttentionInputs(**attention)
         segments = inputs.encoder_attention_mask if inputs.encoder_segment_ids is None else inputs.encoder_segment_ids
@@ -259,8 +242,8 @@ class Autoregressive(Model):
     def decode(self, input_ids: Tensor, cache: Cache | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """Maps ids (batch, length) to logits (batch, length, padded_vocab_size).
 
-        With a cache, the ids follow those it has seen, and `attention_mask` (batch, seen + length) covers both. Prompts
-        of different lengths are padded on the left. Positions count from the first real token.
+        With a cache, the ids follow the cached tokens, and `attention_mask` (batch, past length + length) covers both.
+        Prompts of different lengths are padded on the left. Positions count from the first real token.
         """
         return self.lm_head(self._run(input_ids, attention_mask, None, cache)[2])
 
@@ -272,10 +255,8 @@ class Autoregressive(Model):
     def _run(
         self, input_ids: Tensor, segments: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns embeddings after dropout, the encoder's output and what the head takes.
-
-        `segments` (batch, keys) are 0 at padding.
-        """
+        """Returns the embeddings after dropout, the encoder's output, and the head's input. `segments` (batch, keys): 0
+        at padding."""
         length, device = input_ids.size(1), input_ids.device
         past_length = cache[0][0].length if cache else 0
         keys = past_length + length
@@ -283,8 +264,10 @@ class Autoregressive(Model):
         causal = Visibility(causal=True, query_segments=own, key_segments=segments)
         seen = causal.mask(length, keys, device) if past_length or segments is not None else None
         if positions is None:
-            self._check_length(keys)
-            if segments is not None and seen is not None:  # the number of tokens that it sees before itself
+            longest = self.config.max_positions
+            if longest is not None and keys > longest:
+                raise ValueError(f"{keys} tokens exceed the model's {longest} learned positions")
+            if segments is not None and seen is not None:  # the number of earlier tokens that a token attends to
                 positions = seen.sum(dim=-1)[:, 0] - 1
         positions = positions_from(past_length, length, device, positions)
         embeddings = self.embedding(input_ids)
@@ -306,16 +289,11 @@ class Autoregressive(Model):
             x = self.subtracted_norm(x - self._next_positions(positions))
         return embeddings, encoder_out, x
 
-    def _check_length(self, length: int) -> None:
-        most = self.config.max_positions
-        if most is not None and length > most:
-            raise ValueError(f"{length} tokens exceed the model's {most} learned positions")
-
     def _masks(
         self, bias: Tensor | Pattern | None, positions: Tensor, dtype: torch.dtype
     ) -> tuple[AttentionMask, AttentionMask]:
-        """Those of self- and cross-attention, which both relate the sequence to itself causally. Their heads differ in
-        width, and so do their rotary embeddings."""
+        """The masks of self- and cross-attention. Both have the same causal bias; rotary embeddings differ, since the
+        heads differ in width."""
         mask = AttentionMask(bias, is_causal=bias is None)
         if self.config.positions == "learned":
             return mask, mask
@@ -331,7 +309,8 @@ class Autoregressive(Model):
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """If transformers has saved the model again, the embedding loss's weights are gone; the config then drops it."""
+    """Our other settings. If transformers saved the model again, the weights of the embedding loss are gone, and the
+    config drops the loss."""
     ids = vocabulary(settings)
     known = AutoregressiveConfig.model_fields.keys() & settings.keys()
     config = AutoregressiveConfig.model_validate({name: settings[name] for name in known})
@@ -347,7 +326,7 @@ HF_MODELS = (
         "autoregressive_encoder_decoder",
         "AutoModelForCausalLM",
         "AutoregressiveForCausalLM",
-        # with the weights of the embedding loss, for further training; transformers ignores these
+        # an export has the weights of the embedding loss, for further training; transformers ignores them
         r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
         r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
         fixed={"tie_word_embeddings": True},

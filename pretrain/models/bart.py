@@ -1,7 +1,7 @@
 """BART: Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation" (2020).
 
-The vanilla Transformer with learned positions, normalised embeddings in both stacks, GELU layers, and all weights drawn
-from N(0, 0.02²) or with another `init_std` (section 2.1). Where the paper leaves something open, this follows fairseq.
+The vanilla Transformer with learned positions, normalised embeddings in both stacks and GELU layers. All weights are
+drawn from N(0, `init_std`²), 0.02 in section 2.1. Where the paper is silent, this follows fairseq.
 """
 
 import math
@@ -15,21 +15,10 @@ from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
-from pretrain.models.state_dict_adapter import (
-    Choice,
-    EncoderAlone,
-    Exported,
-    HFModel,
-    Json,
-    Settings,
-    State,
-    tensors_of,
-    vocabulary,
-    within,
-)
+from pretrain.models.state_dict_adapter import Choice, HFModel, Json, Settings, State, tensors_of, vocabulary, within
 from pretrain.models.vanilla import post_norm_layer
 
-POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's, which is row 1
+POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's row, 1
 
 
 class NormedInputs(nn.Module):
@@ -47,7 +36,7 @@ class NormedInputs(nn.Module):
 
 
 class BartStack(Stack):
-    """A stack whose first layer gets normed vectors."""
+    """A stack with `NormedInputs`."""
 
     def new_positions(self, config: BartConfig) -> None:
         self.inputs = NormedInputs(config)
@@ -57,15 +46,15 @@ class BartStack(Stack):
 
 
 class BartEncoder(BartStack, Encoder):
-    """Self-attention in both directions."""
+    """The encoder."""
 
 
 class BartDecoder(BartStack, Decoder):
-    """Causal self-attention, and cross-attention."""
+    """The decoder."""
 
 
 class LogitsHead(Head):
-    """The output matrix, with a bias that is not trained: all zeros unless a file holds another one."""
+    """The output matrix, with a bias that is not trained: zeros, unless an imported model has other values."""
 
     final_logits_bias: Tensor
 
@@ -78,7 +67,7 @@ class LogitsHead(Head):
 
 
 class Bart(EncoderDecoder):
-    """Padding's row starts at zero and gets no gradient as an input; as an output it learns normally (fairseq)."""
+    """The model. As in fairseq, padding's row starts at zero and gets a gradient from the output alone."""
 
     config: BartConfig
 
@@ -86,7 +75,7 @@ class Bart(EncoderDecoder):
         rows = config.padded_vocab_size
         d_model = config.d_model
         std = config.init_std
-        # Where EOS is also padding, as in GPT-2's vocabulary, its row must learn.
+        # If one id is EOS and padding, as in GPT-2's vocabulary, its row must be trained.
         padding_idx = config.pad_id if config.pad_id != config.eos_id else None
         embedding = Embedding(rows, d_model, std, padding_idx)
         lm_head = LogitsHead(d_model, rows, std, config.logits_multiplier)
@@ -157,7 +146,7 @@ def _config_to_hf(config: BartConfig) -> Json:
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """Raises UserError if encoder and decoder differ in settings that are shared here."""
+    """Raises UserError if encoder and decoder differ in settings that our stacks share."""
     ours = vocabulary(settings)
     problems = [
         f"encoder_{key} is {settings[f'encoder_{key}']} and decoder_{key} is {settings[f'decoder_{key}']}"
@@ -168,16 +157,6 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
         raise UserError(f"encoder and decoder must have the same values for these settings: {'; '.join(problems)}")
     tensors.setdefault("final_logits_bias", torch.zeros(1, ours["vocab_size"]))
     return ours
-
-
-def encoder_alone(exported: Exported) -> Exported:
-    """Under the names of transformers' BartEncoder, which the model contains."""
-    inside = "model.encoder."
-    tensors = {
-        name.removeprefix(inside): tensor for name, tensor in exported.tensors.items() if name.startswith(inside)
-    }
-    tensors["embed_tokens.weight"] = exported.tensors["model.shared.weight"]
-    return Exported(tensors, {**exported.config, "architectures": ["BartEncoder"]})
 
 
 HF_MODELS = (
@@ -208,7 +187,6 @@ HF_MODELS = (
         begins=True,
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
-        encoder=EncoderAlone("transformers.models.bart.modeling_bart.BartEncoder", encoder_alone),
         ctranslate2=lambda state, config: (state, config),
     ),
 )

@@ -1,9 +1,9 @@
 """A decoder-only model: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019).
 
-Pre-norm, with learned positions, GELU and one matrix for embedding and output. Without biases it is the baseline of
-"Auto-regressive Encoder-Decoder Transformer" (Yan 2024), whose subtraction of positions is an option here too, as are
-rotary, linear-bias and sinusoidal positions, and what later decoders changed in the layers: Llama (Touvron et al.
-2023), Gemma 2 (2024), Gemma 3 and Qwen3 (2025).
+Pre-norm, with learned positions, GELU, and tied embedding and output. Other settings give the layers of Llama (Touvron
+et al. 2023), Gemma 2 (2024), Gemma 3 and Qwen3 (2025), and rotary, linear-bias or sinusoidal positions. Without biases
+it is the baseline of "Auto-regressive Encoder-Decoder Transformer" (Yan 2024), whose subtraction of positions is a
+setting too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,13 +51,16 @@ class CausalStack(Encoder):
             subtracts = config.subtract_positions != "none"  # also the position after the last token
             self.positions = LearnedPositions(config.max_positions + subtracts, config.d_model, config.init_std)
 
-    def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
+    def forward(
+        self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
+    ) -> Tensor:
         if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
-            return real_positions(inputs.encoder_attention_mask)[:, past_length:]
-        return inputs.encoder_positions
-
-    def prefix(self, inputs: AttentionInputs) -> Tensor | None:
-        return inputs.prefix_mask if self.config.prefix_attention == "bidirectional" else None
+            past_length = cache[0].length if cache else 0
+            given = real_positions(inputs.encoder_attention_mask)[:, past_length:]
+            inputs = inputs._replace(encoder_positions=given)
+        if self.config.prefix_attention != "bidirectional":
+            inputs = inputs._replace(prefix_mask=None)
+        return super().forward(x, inputs, cache)
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         x = self.final_norm(x)
@@ -68,7 +71,7 @@ class CausalStack(Encoder):
 
 
 class DecoderOnly(CausalModel):
-    """One stack, and a matrix for embedding and output, or two."""
+    """The model: an embedding, one stack and an output matrix, which may be tied."""
 
     config: DecoderOnlyConfig
 
@@ -92,8 +95,9 @@ class DecoderOnly(CausalModel):
     ) -> Tensor:
         """Maps ids (batch, length) to logits (batch, length, padded_vocab_size). With a cache, ids follow its tokens.
 
-        `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Positions
-        count from the first real token of a prompt padded on the left. Ids that go into an empty cache are a prefix.
+        `attention_mask` (batch, past length + length), nonzero at real tokens, covers the cached tokens too. Prompts
+        are padded on the left, and positions count from the first real token. The ids for an empty cache are the
+        prefix.
         """
         inputs = AttentionInputs(attention_mask)
         if cache is not None and not cache[0].length:
@@ -107,7 +111,7 @@ class DecoderOnly(CausalModel):
         return [KeyValueCache() for _ in self.decoder.layers]
 
 
-# --- in transformers: GPT-2, whose matrices are transposed (`Conv1D`), with q, k and v as one: c_attn ---
+# --- GPT-2 in transformers: matrices are transposed (`Conv1D`), and c_attn has q, k and v ---
 
 _GPT2_LAYER = {
     "attention_norm": "ln_1",
@@ -121,19 +125,14 @@ _GPT2_NAMES = {
     "embedding.weight": "transformer.wte.weight",
     "decoder.positions.weight": "transformer.wpe.weight",
     **tensors_of(
-        {
-            **within("decoder.layers.{}", "transformer.h.{}", _GPT2_LAYER),
-            "decoder.final_norm": "transformer.ln_f",
-        },
+        {**within("decoder.layers.{}", "transformer.h.{}", _GPT2_LAYER), "decoder.final_norm": "transformer.ln_f"},
         "weight",
         "bias",
     ),
 }
-_GPT2_MASKS = (".attn.bias", ".attn.masked_bias")  # the published files have causal masks beside the weights
+_GPT2_MASKS = (".attn.bias", ".attn.masked_bias")  # published files have causal masks beside the weights
 _GPT2_ACTIVATION = Choice(
-    "activation_function",
-    {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"},
-    {"gelu_pytorch_tanh": "gelu_tanh"},
+    "activation_function", {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}, {"gelu_pytorch_tanh": "gelu_tanh"}
 )
 _GPT2_SETTINGS: Settings = {
     "d_model": "n_embd",
@@ -141,13 +140,9 @@ _GPT2_SETTINGS: Settings = {
     "num_layers": "n_layer",
     "max_positions": "n_positions",
     "layer_norm_epsilon": "layer_norm_epsilon",
-    "dropout_rate": "resid_pdrop",  # that of residual branches
+    "dropout_rate": "resid_pdrop",
     "activation": _GPT2_ACTIVATION,
 }
-
-
-def _gpt2_config_to_hf(config: DecoderOnlyConfig) -> Json:
-    return {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
 
 
 def _gpt2_config_from_hf(settings: Json, tensors: State) -> Json:
@@ -157,7 +152,8 @@ def _gpt2_config_from_hf(settings: Json, tensors: State) -> Json:
 
 
 def _fused(config: DecoderOnlyConfig, state: Mapping[str, Tensor]) -> State:
-    """A model without biases gets biases of zero: transformers' GPT-2 always has them."""
+    """Our tensors in GPT-2's shapes. A model without biases gets biases of zero: transformers' GPT-2 always has
+    biases."""
     fused = dict(state)
     for name, tensor in state.items():
         if not config.biases and name.startswith(("decoder.layers.", "decoder.final_norm.")):
@@ -195,7 +191,11 @@ _GPT2 = HFModel(
     name="GPT-2",
     settings=_GPT2_SETTINGS,
     names=_GPT2_NAMES,
-    config_to_hf=_gpt2_config_to_hf,
+    config_to_hf=lambda config: {
+        "n_inner": config.d_ff,
+        "embd_pdrop": config.dropout_rate,
+        "attn_pdrop": config.dropout_rate,
+    },
     config_from_hf=_gpt2_config_from_hf,
     keys={"d_ff": "n_inner"},
     copies={"transformer.wte.weight": ["lm_head.weight"]},
@@ -227,7 +227,7 @@ _GPT2 = HFModel(
 )
 
 
-# --- in transformers: Llama, Qwen3, Gemma ---
+# --- Llama, Qwen3 and Gemma in transformers ---
 
 _SETTINGS = {
     "num_layers": "num_hidden_layers",
@@ -283,9 +283,9 @@ def rotary_model(
     fixed: Mapping[str, Any],
     is_gemma: bool = False,
 ) -> HFModel:
-    """A model of transformers, which has those settings of ours that `can_be` doesn't fix.
+    """A model of transformers that can have all settings of ours except those that `can_be` restricts.
 
-    `is_gemma`: transformers' names of norms and settings are those of Gemma.
+    `is_gemma`: True if norms and settings have Gemma's names.
     """
     has_windows = "sliding_window" not in can_be
     has_biases = "biases" not in can_be
@@ -305,11 +305,7 @@ def rotary_model(
         return further
 
     def config_from_hf(settings: Json, tensors: State) -> Json:
-        ours = {
-            **vocabulary(settings, pad_id=settings["eos_token_id"]),
-            **constants,
-            **rotary.to_ours(settings),
-        }
+        ours = {**vocabulary(settings, pad_id=settings["eos_token_id"]), **constants, **rotary.to_ours(settings)}
         if has_biases:
             if settings["attention_bias"] != settings["mlp_bias"]:
                 raise UserError("attention_bias and mlp_bias differ: our models have both kinds of biases or none")

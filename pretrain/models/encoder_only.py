@@ -1,7 +1,7 @@
 """An encoder-only model: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
 
-Post-norm, with learned positions, token types and GELU. One head predicts masked tokens, with the embedding matrix as
-its output matrix. The other predicts from the first token if the second text follows the first.
+Post-norm, with learned positions, token types and GELU. One head predicts masked tokens; its output matrix is tied to
+the embedding. The other head predicts, from the first token's state, whether the second text follows the first.
 """
 
 from collections.abc import Mapping
@@ -32,18 +32,14 @@ from pretrain.models.state_dict_adapter import (
 )
 
 
-def _norm(config: EncoderOnlyConfig) -> LayerNorm:
-    return LayerNorm(config.d_model, config.layer_norm_epsilon)
-
-
 class BertEncoder(Encoder):
-    """A stack whose first layer gets normed sums of vectors of tokens, their types and positions."""
+    """The encoder. Its input is the layer norm of the sum of the vectors of tokens, token types and positions."""
 
     def new_positions(self, config: EncoderOnlyConfig) -> None:
         types = config.num_token_types
         self.positions = LearnedPositions(config.max_positions, config.d_model, config.init_std)
         self.token_types = Embedding(types, config.d_model, config.init_std) if types else None
-        self.embedding_norm = _norm(config)
+        self.embedding_norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         assert self.positions is not None
@@ -51,16 +47,16 @@ class BertEncoder(Encoder):
 
 
 class MaskedLMHead(nn.Module):
-    """The layers before the output matrix."""
+    """The layers between the encoder and the output matrix."""
 
     def __init__(self, config: EncoderOnlyConfig):
         super().__init__()
         self.transform = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), bias=True)
         self.activation = ACTIVATIONS[config.activation]
-        self.norm = _norm(config)
+        self.norm = LayerNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (…, d_model) to the same shape."""
+        """Maps states (…, d_model) to the same shape."""
         return self.norm(self.activation(self.transform(x)))
 
 
@@ -78,7 +74,7 @@ class NextSentenceHead(nn.Module):
 
 
 class EncoderOnly(Model):
-    """`forward` returns the losses of masked tokens and of next sentences; `encode` returns the states behind them."""
+    """`forward` returns the losses of masked tokens and of next sentences; `encode` returns states."""
 
     config: EncoderOnlyConfig
 
@@ -106,10 +102,10 @@ class EncoderOnly(Model):
     ) -> Losses:
         """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
 
-        `labels` (batch, length) are aligned with `encoder_input_ids`; `next_sentence_labels` (batch,) are 1 where the
-        second text follows. Labels share segments and positions with the inputs. Only tokens whose label counts go
-        through the output matrix. The z-loss applies in training only. `target_indices` are the indices of the labels
-        that count, `attention` the tensors of `AttentionInputs`.
+        `labels` (batch, length): aligned with `encoder_input_ids`, with the same segments and positions. Only tokens
+        whose label isn't ignored go through the output matrix. `next_sentence_labels` (batch,): 1 if the second text
+        follows. The z-loss applies in training only. `target_indices`: the indices of the labels that aren't ignored.
+        `attention`: the tensors of `AttentionInputs`.
         """
         states = self._states(encoder_input_ids, AttentionInputs(**attention), token_type_ids)
         indices = indices_of_targets(labels) if target_indices is None else target_indices
@@ -118,9 +114,9 @@ class EncoderOnly(Model):
         found = self.lm_head(predicted, targets, self.config, torch.arange(len(indices), device=indices.device))
         losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, indices, found).view(labels.shape)}
         if self.next_sentence is not None:
-            if next_sentence_labels is None:  # only damaged rows; other ranks still wait for the head's gradients
+            if next_sentence_labels is None:  # all rows are damaged, but other ranks wait for the head's gradients
                 next_sentence_labels = labels.new_full((labels.size(0),), IGNORE_INDEX)
-            # in BERT's release class 0 says that the text follows
+            # as in BERT's release, class 0: the second text follows
             classes = torch.where(next_sentence_labels == IGNORE_INDEX, IGNORE_INDEX, 1 - next_sentence_labels)
             losses["next_sentence_labels"] = token_losses(self.next_sentence(states), classes)
         return losses
@@ -132,14 +128,14 @@ class EncoderOnly(Model):
         return self._states(input_ids, AttentionInputs(attention_mask), token_type_ids)
 
     def _states(self, input_ids: Tensor, inputs: AttentionInputs, token_type_ids: Tensor | None) -> Tensor:
-        """Token types are 0 by default."""
+        """States (batch, length, d_model). Default of token types: 0."""
         x = self.embedding(input_ids)
         if self.encoder.token_types is not None:
             x = x + self.encoder.token_types(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         return self.encoder(x, inputs)
 
     def masked_lm_logits(self, states: Tensor) -> Tensor:
-        """Maps (…, d_model) to (…, padded_vocab_size)."""
+        """Maps states (…, d_model) to logits (…, padded_vocab_size)."""
         return self.lm_head(self.masked_lm(states))
 
 
@@ -190,7 +186,7 @@ _SETTINGS: Settings = {
     "num_layers": "num_hidden_layers",
     "max_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
-    "dropout_rate": "hidden_dropout_prob",  # that of hidden states
+    "dropout_rate": "hidden_dropout_prob",
     "init_std": "initializer_range",
     "activation": Choice(
         "hidden_act", {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}, {"gelu_pytorch_tanh": "gelu_tanh"}
@@ -208,7 +204,7 @@ def _config_to_hf(config: EncoderOnlyConfig) -> Json:
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """Without numbers of positions, and without the pooler if there is no classifier that would use it."""
+    """Our other settings. Drops position ids, and the pooler if no next-sentence classifier uses it."""
     next_sentence = "cls.seq_relationship.weight" in tensors
     drop_tensors(tensors, lambda name: name.endswith(".position_ids") or (not next_sentence and ".pooler." in name))
     ids = vocabulary(settings, pad_id=0)
@@ -218,10 +214,10 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
 
 
 def _roberta_config_from_hf(settings: Json, tensors: State) -> Json:
-    """RoBERTa (Liu et al. 2019), which is then exported as BERT.
+    """Our other settings of a RoBERTa (Liu et al. 2019), which is then exported as BERT.
 
-    Without the first positions, up to the id of padding: they belong to padding alone, which nothing attends to. Raises
-    UserError if the head has another activation than the layers: its own is always GELU.
+    Drops the first positions, up to the id of padding: only padding has them. Raises UserError if the layers'
+    activation isn't GELU, which RoBERTa's head always has.
     """
     positions, unused = "roberta.embeddings.position_embeddings.weight", (settings["pad_token_id"] or 0) + 1
     if positions in tensors:
@@ -232,7 +228,7 @@ def _roberta_config_from_hf(settings: Json, tensors: State) -> Json:
 
 
 def _with_token_types(config: EncoderOnlyConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A model without token types gets one, of zeros: transformers' BERT always has them."""
+    """Adds a token type of zeros to a model without token types: transformers' BERT always has some."""
     return state if config.num_token_types else {**state, _TOKEN_TYPES: state[_POSITIONS].new_zeros(1, config.d_model)}
 
 

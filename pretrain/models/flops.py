@@ -1,8 +1,8 @@
-"""The floating-point operations of a training step, forward and backward: what plans, MFU, ladders and budgets count.
+"""Counts the floating-point operations (FLOPs) of a training step, forward and backward, for plans and MFU.
 
-6 per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that causality hides
-(Chowdhery et al. 2022, appendix B). Recomputation, look-ups, norms and additional losses don't count. Models are read
-as they are built, by the names of their modules, so their shapes must be whole: under ZeRO-3, take their `outline`.
+A step takes 6 FLOPs per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that the
+causal mask hides (Chowdhery et al. 2022, appendix B). Recomputation, look-ups, norms and auxiliary losses don't count.
+Modules are recognized by their names, and their shapes must be unsharded: for a model under ZeRO-3, use its `outline`.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from pretrain.models.model import Model
 Part = Literal["encoder", "decoder", "cross-attention", "head"]
 _PARTS: dict[str, Part] = {
     "encoder": "encoder",
-    "bridge": "decoder",  # from an encoder's states to a decoder's
+    "bridge": "decoder",  # maps an encoder's states to a decoder's input
     "decoder": "decoder",
     "lm_head": "head",
     "masked_lm": "head",
@@ -28,10 +28,15 @@ _CROSS_ATTENTION = "cross_attention"
 
 
 class Sizes(NamedTuple):
-    """The sizes that determine the FLOPs of some examples, summed over them, without padding and ignored labels.
+    """The sums over some examples that determine their FLOPs, without padding and ignored labels.
 
-    `inputs` and `targets` count tokens. `input_pairs`, `target_pairs` and `cross_pairs` count pairs of tokens of one
-    example: inputs with inputs, targets with targets, inputs with targets.
+    Attributes:
+        examples: number of examples.
+        inputs: tokens of the inputs.
+        targets: tokens of the targets.
+        input_pairs: pairs of two input tokens of one example.
+        target_pairs: pairs of two target tokens of one example.
+        cross_pairs: pairs of an input token and a target token of one example.
     """
 
     examples: int
@@ -48,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A matrix, the part that it belongs to, and what it is multiplied by: as many vectors as `Sizes` has of these."""
+    """A matrix, its part of the model, and the field of `Sizes` with the number of vectors that it multiplies."""
 
     part: Part
     rows: Literal["examples", "inputs", "targets"]
@@ -61,8 +66,8 @@ def count_flops(model: Model, sizes: Sizes) -> float:
 
 
 def flops_by_part(model: Model, sizes: Sizes) -> dict[str, float]:
-    """`count_flops` of each part that the model has: "encoder", "decoder" without cross-attention, "cross-attention",
-    and "head", what comes after the last layer."""
+    """`count_flops` by part: "encoder", "decoder" (without cross-attention), "cross-attention" and "head" (after the
+    last layer). Parts that the model lacks are left out."""
     found: Counter[Part] = Counter()
     for part, rows, weight in matrices(model):
         found[part] += 6 * weight.numel() * getattr(sizes, rows)
@@ -72,7 +77,7 @@ def flops_by_part(model: Model, sizes: Sizes) -> dict[str, float]:
 
 
 def matrices(model: Model) -> Iterator[Matrix]:
-    """The matrices that a model multiplies by. Those of merged attention's keys and values come twice."""
+    """The matrices that a model multiplies by. Merged attention yields its matrices of keys and values twice."""
     for name, module in model.named_modules():
         part = _PARTS.get(name.split(".")[0])
         if part and isinstance(module, Linear):
@@ -84,7 +89,8 @@ def matrices(model: Model) -> Iterator[Matrix]:
 
 
 def _rows(model: Model, name: str, part: Part, of_memory: bool) -> Literal["examples", "inputs", "targets"]:
-    """A model of one row reads it with all layers; without a decoder it predicts some of its tokens."""
+    """In a model without separate targets, all layers read the inputs. Without a decoder, the head reads masked
+    tokens."""
     if name.startswith("next_sentence"):
         return "examples"
     if model.decoder_reads_targets:
@@ -93,7 +99,7 @@ def _rows(model: Model, name: str, part: Part, of_memory: bool) -> Literal["exam
 
 
 def _pairs(model: Model, sizes: Sizes) -> Iterator[tuple[Part, int]]:
-    """Query-key pairs times the width of their attention, of each stack of layers."""
+    """For each stack of layers, its query-key pairs times the width of the attention."""
     two_sides = model.decoder_reads_targets
     for name, layers in model.named_modules():
         part = _PARTS.get(name.split(".")[0])
@@ -106,7 +112,7 @@ def _pairs(model: Model, sizes: Sizes) -> Iterator[tuple[Part, int]]:
         own = [one for each, one in found if not each.endswith(_CROSS_ATTENTION)]
         masks = getattr(model.get_submodule(name.rpartition(".")[0]), "layer_masks", None)
         yield part, own[0].width * (masks.pairs(tokens, pairs) if masks else len(own) * pairs)
-        # merged attention in one row sees a token or its state, never both
+        # a decoder that reads the inputs attends with merged attention to a token or to its state, never to both
         across = [one for _, one in found if one not in own or (two_sides and one.merged)]
         if across:
             yield "cross-attention", sum(one.width for one in across) * (sizes.cross_pairs if two_sides else pairs)

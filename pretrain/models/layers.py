@@ -25,7 +25,7 @@ def one_use(x: Tensor) -> Tensor:
 
 
 class NotDrawn(TorchFunctionMode):
-    """Within the block, nothing is drawn from N(μ, σ²): for a model whose weights are then loaded."""
+    """Within the block, no weights are drawn from N(μ, σ²): for a model whose weights are loaded next."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0].zero_() if function is Tensor.normal_ else function(*args, **(kwargs or {}))
@@ -134,14 +134,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(d_model) if around_one else torch.ones(d_model))
         self.epsilon, self.around_one = epsilon, around_one
 
-    @property
-    def gains(self) -> Tensor:
-        """(d_model,) The factor of each unit. Sums with 1 are at least in fp32: bf16 would round them."""
-        return 1 + self.weight.to(at_least_fp32(self.weight)) if self.around_one else self.weight
-
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape (…, d_model); computes in fp32 whatever the dtype of `x`."""
-        gains = self.gains
+        # sums with 1 are at least in fp32: bf16 would round them
+        gains = 1 + self.weight.to(at_least_fp32(self.weight)) if self.around_one else self.weight
         if x.device.type in ("cpu", "meta") and torch.is_grad_enabled():
             return RMSNormInCache.apply(one_use(x), gains, self.epsilon)
         return F.rms_norm(one_use(x).to(gains.dtype), gains.shape, gains, self.epsilon).to(x.dtype)
@@ -180,7 +176,7 @@ def scaled_embeddings(x: Tensor, widening: float) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
 GATES = {"swiglu": "silu", "geglu": "gelu_tanh"}  # gated layers, with the activation of their gates

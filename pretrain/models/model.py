@@ -13,21 +13,23 @@ from pretrain.config.models import ModelConfig
 from pretrain.models.functional import arithmetic
 from pretrain.models.layers import Linear
 
-_MOST_TARGETS = 7 / 8  # on a CPU, of all positions; to select more would cost more copies than it saves
+_MOST_TARGETS = 7 / 8  # if more positions have a target, a CPU computes all: copies would cost more than they save
 
-# Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). The loss of a step is
-# the sum of their means over the labels that count. A loss of any other name is averaged over "labels". In training, a
-# loss without a gradient is only reported.
+# Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). A step's loss is the
+# sum of the losses' means over the labels that aren't ignored. A loss of any other name is averaged over "labels". In
+# training, a loss without a gradient is only reported.
 Losses = dict[str, Tensor]
-# Instead of cross-entropy: called as loss(head, states, labels, config, target_indices) within the head's forward.
+# Replaces cross-entropy: the head's forward calls loss(head, states, labels, config, target_indices).
 HeadLoss = Callable[["Head", Tensor, Tensor, ModelConfig, Tensor | None], Tensor]
 
 
 class Model(nn.Module):
-    """`forward` takes the tensors of a batch by name and returns the loss of every prediction.
+    """The base class of all families. `forward` takes a batch's tensors by name and returns the loss of each label.
 
-    Tensors have the names that `data_pipeline.loading.batches.as_batch` gives them. `decoder_reads_targets`: a decoder
-    reads the targets; otherwise all layers read the inputs.
+    `data_pipeline.loading.batches.as_batch` names the tensors.
+
+    Attributes:
+        decoder_reads_targets: True if a decoder reads the targets, False if all layers read the inputs.
     """
 
     config: ModelConfig
@@ -36,23 +38,24 @@ class Model(nn.Module):
     forward: Callable[..., Losses]
 
     def begin_step(self, seed: int, step: int) -> None:
-        """Called before each training step. A family that draws something for a whole step draws it by these
-        two numbers."""
+        """Called before each training step. A family that draws random numbers for a whole step keys them by `seed`
+        and `step`."""
 
     def before_head(self, x: Tensor) -> Tensor:
-        """The input (…, d_model) of the output matrix, from the decoder's states `x` (…, d_model)."""
+        """Maps the decoder's states `x` (…, d_model) to the input of the output matrix, of the same shape."""
         return x
 
     def num_parameters(self) -> int:
-        """The number of trained scalars; a tied matrix counts once. If ZeRO-3 shards the model, use its `outline`."""
+        """The number of trained scalars; a tied matrix counts once. For a model that ZeRO-3 shards, ask its
+        `outline`."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, pad_id: int | None = None) -> Tensor:
     """Decoder inputs for labels (batch, length): [5, 6, 1, -100] → [0, 5, 6, 1].
 
-    Ignored labels become `pad_id`, by default `start_id`: often padding starts the decoder.
-    Each example of a packed row has its own start: [5, 1, 6, 1] with segments [1, 1, 2, 2] → [0, 5, 0, 6].
+    Ignored labels become `pad_id`; default: `start_id`, since padding often starts the decoder. Each example of a
+    packed row starts anew: [5, 1, 6, 1] with segments [1, 1, 2, 2] → [0, 5, 0, 6].
     """
     pad_id = start_id if pad_id is None else pad_id
     start = labels.new_full((labels.size(0), 1), start_id)
@@ -63,11 +66,13 @@ def shift_right(labels: Tensor, start_id: int, segments: Tensor | None = None, p
 
 
 class Head(Linear):
-    """The output matrix. With labels it returns their losses, all inside its own forward, where ZeRO-3 gathers it.
+    """The output matrix. Given labels, its forward also computes their losses: there ZeRO-3 gathers the matrix.
 
-    `softcap`: logits stay within ± this; None: no limit. `multiplier`: a factor of the logits before biases are added
-    and they are capped (muP). `compiled`: torch.compile fuses the operations on logits, on GPUs. `hits`: the list of
-    `recording_hits`; None: off.
+    Attributes:
+        softcap: logits stay within ± this. None: no limit.
+        multiplier: factor of the logits, before biases and the soft cap (muP).
+        compiled: True if torch.compile fuses the operations on logits, on GPUs.
+        hits: the list of `recording_hits`. None: off.
     """
 
     compiled = False
@@ -95,9 +100,9 @@ class Head(Linear):
     ) -> Tensor:
         """Maps (…, d_model) to logits (…, vocabulary) or, given `labels` (…), to their losses (…).
 
-        Positions without a target are skipped; on a CPU, only where that saves time. `target_indices` are the indices
-        of the labels that count, among all labels; without them the host waits for the GPU to find them. `loss`:
-        computes the losses, of states that are scaled already.
+        Positions with ignored labels are skipped; on a CPU, only where that saves time. `target_indices`: the indices
+        of the other labels, in the flattened labels; without them the host waits for the GPU. `loss`: computes the
+        losses from states that are scaled already.
         """
         x = self.scaled(x)
         if labels is None:
@@ -123,20 +128,21 @@ class Head(Linear):
         return arithmetic.soft_capped(F.linear(x, self.weight, self.offsets(x)), self.softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """States (…, d_model) times the multiplier of the logits."""
+        """States (…, d_model) times `multiplier`."""
         return x if self.multiplier == 1.0 else x * self.multiplier
 
     def offsets(self, x: Tensor) -> Tensor | None:
-        """(vocabulary,) The biases of the logits of states like `x`, or None."""
+        """The biases (vocabulary,) of the logits in the dtype of `x`; None: no biases."""
         return self.bias
 
 
 @contextlib.contextmanager
 def recording_hits(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block, each forward pass of `model` with labels appends which targets are its likeliest ids.
+    """Within the block, each forward pass of `model` with labels appends to the list which labels are the likeliest
+    ids.
 
-    A bool for each label, in the labels' shape, or for each label that counts. Training needs no such pass over the
-    logits, so models don't return it.
+    An item is bool, in the labels' shape, or flat without the ignored labels. Models don't return hits, since training
+    doesn't need this pass over the logits.
     """
     heads = [module for module in model.modules() if isinstance(module, Head)]
     found: list[Tensor] = []
@@ -150,7 +156,8 @@ def recording_hits(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _indices_worth_selecting(labels: Tensor) -> Tensor | None:
-    """The indices of the labels that count, if these are few enough; a compiled graph has the same shapes for any."""
+    """The indices of the labels that aren't ignored. None: compute all positions. Shapes in a compiled graph don't
+    depend on labels."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     indices = arithmetic.indices_of_targets(labels)

@@ -1,9 +1,9 @@
-"""A T5 of today's layers: RMS norms, gated feed-forward layers, rotary positions, grouped heads and windows.
+"""An encoder-decoder of modern layers: RMS norms, gated feed-forward layers, RoPE, grouped-query attention, windows.
 
-By default like the encoder-decoder of Zhang et al., "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large
-Language Model" (2025): pre-norm, SwiGLU, rotary positions in all attentions, of which the decoder's continue where the
-input's end, and one matrix for both embeddings and the output. Its norms of queries and keys learn gains, as Qwen3's
-do, and values and the attention's output have none.
+The default is the model of Zhang et al., "Encoder-Decoder or Decoder-Only? Revisiting Encoder-Decoder Large Language
+Model" (2025): pre-norm, SwiGLU, and one matrix for both embeddings and the output. All attentions have rotary
+positions; the decoder's positions continue after the input's. Queries and keys have norms with learned gains, as in
+Qwen3; values and the attention's output have no norms.
 """
 
 import torch
@@ -21,7 +21,7 @@ from pretrain.models.t5gemma import layer_config
 
 
 def encoder_window(tokens: int) -> Window:
-    """`tokens` − 1 keys on each side of a query; the decoder sees those before it only."""
+    """The query itself and `tokens` − 1 keys on each side of it."""
     return Window(tokens - 1, tokens - 1)
 
 
@@ -30,7 +30,7 @@ def _learned_positions(config: ModernConfig, d_model: int) -> LearnedPositions |
 
 
 class ModernEncoder(Encoder):
-    """Positions are rotary, or learned where the config has `max_positions`."""
+    """The encoder. Positions are rotary, or learned if the config has `max_positions`."""
 
     def __init__(self, config: ModernConfig):
         stack = config.encoder
@@ -39,8 +39,8 @@ class ModernEncoder(Encoder):
 
 
 class ModernDecoder(Decoder):
-    """With `cross_rotation`, cross-attention has rotary positions too, and those of targets continue where the input's
-    end."""
+    """The decoder. With `cross_rotation`, cross-attention has rotary positions too, and the targets' positions continue
+    after the input's."""
 
     def __init__(self, config: ModernConfig):
         stack = config.decoder
@@ -76,7 +76,8 @@ def positions_in_segments(segments: Tensor | None) -> Tensor | None:
 
 
 def ends_of_inputs(length: int, inputs: AttentionInputs) -> Tensor | int:
-    """The position after the last one of a target's input, of `length` columns; broadcasts to (batch, targets)."""
+    """For each target, the first position after its input, which has `length` columns; broadcasts to (batch,
+    targets)."""
     segments, input_segments = inputs.decoder_segment_ids, inputs.encoder_segment_ids
     mask = inputs.encoder_attention_mask
     if segments is not None and input_segments is not None:
@@ -87,7 +88,8 @@ def ends_of_inputs(length: int, inputs: AttentionInputs) -> Tensor | int:
 
 
 class Modern(EncoderDecoder):
-    """The embeddings and the output have one matrix (`tie_embeddings: all`), two (`output`) or three (`none`)."""
+    """The model. Embeddings and output share one matrix (`tie_embeddings: all`), or have two (`output`) or three
+    (`none`)."""
 
     config: ModernConfig
 

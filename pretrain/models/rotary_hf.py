@@ -1,13 +1,10 @@
-"""The heads, windows and rotations of today's layers in transformers, of decoders and of both T5Gemmas."""
+"""Settings of heads, sliding windows and RoPE under transformers' names: for decoder-only models and both T5Gemmas."""
 
 from dataclasses import dataclass
 
 from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import Heads, LocalAndGlobal
-from pretrain.models.state_dict_adapter import (
-    Json,
-    to_theirs,
-)
+from pretrain.models.state_dict_adapter import Json, to_theirs
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}
 HEADS = {
@@ -24,10 +21,13 @@ UNUSED_WINDOW = 4096
 
 @dataclass(frozen=True)
 class RotarySettings:
-    """The settings of heads, windows and rotations in a model of transformers, `model` in messages.
+    """Translates the settings of heads, sliding windows and RoPE between our models and one of transformers.
 
-    `windows`: true if layers may have one. `two_bases`: true if these layers have a rotary base of their own. `scalar`:
-    true if `query_pre_attn_scalar` counts; in other models transformers ignores it.
+    Attributes:
+        model: the name of transformers' model in messages.
+        windows: True if layers may have a sliding window.
+        two_bases: True if layers with a window have a RoPE base of their own.
+        scalar: True if the model uses `query_pre_attn_scalar`; other models ignore it.
     """
 
     model: str
@@ -36,8 +36,8 @@ class RotarySettings:
     scalar: bool = True
 
     def to_theirs(self, config: LocalAndGlobal, stack: Heads, num_layers: int) -> Json:
-        """Raises UserError for widths of heads that the model can't have, and for a window of one token: transformers'
-        cache would show all tokens instead."""
+        """The keys of config.json. Raises UserError for a width of heads that transformers' model can't have, and for a
+        window of one token, with which transformers' cache would attend to all tokens."""
         if stack.d_model % stack.num_heads:
             raise UserError(f"transformers has no {self.model} whose num_heads doesn't divide d_model")
         theirs = to_theirs(stack, HEADS)
@@ -48,10 +48,8 @@ class RotarySettings:
             theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: {**rotation, "rope_theta": local}}
         if self.windows:
             if config.sliding_window == 1:
-                raise UserError(
-                    "transformers can't generate with sliding_window: 1: its cache holds windows of 2 tokens or more"
-                )
-            # transformers makes the mask of a window even if no layer has one, which takes a number
+                raise UserError("transformers can't generate with sliding_window: 1: its cache holds 2 tokens or more")
+            # transformers makes the mask of a window, for which it needs a number, even if no layer has one
             theirs["sliding_window"] = config.sliding_window or UNUSED_WINDOW
             theirs["layer_types"] = layer_types(config, num_layers)
         if self.scalar:
@@ -59,7 +57,7 @@ class RotarySettings:
         return theirs
 
     def to_ours(self, saved: Json) -> Json:
-        """Raises UserError for windows and rotations that our models don't have."""
+        """Our settings. Raises UserError for windows and kinds of RoPE that our models don't have."""
         ours = {**self.heads_to_ours(saved), **(windows_to_ours(saved) if self.windows else {})}
         if not self.two_bases:
             return {**ours, "rope_base": base_to_ours(saved["rope_parameters"])}
@@ -68,7 +66,7 @@ class RotarySettings:
         return {**ours, "rope_base": whole, "window_rope_base": local if differs else None}
 
     def heads_to_ours(self, saved: Json) -> Json:
-        """Our settings of heads; those that are as by default are None."""
+        """Our settings of heads; None for default values."""
         width, heads, kv_heads, d_kv = (saved[HEADS[name]] for name in ("d_model", "num_heads", "kv_heads", "d_kv"))
         ours = {
             "d_model": width,
@@ -84,11 +82,11 @@ class RotarySettings:
 
 
 def layer_types(config: LocalAndGlobal, num_layers: int) -> list[str]:
-    return [GLOBAL if config.sees_all(layer) else LOCAL for layer in range(num_layers)]
+    return [GLOBAL if config.has_full_attention(layer) else LOCAL for layer in range(num_layers)]
 
 
 def windows_to_ours(saved: Json) -> Json:
-    """Raises UserError unless every n-th layer has full attention, and only these."""
+    """Our settings of windows. Raises UserError unless exactly every n-th layer has full attention."""
     types, window = saved["layer_types"], saved["sliding_window"]
     every = types.index(GLOBAL) + 1 if GLOBAL in types else None
     if LOCAL not in types:
@@ -100,9 +98,7 @@ def windows_to_ours(saved: Json) -> Json:
 
 
 def base_to_ours(parameters: Json) -> float:
-    """The rotary base. Raises UserError for rotations that grow with the row otherwise than by position."""
+    """The RoPE base. Raises UserError for scaled RoPE."""
     if parameters["rope_type"] != "default":
-        raise UserError(
-            f"rope_parameters: rope_type is {parameters['rope_type']!r}, but our models have 'default' only"
-        )
+        raise UserError(f"rope_parameters: rope_type is {parameters['rope_type']!r}, but must be 'default'")
     return parameters["rope_theta"]

@@ -145,19 +145,16 @@ class Stack(nn.Module):
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
-        that of query i and key j stands at queries − 1 − i + j. None: there is none."""
+        that of query i and key j stands at queries − 1 − i + j. None: no bias."""
         return linear_bias(self.num_heads, not self.causal, queries, keys, x) if self.position_kind == "alibi" else None
-
-    def rotary(self, positions: Tensor, base: float, dtype: torch.dtype) -> Rotary | None:
-        """The rotations of self-attention; None with other positions."""
-        return rotary_embedding(positions, self.d_kv, dtype, base) if self.position_kind == "rotary" else None
 
     def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
         """The mask of each layer for `x` (batch, queries, d_model), the last of `keys` tokens, which stands at
         `positions`. `seen`: which of these each query sees in layers without a window."""
 
         def new_mask(window: Window | None, base: float) -> AttentionMask:
-            rotary = self.rotary(positions, base, x.dtype)
+            rotates = self.position_kind == "rotary"
+            rotary = rotary_embedding(positions, self.d_kv, x.dtype, base) if rotates else None
             diagonals = self.diagonals(x.size(1), keys, x)
             return self_attention_mask(x, keys, seen._replace(window=window), rotary, diagonals)
 
@@ -183,14 +180,6 @@ class Encoder(Stack):
     ):
         super().__init__(config, settings, (EncoderLayer(settings, name) for _ in range(num_layers)), window)
 
-    def given_positions(self, inputs: AttentionInputs, past_length: int) -> Tensor | None:
-        """The positions (batch, length) of tokens after `past_length` others; None: they follow one another."""
-        return inputs.encoder_positions
-
-    def prefix(self, inputs: AttentionInputs) -> Tensor | None:
-        """(batch, length) Nonzero at tokens that a causal stack sees before it comes to them; None: there are none."""
-        return None
-
     def forward(
         self, x: Tensor, inputs: AttentionInputs = AttentionInputs(), cache: list[KeyValueCache] | None = None
     ) -> Tensor:
@@ -199,15 +188,15 @@ class Encoder(Stack):
         The attention mask (batch, past length + length) covers the cached tokens too.
         """
         queries, past_length = x.size(1), cache[0].length if cache else 0
-        keys, given = past_length + queries, self.given_positions(inputs, past_length)
-        positions = positions_from(past_length, queries, x.device, given)
+        keys = past_length + queries
+        positions = positions_from(past_length, queries, x.device, inputs.encoder_positions)
         x = self.add_positions(x, positions)
         seen = Visibility(
             self.causal,
             key_mask=inputs.encoder_attention_mask,
             query_segments=inputs.encoder_segment_ids,
             key_segments=inputs.encoder_segment_ids,
-            prefix=self.prefix(inputs) if queries == keys else None,
+            prefix=inputs.prefix_mask if self.causal and queries == keys else None,
         )
         masks = self.masks(x, keys, positions, seen)
         for i, layer in enumerate(self.layers):

@@ -1,7 +1,7 @@
-"""State-dict adapters: how a family's settings and tensors are called in Hugging Face transformers.
+"""State-dict adapters: translate a family's settings and tensors to and from Hugging Face transformers.
 
-Each family has an `HFModel`: tables of names, and functions for what isn't only renamed. What is the same for all
-families, such as files and tokenizers, is in `pretrain.export`.
+Each family has an `HFModel`: tables of names, and functions for what needs more than renaming. `pretrain.export` has
+what all families share, such as files and tokenizers.
 """
 
 import re
@@ -33,23 +33,21 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in transformers' form: tensors under its names, config.json and generation_config.json (None: none)."""
+    """A model in transformers' form: tensors, config.json and generation_config.json (None: no such file)."""
 
     tensors: State
     config: Json
     generation_config: Json | None = None
 
 
-class EncoderAlone(NamedTuple):
-    """The encoder of an encoder-decoder as a model by itself: its class in transformers, and how it is taken out."""
-
-    class_name: str
-    extract: Callable[[Exported], Exported]
-
-
 class Choice(NamedTuple):
-    """A setting with different names for the same values: its `key` in config.json, our values with transformers', and
-    `aliases`, further values of transformers with ours."""
+    """A setting whose values transformers names differently.
+
+    Attributes:
+        key: the key in config.json.
+        values: transformers' value for each of our values.
+        aliases: our value for further values of transformers.
+    """
 
     key: str
     values: Mapping[str, str]
@@ -63,34 +61,40 @@ class Choice(NamedTuple):
         return ours[theirs]
 
 
-Settings = Mapping[str, str | Choice]  # our settings, with the keys of config.json that have the same values
-# Gives the same model as weights and config that CTranslate2's converter reads right.
+Settings = Mapping[str, str | Choice]  # our settings, with their keys in config.json
+# Rewrites state dict and config of a model so that CTranslate2's converter reads them right.
 Rewriting = Callable[[Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HFModel:
-    """A model of transformers, which is a family of ours, whose settings are `config_class`, or one form of it.
+    """A model of transformers that a family of ours, or a form of it, is exported to and imported from.
 
-    - `model_type` in config.json, and `class_name`. `name`: its name in messages.
-    - `settings`: those that are only renamed. `keys`: further settings and the keys that they come from.
-    - `names`: our tensors, with {} for the number of a layer, and transformers'. None: they have our names.
-    - `copies`: matrices, by transformers' names, with the names under which a file may hold them again.
-    - `fixed`: keys that change what transformers computes, each with the only value that our model supports.
-    - `can_be`: settings of ours, each with the values that transformers' model can have; it can have all of others.
-    - `config_to_hf(config)`: the other keys of config.json.
-    - `config_from_hf(settings, tensors)`: our other settings, from config.json with transformers' defaults. It drops
-      the tensors that our model doesn't use. Both raise UserError for what the other side doesn't support.
-    - `tensors_to_hf(config, state)`: our tensors with the shapes of transformers'; `tensors_from_hf` is its inverse.
-    - `unused(saved)`: tensors that transformers has for this config.json and ours doesn't use, zeros in an export.
-    - `ignored`: parts of config.json, by their paths, that an import replaces: our model doesn't use them.
-    - `replaced`: the path of an id that transformers embeds otherwise than by its row of the matrix.
-    - `begins`, `ends`: true if the tokenizer puts bos before a text, and eos after it.
-    - `last_norm(config)`: the name of the norm whose output goes into the output matrix and nowhere else, if there is
-      one.
-    - `code`: the modelling files of the export, which transformers runs only with permission: names of those that ship,
-      whole paths of others.
-    - `encoder`: the encoder by itself, if transformers can load it. `ctranslate2`: the rewriting if it runs the model.
+    Attributes:
+        config_class: the class of our family's settings.
+        model_type: the value of `model_type` in config.json.
+        class_name: the class in transformers.
+        name: the model's name in messages.
+        settings: our settings that are only renamed.
+        names: transformers' name of each of our tensors, with {} for the number of a layer. None: the names are equal.
+        config_to_hf: makes the other keys of config.json from our config. Raises UserError for what transformers lacks.
+        config_from_hf: makes our other settings from config.json, with transformers' defaults, and drops the tensors
+            that our model doesn't use. Raises UserError for what our model lacks.
+        keys: further settings of ours, with the keys that they come from.
+        copies: transformers' names of matrices, with the names under which a file may hold them again.
+        fixed: keys that change what transformers computes, each with the only value that our model supports.
+        can_be: settings of ours, each with the values that transformers' model can have. Default: all values.
+        tensors_to_hf: gives our tensors transformers' shapes. `tensors_from_hf` is its inverse.
+        unused: the shapes of tensors that transformers has for a config.json and our model lacks: zeros in an export.
+        ignored: sections of config.json, by their paths, that our model doesn't use, with what replaces them at an
+            import.
+        replaced: the path of an id whose vector transformers takes from elsewhere than the embedding.
+        begins: True if the tokenizer puts BOS before a text.
+        ends: True if the tokenizer puts EOS after a text.
+        last_norm: the name of the norm whose output goes into the output matrix alone. None: there is no such norm.
+        code: the export's modelling files, which transformers runs only with permission: names of files that ship,
+            paths of others.
+        ctranslate2: the rewriting for CTranslate2. None: CTranslate2 can't run the model.
     """
 
     config_class: type[ModelConfig]
@@ -114,7 +118,6 @@ class HFModel:
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"
     code: tuple[str | Path, ...] = ()
-    encoder: EncoderAlone | None = None
     ctranslate2: Rewriting | None = None
 
     @property
@@ -133,7 +136,7 @@ class HFModel:
 
 
 def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
-    """The settings of `config` with other values than they `can_be`."""
+    """The settings of `config` whose values aren't among those in `can_be`: ["positions: rotary"]."""
     return [
         f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
         for key, values in can_be.items()
@@ -142,7 +145,7 @@ def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
 
 
 def hf_models(family: str) -> Sequence[HFModel]:
-    """The models of transformers that are of a family."""
+    """The models of transformers that a family is exported to."""
     return getattr(import_module(FAMILIES[family].model.rpartition(".")[0]), "HF_MODELS", ())
 
 
@@ -150,24 +153,24 @@ def hf_models(family: str) -> Sequence[HFModel]:
 
 
 def within(ours: str, theirs: str, names: Mapping[str, str]) -> dict[str, str]:
-    """`names` inside our module `ours` and transformers' `theirs`."""
+    """`names` with the prefixes `ours` and `theirs`."""
     return {f"{ours}.{inner}": f"{theirs}.{their_inner}" for inner, their_inner in names.items()}
 
 
 def tensors_of(modules: Mapping[str, str], *kinds: str) -> dict[str, str]:
-    """The names of the tensors of `modules`: of "weight", "bias" or both. {} stands for the number of a layer."""
+    """The names of the tensors of `modules`, of each of the `kinds` "weight" and "bias"; default: "weight"."""
     return {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in modules.items() for kind in kinds or ("weight",)}
 
 
 def tied(model: Model) -> str | None:
-    """The name of the matrix that is the output matrix too, if there is one."""
+    """The name of the matrix that is tied to the output matrix; None: no matrix."""
     named = dict(model.named_parameters(remove_duplicate=False))
     output = named.pop(OUTPUT)
     return next((name for name, parameter in named.items() if parameter is output), None)
 
 
 def tensor_names(hf: HFModel, state: Iterable[str], tied: str | None) -> dict[str, str]:
-    """Transformers' name of each tensor. The output matrix is stored once, as the matrix `tied` to it."""
+    """Transformers' name of each tensor. An output matrix tied to the matrix `tied` has that matrix's name."""
     found: dict[str, str | None] = {}
     for name in state:
         ours = tied if tied and name == OUTPUT else name
@@ -179,10 +182,7 @@ def tensor_names(hf: HFModel, state: Iterable[str], tied: str | None) -> dict[st
 
 
 def drop_copies(tensors: State, copies: Mapping[str, Iterable[str]]) -> None:
-    """Drops the `copies` of a matrix, by its name, that a file may hold under other names.
-
-    Raises UserError if a copy differs.
-    """
+    """Drops the `copies` of each matrix. Raises UserError if a copy differs."""
     for original, names in copies.items():
         for name in [name for name in names if name in tensors]:
             copy = tensors.pop(name)
@@ -211,7 +211,7 @@ def few(problems: list[str], between: str = ", ") -> str:
 
 
 def vocabulary(settings: Json, pad_id: int | None = None) -> Json:
-    """Our size of the vocabulary and token ids. `pad_id`: that of padding if the model has none."""
+    """Our vocabulary size and token ids. `pad_id`: the id of padding if the model has none."""
     if settings["vocab_size"] is None:
         raise UserError("vocab_size is null in config.json")
     ours = to_ours(settings, {"vocab_size": "vocab_size", **TOKEN_IDS})
@@ -238,13 +238,23 @@ def to_ours(settings: Json, names: Settings) -> Json:
     }
 
 
+def refuse_others(settings: Json, fixed: Mapping[str, Any], where: str = "") -> None:
+    """Raises UserError for settings that differ from `fixed`: with them our model would compute something else."""
+    if problems := [
+        f"{key} is {settings[key]!r}, but must be {ours!r}"
+        for key, ours in fixed.items()
+        if settings.get(key, ours) != ours
+    ]:
+        raise UserError(f"{where}our models don't support these settings: {'; '.join(problems)}")
+
+
 def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]:
-    """One line for each problem with our config, in which the `keys` of config.json stand for our settings."""
+    """One line for each problem with our config. The lines name our settings by their `keys` in config.json."""
     lines = []
     for one in error.errors():
         message = one["msg"].removeprefix("Value error, ")
         key = ".".join(map(str, one["loc"]))
-        if one["type"] != "value_error":  # the message of a validator says all
+        if one["type"] != "value_error":  # a validator's own message is complete
             message = f"{message[:1].lower()}{message[1:]}, got {one['input']!r}"
         line = f"{key}: {message}" if key else message
         lines.append(re.sub(r"\w+", lambda word: keys.get(word[0], word[0]), line))
@@ -253,12 +263,12 @@ def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]
 
 # --- models that transformers lacks ---
 
-# The modules of layers that `layers.py` of the modelling files has.
+# The modules inside layers that the modelling files have.
 _MODULES_OF_LAYERS = (
     r"(encoder|decoder)(\.layers)?\.\d+\."
     r"((self_|cross_)?attention(\.[qkvo]|\.[qk]_norm|_norm|_norm_after)|feed_forward(\.w[io]|\.wi_[01]|_norm|_norm_after))"
 )
-# Settings of all families that their modelling files don't have, or have under transformers' names.
+# Settings of all families that modelling files don't have, or have under transformers' names.
 _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
 

@@ -1,8 +1,8 @@
 """T5: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
 
-A pre-norm encoder-decoder without any bias vector, with relative positions. Version 1.0 has ReLU layers and one
-matrix for embedding and output; version 1.1 has gated GELU layers and an output matrix of its own. Other kinds of
-positions are options that T5 didn't have.
+A pre-norm encoder-decoder without biases, with relative positions. Version 1.0 has ReLU layers and ties embedding and
+output; version 1.1 has gated GELU layers and an untied output matrix. Other kinds of positions are additions of this
+project.
 """
 
 import math
@@ -23,7 +23,8 @@ def relative_position_bucket(
 ) -> Tensor:
     """The buckets of `key position − query position`: exact for small distances, logarithmic for larger ones.
 
-    If bidirectional, half of the buckets are for keys after the query; otherwise all those keys share bucket 0.
+    If bidirectional, half of the buckets are for keys after the query; otherwise all keys after the query share bucket
+    0.
 
         bidirectional, 32 buckets, 128:   -200 → 15   -9 → 8   -1 → 1   0 → 0   1 → 17   200 → 31
         unidirectional:                   -200 → 31   -17 → 16   -1 → 1   0 → 0   1 → 0
@@ -43,7 +44,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(Embedding):
-    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar per head and bucket, shared by all layers."""
+    """T5's relative positions (Raffel et al. 2020, section 2.1): all layers share a scalar for each head and bucket."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__(num_buckets, num_heads, std)
@@ -52,8 +53,8 @@ class RelativePositionBias(Embedding):
     def forward(self, queries: int, keys: int) -> Tensor:  # type: ignore[override]
         """Returns the diagonals (heads, queries + keys − 1): the bias of query i and key j at queries − 1 − i + j.
 
-        The last query is aligned with the last key, as in a growing decoder. The bias depends only on the distance, so
-        each diagonal is looked up once.
+        The last query is aligned with the last key, as in decoding with a cache. The bias depends on the distance
+        alone, so each diagonal is looked up once.
         """
         distances = torch.arange(1 - keys, queries, device=self.weight.device)
         buckets = relative_position_bucket(distances, self.bidirectional, self.num_embeddings, self.max_distance)
@@ -61,7 +62,7 @@ class RelativePositionBias(Embedding):
 
 
 def _layer_config(config: T5Config) -> LayerConfig:
-    """Layers whose initial deviations follow from the fan-in, and whose attention logits aren't scaled."""
+    """The settings of layers. Initial standard deviations follow from the fan-in; attention logits aren't scaled."""
     return LayerConfig.of(
         config,
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
@@ -81,7 +82,7 @@ def _embedding_std(config: T5Config) -> float:
 
 
 class T5Stack(Stack):
-    """A stack with the positions that the config names. The bias of relative ones is computed once for all layers."""
+    """A stack with the config's kind of positions. The bias of relative positions is computed once for all layers."""
 
     def new_positions(self, config: T5Config) -> None:
         if config.positions == "relative":
@@ -104,15 +105,15 @@ class T5Stack(Stack):
 
 
 class T5Encoder(T5Stack, Encoder):
-    """Self-attention has positions in both directions."""
+    """The encoder."""
 
 
 class T5Decoder(T5Stack, Decoder):
-    """Self-attention has positions of its own; cross-attention has none."""
+    """The decoder. Cross-attention has no positions."""
 
 
 class T5(EncoderDecoder):
-    """T5 with any of the positions of `T5Config`."""
+    """The model."""
 
     config: T5Config
 

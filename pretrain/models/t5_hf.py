@@ -8,8 +8,6 @@ from torch import Tensor
 from pretrain.config.models import T5Config
 from pretrain.models.state_dict_adapter import (
     Choice,
-    EncoderAlone,
-    Exported,
     HFModel,
     Json,
     State,
@@ -55,26 +53,24 @@ _SETTINGS = {
     "num_encoder_layers": "num_layers",
     "scale_outputs": "scale_decoder_outputs",
 }
-# What transformers derives from `feed_forward_proj`; its own name for gated-gelu_new there is gated-gelu.
+# transformers derives the activation from `feed_forward_proj`, where gated-gelu means gated-gelu_new.
 _HF_FEED_FORWARD = Choice("feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new"})
 
 
 def _config_to_hf(config: T5Config) -> Json:
     return {
         "decoder_start_token_id": config.decoder_start_id,
-        "decoder_layers": config.num_decoder_layers,  # what transformers 5 sizes a decoder's cache by
+        "decoder_layers": config.num_decoder_layers,  # transformers 5 sizes the decoder's cache by it
         "feed_forward_proj": config.feed_forward,
         "n_positions": 512,  # as in the published files, though T5's positions are relative
-        # transformers 5 takes the first for the second, and unties where it finds two different matrices
+        # transformers 5 scales outputs if this is true; it unties two different matrices in any case
         "tie_word_embeddings": config.scale_outputs,
     }
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """With both matrices, or with one if embedding and output are equal.
-
-    transformers 5 compares them too: its `tie_word_embeddings` doesn't say whether they are one.
-    """
+    """Our other settings. Embedding and output are tied if they are equal: transformers 5 compares them too, and
+    `tie_word_embeddings` doesn't say."""
     drop_tensors(tensors, lambda name: name.startswith(_UNUSED))
     if _SHARED not in tensors and _OUTPUT in tensors:
         tensors[_SHARED] = tensors[_OUTPUT]
@@ -88,21 +84,11 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     }
 
 
-def encoder_alone(exported: Exported) -> Exported:
-    """`T5EncoderModel`."""
-    config = {**exported.config, "architectures": ["T5EncoderModel"], "is_encoder_decoder": False, "use_cache": False}
-    decoder = {"num_decoder_layers", "decoder_layers", "decoder_start_token_id"}
-    outputs = {"scale_decoder_outputs", "tie_word_embeddings"}
-    return Exported(
-        {name: tensor for name, tensor in exported.tensors.items() if name.startswith((_SHARED, "encoder."))},
-        {key: value for key, value in config.items() if key not in decoder | outputs},
-    )
-
-
 def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """Outputs scaled by d_model^-½, and an output matrix of its own that makes up for it.
+    """The same model with outputs scaled by d_model^-½, and an untied output matrix multiplied by √d_model.
 
-    CTranslate2 looks at the flag `tie_word_embeddings`, which transformers 5 sets for every T5, and scales all outputs.
+    CTranslate2 scales outputs if `tie_word_embeddings` is true, and transformers 5, which reads the file for
+    CTranslate2, sets that flag for every T5.
     """
     if config.scale_outputs:
         return state, config
@@ -121,11 +107,9 @@ HF_MODELS = (
         config_to_hf=_config_to_hf,
         config_from_hf=_config_from_hf,
         copies={_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
-        # without it transformers' two attentions share one cache
-        fixed={"is_encoder_decoder": True},
+        fixed={"is_encoder_decoder": True},  # without it, transformers' two attentions share one cache
         can_be={"positions": ("relative",)},
         ends=True,
-        encoder=EncoderAlone("T5EncoderModel", encoder_alone),
         ctranslate2=for_ctranslate2,
     ),
 )

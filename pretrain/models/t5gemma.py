@@ -1,9 +1,9 @@
 """T5Gemma: Zhang et al., "Encoder-Decoder Gemma: Improving the Quality-Efficiency Trade-Off via Adaptation" (2025).
 
-Two stacks of Gemma 2's layers: norms before and after each sublayer, GeGLU, grouped heads, rotary self-attention that
-sees a window in every other layer, and soft caps. Each stack has an embedding matrix; the decoder's is the output's
-too. Cross-attention has no positions and sees the whole input. Where the authors' code and transformers differ, in the
-encoder's window, this follows transformers.
+Two stacks of Gemma 2's layers: norms before and after each sublayer, GeGLU, grouped-query attention, RoPE, a sliding
+window in every other layer, and soft caps. Each stack has an embedding matrix; the decoder's embedding is tied to the
+output. Cross-attention has no positions and attends to the whole input. The authors' code and transformers differ in
+the encoder's window; this follows transformers.
 """
 
 from data_pipeline.foundation.errors import UserError
@@ -13,11 +13,21 @@ from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.rotary_hf import KEYS, RotarySettings, base_to_ours, layer_types, windows_to_ours
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder
-from pretrain.models.state_dict_adapter import HFModel, Json, State, tensors_of, to_ours, to_theirs, vocabulary, within
+from pretrain.models.state_dict_adapter import (
+    HFModel,
+    Json,
+    State,
+    refuse_others,
+    tensors_of,
+    to_ours,
+    to_theirs,
+    vocabulary,
+    within,
+)
 
 
 def layer_config(config: ModelConfig, stack: StackConfig, branches: int = 1) -> LayerConfig:
-    """The settings of the layers of `stack`: those of the config, with its dropout in feed-forward layers too."""
+    """The settings of the layers of `stack`, with the config's dropout in feed-forward layers too."""
     return LayerConfig.of(config, stack, branches, activation_dropout_rate=config.dropout_rate)
 
 
@@ -27,7 +37,7 @@ def encoder_window(tokens: int) -> Window:
 
 
 class T5Gemma(EncoderDecoder):
-    """Each stack has an embedding matrix; the decoder's is the output's too."""
+    """The model."""
 
     config: T5GemmaConfig
 
@@ -69,8 +79,9 @@ HF_NAMES = tensors_of(
     }
 )
 HF_ACTIVATION = "gelu_pytorch_tanh"
+HF_FIXED_IN_STACKS = {"hidden_activation": HF_ACTIVATION, "attention_bias": False}
 HF_DROPOUT = {"dropout_rate": "dropout_rate", "attention_dropout_rate": "attention_dropout"}
-# Settings of both stacks, which they share here.
+# Settings that config.json has for each stack, and our stacks share.
 _SHARED = {
     "layer_norm_epsilon": "rms_norm_eps",
     "init_std": "initializer_range",
@@ -80,21 +91,20 @@ HF_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
 def _config_to_hf(config: T5GemmaConfig) -> Json:
-    stacks = {name: _stack_to_hf(config, stack, name) for name, stack in config.stacks.items()}
-    return {**stacks, "initializer_range": config.init_std}
-
-
-def _stack_to_hf(config: T5GemmaConfig, stack: StackConfig, name: str) -> Json:
-    return {
-        **stack_to_hf(config, stack, RotarySettings(f"T5Gemma {name}")),
+    shared = {
         "final_logit_softcapping": config.output_softcap,
         **to_theirs(config, _SHARED),
         "pad_token_id": _padding(config),
     }
+    stacks = {
+        name: {**stack_to_hf(config, stack, RotarySettings(f"T5Gemma {name}")), **shared}
+        for name, stack in config.stacks.items()
+    }
+    return {**stacks, "initializer_range": config.init_std}
 
 
 def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Json:
-    """The keys that both versions have."""
+    """The keys of a stack that both versions of T5Gemma have."""
     return {
         "vocab_size": config.padded_vocab_size,
         **rotary.to_theirs(config, stack, stack.num_layers),
@@ -107,8 +117,8 @@ def stack_to_hf(config: Gemma, stack: StackConfig, rotary: RotarySettings) -> Js
 
 
 def _padding(config: T5GemmaConfig) -> int:
-    """The id that stacks in transformers mask where they are given no mask: padding, or if that has another role too, a
-    row beyond the vocabulary, which no text has."""
+    """The id that transformers' stacks mask if they get no attention mask: padding or, if padding has another role too,
+    an id beyond the vocabulary, which no text has."""
     roles = {"the decoder's start": config.decoder_start_id, "EOS": config.eos_id}
     same = [role for role, id_ in roles.items() if id_ == config.pad_id]
     if not same:
@@ -123,13 +133,17 @@ def _padding(config: T5GemmaConfig) -> int:
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """Raises UserError if the stacks differ in settings that are shared here."""
+    """Raises UserError if the stacks differ in settings that our stacks share."""
+    rotary = RotarySettings("T5Gemma")
     encoder, decoder = (settings[stack] for stack in _STACKS)
     deeper = max(encoder, decoder, key=lambda stack: stack["num_hidden_layers"])
     windows = windows_to_ours(deeper)
     ours = {
         **decoder_vocabulary(settings, settings["pad_token_id"]),
-        **{stack: _stack_from_hf(settings[stack]) for stack in _STACKS},
+        **{
+            stack: {**rotary.heads_to_ours(settings[stack]), "num_layers": settings[stack]["num_hidden_layers"]}
+            for stack in _STACKS
+        },
         "rope_base": base_to_ours(decoder["rope_parameters"]),
         **windows,
         **to_ours(decoder, _SHARED),
@@ -137,11 +151,8 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     }
     keys = "vocab_size", "hidden_activation", "rope_parameters", "sliding_window", *_SHARED.values()
     refuse_differences(encoder, decoder, keys)
-    if decoder["hidden_activation"] != HF_ACTIVATION:
-        raise UserError(f"hidden_activation is {decoder['hidden_activation']!r}, not {HF_ACTIVATION}")
     for stack in _STACKS:
-        if settings[stack]["attention_bias"]:
-            raise UserError(f"{stack}.attention_bias is true, but our T5Gemma has no biases")
+        refuse_others(settings[stack], HF_FIXED_IN_STACKS)
         types = layer_types(LocalAndGlobal(**windows), settings[stack]["num_hidden_layers"])
         if settings[stack]["layer_types"] != types:
             raise UserError("layer_types: encoder and decoder have their windows in different layers")
@@ -156,12 +167,9 @@ def refuse_differences(encoder: Json, decoder: Json, keys: tuple[str, ...]) -> N
             )
 
 
-def _stack_from_hf(settings: Json) -> Json:
-    return {**RotarySettings("T5Gemma").heads_to_ours(settings), "num_layers": settings["num_hidden_layers"]}
-
-
 def decoder_vocabulary(settings: Json, pad: int | None) -> Json:
-    """As the decoder has it, but for the id of padding, `pad`: where the decoder has another id, see `_padding`."""
+    """The vocabulary of the decoder's section, with the id `pad` of padding: the section may have another; see
+    `_padding`."""
     decoder = settings["decoder"]
     ids = vocabulary({**decoder, "pad_token_id": pad})
     return {**ids, "bos_id": None if decoder["bos_token_id"] == pad else decoder["bos_token_id"]}

@@ -1,23 +1,21 @@
-"""T5Gemma 2: Zhang et al., "T5Gemma 2: Seeing, Reading, and Understanding Longer" (2025), its text part.
+"""T5Gemma 2, the text part: Zhang et al., "T5Gemma 2: Seeing, Reading, and Understanding Longer" (2025).
 
-Gemma 3's layers, with norms of queries and keys and no soft caps. The decoder has one attention for both purposes: its
-matrices make keys and values of the targets so far and of the encoder's states, and one softmax covers both. Only the
-targets' keys and the queries have positions; only the targets are seen through windows. One matrix serves both
-embeddings and the output.
+Gemma 3's layers, with norms of queries and keys and without soft caps. The decoder has merged attention: the same
+matrices make keys and values of the targets so far and of the encoder's states, and one softmax covers both. The
+encoder's states have no positions, and no window applies to them. Both embeddings and the output are tied.
 """
 
 import re
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError
 from pretrain.config.models import T5Gemma2Config
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,
     AttentionMask,
-    KeysAndValues,
     KeyValueCache,
     positions_from,
 )
@@ -33,15 +31,16 @@ from pretrain.models.state_dict_adapter import (
     Shapes,
     State,
     drop_tensors,
+    refuse_others,
     tensors_of,
     to_ours,
     to_theirs,
     within,
 )
 from pretrain.models.t5gemma import (
-    HF_ACTIVATION,
     HF_DROPOUT,
     HF_FIXED,
+    HF_FIXED_IN_STACKS,
     HF_STACK,
     decoder_vocabulary,
     layer_config,
@@ -51,52 +50,38 @@ from pretrain.models.t5gemma import (
 
 
 def encoder_window(tokens: int) -> Window:
-    """`tokens` keys, half of them on each side of a query; the last of an even number is after it."""
+    """A window of `tokens` keys around a query; of an even number, the extra key is after the query."""
     return Window((tokens + 1) // 2 - 1, tokens // 2)
 
 
 class MergedAttention(Attention):
-    """Attention to the targets so far and to the encoder's states under one softmax. The keys of targets come first."""
+    """Attention to the targets so far and to the encoder's states, under one softmax. The targets' keys come first."""
 
     merged = True
 
     def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        states: Tensor,
-        mask: AttentionMask,
-        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+        self, x: Tensor, states: Tensor, mask: AttentionMask, cache: tuple[KeyValueCache, KeyValueCache] | None = None
     ) -> Tensor:
         """`x` (batch, queries, d_model) attends to itself and to `states` (batch, inputs, d_model).
 
-        The mask's bias is that of `merged_bias`. With a cache, `x` are new tokens only.
+        `merged_bias` makes the mask's bias. With a cache, `x` has the new tokens only.
         """
         x, states = one_use(x), one_use(states)
         queries = self.queries(x, mask.rotary)
 
-        def project() -> KeysAndValues:
-            return self.keys_and_values(x, mask.rotary)
-
-        def project_memory() -> KeysAndValues:
-            return self.keys_and_values(states, mask.memory_rotary)
-
+        project = partial(self.keys_and_values, x, mask.rotary)
+        project_memory = partial(self.keys_and_values, states, mask.memory_rotary)
         own = project() if cache is None else cache[0].update(project)
         memory = project_memory() if cache is None else cache[1].update(project_memory)
         keys, values = (torch.cat(both, dim=2) for both in zip(own, memory, strict=True))
         return self.output(self.attend(queries, keys, values, mask))
 
 
-def _side_by_side(own: Tensor, theirs: Tensor, targets: int, inputs: int) -> Tensor:
-    """(rows, 1, queries, targets + inputs) from two that broadcast to each part's keys."""
-    rows, queries = max(own.size(0), theirs.size(0)), own.size(2)
-    return torch.cat([own.expand(rows, 1, queries, targets), theirs.expand(rows, 1, queries, inputs)], dim=-1)
-
-
 def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs: AttentionInputs) -> Tensor:
     """The bias of merged attention to `keys` targets and `length` inputs, for `x` (batch, queries, d_model).
 
-    It broadcasts to (batch, heads, queries, keys + length). A query always sees its own token, so one without any
-    input sees no padding instead.
+    The bias broadcasts to (batch, heads, queries, keys + length). A query without input attends to no padding instead,
+    since it attends to its own token in any case.
     """
     queries = x.size(1)
     segments = inputs.decoder_segment_ids
@@ -108,7 +93,9 @@ def merged_bias(x: Tensor, keys: int, length: int, window: Window | None, inputs
     assert targets is not None
     if memory is None:
         memory = targets.new_ones(1, 1, 1, 1)
-    bias = masked(None, _side_by_side(targets, memory, keys, length), x.dtype)
+    rows = max(targets.size(0), memory.size(0))  # 1 where all rows see the same
+    parts = targets.expand(rows, 1, queries, keys), memory.expand(rows, 1, queries, length)
+    bias = masked(None, torch.cat(parts, dim=-1), x.dtype)
     assert bias is not None
     return bias
 
@@ -122,18 +109,14 @@ class MergedLayer(ResidualLayer):
         super().__init__(settings, self_attention=MergedAttention(settings), feed_forward=FeedForward(settings))
 
     def run(
-        self,
-        x: Tensor,
-        states: Tensor,
-        mask: AttentionMask,
-        cache: tuple[KeyValueCache, KeyValueCache] | None = None,
+        self, x: Tensor, states: Tensor, mask: AttentionMask, cache: tuple[KeyValueCache, KeyValueCache] | None = None
     ) -> Tensor:
         x = self.add("self_attention", x, states, mask=mask, cache=cache)
         return self.add("feed_forward", x)
 
 
 class MergedDecoder(Stack):
-    """Layers with merged attention."""
+    """The decoder."""
 
     causal = True
 
@@ -144,7 +127,8 @@ class MergedDecoder(Stack):
     def forward(
         self, x: Tensor, encoder_states: Tensor, inputs: AttentionInputs, cache: Caches | None = None
     ) -> Tensor:
-        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows it."""
+        """Maps embeddings (batch, length, d_model) to states of the same shape. With a cache, `x` follows its
+        tokens."""
         queries, past_length = x.size(1), cache[0][0].length if cache else 0
         keys = past_length + queries
         positions = positions_from(past_length, queries, x.device, inputs.decoder_positions)
@@ -161,7 +145,7 @@ class MergedDecoder(Stack):
 
 
 class T5Gemma2(EncoderDecoder):
-    """The text part of T5Gemma 2."""
+    """The model."""
 
     config: T5Gemma2Config
 
@@ -177,7 +161,7 @@ class T5Gemma2(EncoderDecoder):
         )
 
 
-# transformers always builds a vision tower. An export has the smallest one, of zeros; an import ignores the file's.
+# transformers always builds a vision tower: exports have a tiny one of zeros, imports ignore it.
 _ROTARY = RotarySettings("T5Gemma 2", two_bases=True)
 _TEXT = "model.encoder.text_model"
 _EMBEDDING = f"{_TEXT}.embed_tokens.weight"
@@ -202,12 +186,6 @@ _SAME = (
     "sliding_window",
     *_SHARED.values(),
 )
-_FIXED_IN_STACKS = {
-    "hidden_activation": HF_ACTIVATION,
-    "attention_bias": False,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-}
 _VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 8,
@@ -234,9 +212,7 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     drop_tensors(tensors, _UNUSED.search)
     decoder = settings["decoder"]
     refuse_differences(settings["encoder"]["text_config"], decoder, _SAME)
-    for key, value in _FIXED_IN_STACKS.items():
-        if decoder[key] != value:
-            raise UserError(f"{key} is {decoder[key]!r}, but must be {value!r}")
+    refuse_others(decoder, {**HF_FIXED_IN_STACKS, "attn_logit_softcapping": None, "final_logit_softcapping": None})
     return {
         **decoder_vocabulary(settings, decoder["pad_token_id"]),
         **_ROTARY.to_ours(decoder),
@@ -246,7 +222,7 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
 
 
 def _unused(saved: Json) -> Shapes:
-    """Those for images."""
+    """The shapes of the tensors for images."""
     import transformers  # 7 s and 230 MB
     from transformers.models.t5gemma2 import modeling_t5gemma2
 

@@ -14,7 +14,7 @@ from pretrain.models.state_dict_adapter import own_code
 
 
 def post_norm_layer(config: PostNormConfig, **stds: Any) -> LayerConfig:
-    """`stds`: initial deviations, if they aren't the config's."""
+    """The settings of post-norm layers. `stds`: initial standard deviations that replace the config's."""
     return LayerConfig.of(config, norm="layer", layer_norm_epsilon=1e-5, biases=True, post_norm=True, **stds)
 
 

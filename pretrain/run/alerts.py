@@ -15,14 +15,14 @@ _SECONDS = 30.0  # for a command or a webhook
 
 
 class Alerts:
-    """Sends the alerts of the run `name`. If an alert can't be sent, a warning is printed; the run continues."""
+    """Sends alerts of the run `name`. If an alert can't be sent, a warning is printed, and the run continues."""
 
     def __init__(self, settings: AlertsSection | None, name: str):
         self._settings, self._name = settings, name
         self._sending: list[threading.Thread] = []
 
     def send(self, event: str, text: str) -> None:
-        """Sends an alert, in a thread. `event` is one of `AlertsSection.events`."""
+        """Sends an alert in a thread, if `AlertsSection.events` has this `event`."""
         if self._settings and event in self._settings.events:
             thread = threading.Thread(target=self._send, args=(self._settings, event, text), daemon=True)
             thread.start()

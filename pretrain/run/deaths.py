@@ -1,5 +1,5 @@
-"""Runs that have died: they were killed together with their supervisor, or their machine went down, so nobody recorded
-their end."""
+"""Finds and records runs that have died: their end isn't recorded, because they were killed together with their
+supervisor, or their machine went down."""
 
 import contextlib
 import time
@@ -10,11 +10,11 @@ from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 
 CAUSE = "the run died: it was killed, or its machine went down"
-_SECONDS_TO_RECORD = 60.0  # in which a supervisor that is there records the end of an attempt, or starts another
+_SECONDS_TO_RECORD = 60.0  # within which a living supervisor records the end of an attempt, or starts another
 
 
 def death(run: Path) -> Status | None:
-    """How the run in a directory where no process trains has died; None if its end is recorded."""
+    """The death of the run in a directory where no process trains; None if the end of the run is recorded."""
     now, path = status.read(run), run / status.STATUS
     if now.state != "running" or any(one.attempt == now.attempt for one in restarts.read(run)):
         return None
@@ -25,15 +25,16 @@ def death(run: Path) -> Status | None:
 
 
 def state(run: Path) -> Status:
-    """The state of a run, whoever asks: "died" as soon as no process trains there and nobody has recorded why."""
+    """The state of a run. "died" if no process trains there and the end of the run isn't recorded within a minute."""
     found = None if status.in_use(run) else death(run)
     return found if found and time.time() - (found.ended or 0.0) > _SECONDS_TO_RECORD else status.read(run)
 
 
 def record(run: Path, checkpoint: int) -> Status | None:
-    """Records that the run has died, before a process trains in `run` or the run is moved aside; None if it hasn't.
+    """Records that the run in `run` has died; None if it hasn't. Called before the next start there, and before the run
+    is renamed.
 
-    `checkpoint`: the newest step that it could be resumed from.
+    `checkpoint`: the newest step that the run could resume from.
     """
     if (found := death(run)) is None:
         return None
@@ -54,7 +55,7 @@ def record(run: Path, checkpoint: int) -> Status | None:
 
 
 def in_words(found: Status) -> str:
-    """When a run has died: "died on 2026-11-27 12:03 after step 25"."""
+    """A death in words: "died on 2026-11-27 12:03 after step 25: …"."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
     where = f"after step {found.step:,}" if found.step else "before its first line of metrics"
     return f"died on {when} {where}: it was killed, or its machine went down"

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, hardware, git commit and uncommitted changes."""
+"""Describes the environment of a run: versions, hardware, git commit and uncommitted changes."""
 
 import os
 import platform
@@ -29,8 +29,8 @@ class Machine(TypedDict):
 
 
 def describe(machines: list[Machine]) -> dict[str, object]:
-    """The environment of a run: the first of its `machines`, which has rank 0, and all with the versions that differ
-    there."""
+    """The environment of a run: the first of its `machines`, which has rank 0, and under "hosts" all machines with the
+    versions that differ from the first."""
     here = machines[0]
     versions = here["versions"].items()
     return {
@@ -58,7 +58,7 @@ def this_machine(*ranks: int) -> Machine:
 
 
 def machines(of_ranks: Sequence[Machine]) -> list[Machine]:
-    """Every machine of the run with its ranks, from what each rank says of its own."""
+    """The machines of a run with their ranks, from the machine of each rank."""
     found: dict[str, Machine] = {}
     for machine in of_ranks:
         known = found.setdefault(machine["host"], machine)
@@ -73,7 +73,7 @@ def place(rank: int, machines: Sequence[Machine]) -> tuple[str, str]:
     gpus, number = machine["gpus"], machine["ranks"].index(rank)
     if not gpus:
         return machine["host"], machine["cpu"]["model"] or "CPU"
-    return machine["host"], f"GPU {number}: {gpus[number % len(gpus)]}"  # a rank may see its own GPU alone
+    return machine["host"], f"GPU {number}: {gpus[number % len(gpus)]}"  # a rank may see only its own GPU
 
 
 def git_commit() -> str:
@@ -82,12 +82,12 @@ def git_commit() -> str:
 
 
 def git_branch() -> str:
-    """The branch of this source tree; empty for an installed package, and for a commit checked out by itself."""
+    """The branch of this source tree; empty for an installed package, and for a detached HEAD."""
     return git("symbolic-ref", "--short", "-q", "HEAD").strip()
 
 
 def git_diff() -> str:
-    """The changes of this source tree against its commit, without secrets."""
+    """The uncommitted changes of this source tree, without secrets."""
     return masked_code(git("diff", "HEAD"))
 
 

@@ -1,5 +1,5 @@
-"""Heartbeats and messages from a rank to its supervisor: that it is alive, how far it is, and that it fails, hangs or
-is done.
+"""Sends heartbeats and messages from a rank to its supervisor: that it is alive, how far it is, and that it fails,
+hangs or is done.
 
 A supervisor gives its ranks a directory on their node. Each rank maps a file of a few numbers there into memory, so
 that a heartbeat is no system call. `watchdog.py` writes a heartbeat twice a second. Heartbeats stop if the process is
@@ -23,11 +23,11 @@ from typing import Literal, NamedTuple
 
 from data_pipeline.foundation.errors import UserError
 
-DIRECTORY = "PRETRAIN_HEARTBEATS"  # of this node's ranks, in their environment
+DIRECTORY = "PRETRAIN_HEARTBEATS"  # variable of ranks: the directory on their node
 
 
 class Signs(ctypes.Structure):
-    """The content of a rank's file: as `Heartbeat`, but with the times of its signs; 0 if there was no first step."""
+    """The content of a rank's file: as `Heartbeat`, with times in place of seconds since then. 0: no first step yet."""
 
     process: int
     step: int
@@ -72,7 +72,7 @@ class Message(NamedTuple):
 
 
 def shown(rank: int) -> Signs:
-    """The signs of this rank, in a file that its supervisor reads, or in its own memory without a supervisor."""
+    """The signs of this rank, in a file that its supervisor reads; without a supervisor, in memory."""
     directory = os.environ.get(DIRECTORY)
     if directory is None:
         return Signs()
@@ -102,9 +102,10 @@ def read(directory: Path) -> dict[int, Heartbeat]:
 
 
 def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str = "") -> None:
-    """Tells the supervisor of this rank, if it has one, by a message.
+    """Sends a message to the supervisor of this rank, if it has one.
 
-    A rank hangs because of itself or because it waits for another. The exit code 0 is no failure if a rank is done.
+    "hung" doesn't say that the rank is the cause: it may wait for another rank. If a rank is "done", its exit code 0 is
+    no failure.
     """
     directory = os.environ.get(DIRECTORY)
     if directory is None:
@@ -114,17 +115,23 @@ def tell(rank: int, kind: Literal["failed", "faulty", "hung", "done"], text: str
     with contextlib.suppress(OSError):
         unnamed.write_text(text)
         os.utime(unnamed, ns=(now, now))  # the kernel's own times are some milliseconds apart
-        os.link(unnamed, Path(directory, f"rank-{rank}.{kind}"))  # not over an earlier one
+        os.link(unnamed, Path(directory, f"rank-{rank}.{kind}"))  # an earlier message stays
 
 
 def tell_failed(rank: int, error: BaseException) -> None:
-    """Tells that a rank fails. Others fail because of it, but may end earlier."""
-    tell(rank, "failed", _words(error))
+    """Tells the supervisor that this rank fails. Ranks that fail because of this one may end earlier."""
+    text = ""  # for a signal
+    if isinstance(error, SystemExit):
+        text = f"exited with code {error.code or 0} before the run's end"
+    elif isinstance(error, Exception):  # as the end of its traceback, without further lines
+        said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
+        text = next(iter(said.splitlines()), "")
+    tell(rank, "failed", text)
 
 
 def messages(directory: Path, known: set[str]) -> list[Message]:
-    """The messages that have appeared in a node's directory, in the order of events. The files' names are added to
-    `known`."""
+    """The new messages in a node's directory, in the order of events. `known`: names of known files, to which the new
+    names are added."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for file in directory.glob("rank-*.*"):
@@ -133,16 +140,6 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
                 rank, kind = file.name.removeprefix("rank-").split(".")
                 found.append(Message(int(rank), kind, file.read_text(), file.stat().st_mtime_ns))
     return sorted(found, key=lambda one: one.when)
-
-
-def _words(error: BaseException) -> str:
-    """An error as the end of its traceback says it, without what follows on further lines; "" for a signal's."""
-    if isinstance(error, SystemExit):
-        return f"exited with code {error.code or 0} before the run's end"
-    if not isinstance(error, Exception):
-        return ""
-    said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
-    return next(iter(said.splitlines()), "")
 
 
 def _is_stopped(process: int) -> bool:

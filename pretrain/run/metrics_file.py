@@ -1,11 +1,11 @@
-"""RUN/metrics.jsonl: every metric of a run, one line per log step, appended by rank 0 alone.
+"""Writes and reads RUN/metrics.jsonl: every metric of a run, one line per log step, appended by rank 0.
 
-metrics.jsonl is authoritative: every tool that shows curves is fed from it. A line is
+Every tool that shows curves is fed from metrics.jsonl. A line is
 
     {"step": 10, "attempt": 1, "time": 1767225600.0, "metrics": {"train/loss": 9.81, "train/gradient_norm": "NaN"}}
 
-JSON has no NaN and no infinity, but a diverged loss must not be lost. So these values are written as the strings
-"NaN", "Infinity" and "-Infinity", which `float()` reads back.
+JSON has no NaN and no infinity. They are written as the strings "NaN", "Infinity" and "-Infinity", which `float()`
+reads back.
 """
 
 import json
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 FILE_NAME = "metrics.jsonl"
-_TAIL = 1 << 16  # bytes
-_LARGEST = 1 << 63  # for steps and milliseconds: damage, and no store of curves holds more
+_TAIL = 1 << 16  # bytes: far more than the longest line
+_LARGEST = 1 << 63  # steps and milliseconds: larger numbers are damage
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: `time` is in seconds since the epoch, `attempt` counts the starts of the run from 1."""
+    """A line. `time`: seconds since 1970. `attempt`: the number of the start of the run, from 1."""
 
     step: int
     attempt: int
@@ -33,10 +33,8 @@ class Row:
 
 
 class MetricLog:
-    """Appends rows to RUN/metrics.jsonl, or to another file there, without buffering.
-
-    It first removes an incomplete last line that a crashed attempt left.
-    """
+    """Appends rows to RUN/metrics.jsonl, or to another file there, without buffering. An incomplete last line of a
+    crashed attempt is removed first."""
 
     def __init__(self, run_dir: Path, attempt: int, name: str = FILE_NAME):
         self.path = run_dir / name
@@ -44,11 +42,11 @@ class MetricLog:
         self.attempt = attempt
         self._unwritten = b""
         _mend_last_line(self.path)
-        # unbuffered: a row has left this process when log() returns, so that a kill loses none
+        # unbuffered, so that a kill after log() loses no row
         self._file = self.path.open("ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends one row. Raises OSError when the disk refuses it; the row is then written with the next one."""
+        """Appends a row. Raises OSError if the disk refuses the row, which is then written with the next one."""
         values = {name: _to_json(float(value)) for name, value in metrics.items()}
         row = {"step": step, "attempt": self.attempt, "time": round(time.time(), 3), "metrics": values}
         self._unwritten += json.dumps(row, ensure_ascii=False).encode() + b"\n"
@@ -64,9 +62,9 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Reads one row for each step from `path` (a run directory or its metrics.jsonl), by ascending step.
+    """Reads one row per step from `path` (a run directory or its metrics.jsonl), by ascending step.
 
-    Rows of the same step are merged; if several attempts logged a metric for a step, the last attempt's value counts.
+    Rows of the same step are merged. If several attempts logged a metric for a step, the last attempt's value counts.
 
     >>> read_metrics(path)  # attempt 1 reached step 20, attempt 2 resumed from a checkpoint of step 10
     [Row(step=10, attempt=1, …), Row(step=20, attempt=2, …)]
@@ -80,22 +78,8 @@ def read_metrics(path: Path) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def rows_of_step(path: Path, step: int) -> Iterator[Row]:
-    """The rows of one step, in the order of the file; much faster than reading all rows."""
-    begin = f'{{"step": {step},'.encode()  # as MetricLog writes it
-    return (row for row, _ in rows_from(path, begin=begin))
-
-
-def last_step(run: Path) -> int:
-    """The step of the last row in the metrics of `run`; 0 without rows."""
-    path = run / FILE_NAME
-    begin = max(0, path.stat().st_size - _TAIL) if path.exists() else 0
-    return max((row.step for row, _ in rows_from(path, begin)), default=0)
-
-
-def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple[Row, int]]:
-    """Yields the rows from byte `offset` on that begin so, in the order of the file, each with the offset after its
-    line.
+def rows_from(path: Path, offset: int = 0) -> Iterator[tuple[Row, int]]:
+    """Yields the rows from byte `offset` on in the order of the file, each with the offset after its line.
 
     Ends before a last line that is still being written, and skips lines that aren't rows.
     """
@@ -107,7 +91,7 @@ def rows_from(path: Path, offset: int = 0, begin: bytes = b"") -> Iterator[tuple
             if not line.endswith(b"\n"):
                 return
             offset += len(line)
-            if line.startswith(begin) and (row := _parse(line)):
+            if row := _parse(line):
                 yield row, offset
 
 
@@ -128,7 +112,7 @@ def _to_json(value: float) -> float | str:
 
 
 def last_row(path: Path) -> Row | None:
-    """The last row; None where there is none."""
+    """The last row of the file; None if it has no row or can't be read."""
     try:
         with path.open("rb") as file:
             rows = [_parse(line) for line in _tail(file)[1].splitlines()]
@@ -138,8 +122,8 @@ def last_row(path: Path) -> Row | None:
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:
-    """(offset, content) of the end of a file: far more than its longest line."""
-    start = max(0, file.seek(0, os.SEEK_END) - 65536)
+    """The end of a file, with the offset at which it begins."""
+    start = max(0, file.seek(0, os.SEEK_END) - _TAIL)
     file.seek(start)
     return start, file.read()
 

@@ -1,4 +1,4 @@
-"""A run's directory in the memory of a node, for data that must outlive the ranks, but not the machine."""
+"""Finds and makes a run's directory in the memory of a node, for data that outlive the ranks but not the machine."""
 
 import contextlib
 import hashlib
@@ -14,19 +14,20 @@ import psutil
 
 from data_pipeline.foundation.atomic import lock
 
-DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # in the environment of ranks
+DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # variable of ranks
 _MEMORY = Path("/dev/shm")
-_RANKS, _RUN = "ranks-", "run"  # the second names the run's directory
+_RANKS = "ranks-"  # prefix of the folders of attempts
+_RUN = "run"  # a file with the path of the run's directory
 
 
 def node_name() -> str:
-    """The name of this node. A machine may be several of SLURM's."""
+    """The name of this node. A machine may be several nodes of SLURM."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def path(run: Path, host: str | None = None) -> Path | None:
-    """The directory for `run` on this node, or on `host`; None where there is no file system in memory, or somebody
-    else has made one, or a link, of this name."""
+    """The directory for `run` on this node, or on `host`. None if there is no file system in memory, or if something of
+    this name isn't a directory of this user alone."""
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         return None
     named = hashlib.blake2b(f"{host or node_name()}:{run.resolve()}".encode(), digest_size=8).hexdigest()
@@ -54,11 +55,11 @@ def given() -> Path | None:
 
 
 def for_ranks(run: Path) -> Path:
-    """A new directory for what only the ranks of one attempt need. Removes those that dead supervisors have left."""
+    """A new directory for the ranks of one attempt. Removes the directories that dead supervisors have left."""
     node = path(run)
     if node is not None:
         with contextlib.suppress(OSError):
-            while is_private(node):  # else somebody has just made it
+            while is_private(node):  # else another user has just made it
                 with contextlib.suppress(FileExistsError):
                     node.mkdir(mode=0o700)
                 with locked(node) as is_there:
@@ -74,7 +75,7 @@ def for_ranks(run: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(node: Path) -> Iterator[bool]:
-    """Within the block, no other supervisor makes directories in `node`, or removes it. Yields whether it is there."""
+    """Within the block, no other supervisor makes directories in `node`, or removes it. Yields True if it exists."""
     with contextlib.ExitStack() as stack:
         try:
             opened = os.open(node, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -92,7 +93,7 @@ def is_used(node: Path) -> bool:
 
 
 def runs() -> Iterator[tuple[Path, Path | None]]:
-    """The directories of this user's runs on this node, each with its run's, if it names one."""
+    """This user's directories in the memory of this node, each with the directory of its run, if known."""
     for node in _MEMORY.glob(f"{_prefix()}*"):
         if node.is_dir() and is_private(node):
             with contextlib.suppress(OSError):

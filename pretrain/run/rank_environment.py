@@ -1,5 +1,5 @@
-"""Which rank this process is, by the variables that a launcher sets: torchrun, DeepSpeed's, or `launch`. Nothing else
-reads these variables."""
+"""Reads which rank this process is, from the variables that a launcher sets: torchrun, DeepSpeed's, or `launch`.
+Nothing else reads these variables."""
 
 import os
 from dataclasses import dataclass
@@ -13,9 +13,15 @@ _OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """- `rank`, `world_size`: this rank, and the number of all ranks.
-    - `local_rank`, `local_world_size`: the same among the ranks of this machine.
-    - `master_addr`, `master_port`: where the ranks meet.
+    """The variables of a rank.
+
+    Attributes:
+        rank: this rank.
+        world_size: the number of ranks.
+        local_rank: this rank among the ranks of this machine.
+        local_world_size: the number of ranks of this machine.
+        master_addr: where the ranks meet.
+        master_port: where the ranks meet.
     """
 
     rank: int
@@ -32,7 +38,7 @@ def is_launched() -> bool:
 
 
 def rank_environment() -> RankEnvironment:
-    """That of a rank which `is_launched`. Raises UserError if the launcher has left out a variable."""
+    """The variables of a rank that `is_launched`. Raises UserError if the launcher has left out a variable."""
     if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
         raise UserError(
             f"RANK is set, but not {', '.join(lacking)}: a launcher sets all of them; without one, unset RANK"
@@ -48,13 +54,13 @@ def rank_environment() -> RankEnvironment:
 
 
 def local_world_size() -> int:
-    """The number of ranks on this machine: LOCAL_SIZE of DeepSpeed's launcher, or LOCAL_WORLD_SIZE of torchrun; 1
+    """The number of ranks on this machine, by LOCAL_SIZE (DeepSpeed's launcher) or LOCAL_WORLD_SIZE (torchrun). 1:
     without a launcher."""
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def be_the_only_rank() -> None:
-    """Sets the variables as a launcher would for a single rank: PyTorch and DeepSpeed read them."""
-    # without LOCAL_SIZE, DeepSpeed starts a program at each reduction, which counts the CPUs
+    """Sets the variables as a launcher would for a single rank. PyTorch and DeepSpeed read them."""
+    # without LOCAL_SIZE, DeepSpeed starts a program at each reduction to count the CPUs
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": LOOPBACK}
     os.environ |= {**single, "MASTER_PORT": str(free_port())}

@@ -1,4 +1,5 @@
-"""RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, including the output of a crash."""
+"""The logs of ranks, such as RUN/logs/attempt-0001/rank-00000.log: all output of a rank under a supervisor, including
+the output of a crash."""
 
 import itertools
 import os
@@ -10,11 +11,11 @@ from pathlib import Path
 from data_pipeline.foundation.errors import UserError
 from pretrain.run import metrics_file, status
 
-SUPERVISED = "PRETRAIN_SUPERVISED"  # the directory of this attempt's logs, in the environment of supervised ranks
+SUPERVISED = "PRETRAIN_SUPERVISED"  # variable of supervised ranks: the directory of this attempt's logs
 _LOGS, _ATTEMPT = "logs", "attempt-"
 _DIRECTORY = re.compile(rf"{_ATTEMPT}(\d{{4,9}})")
 _LAST_LINES = 40  # a stack dump ends with the main thread, its innermost call on top
-_BLOCK = 4096  # bytes; a smaller file may still fit on a full disk
+_BLOCK = 4096  # bytes: a smaller file may still fit on a full disk
 
 
 def next_attempt(run: Path) -> int:
@@ -31,7 +32,7 @@ def new_directory(run: Path) -> Path:
         try:
             directory.mkdir(parents=True)
             return directory
-        except FileExistsError:  # of another start, which a network file system doesn't show yet
+        except FileExistsError:  # made by another start, which a network file system didn't show yet
             continue
         except OSError as error:
             raise UserError(f"run.directory: {run} can't be created: {error.strerror}") from None
@@ -53,7 +54,7 @@ def rank_log(directory: Path, rank: int) -> Path:
 
 
 def refusal(directory: Path) -> str | None:
-    """Why `directory` can't be written to, for instance because the disk is full; None if it can."""
+    """Why `directory` can't be written to, for instance because the disk is full; None if it can be written to."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(_BLOCK))

@@ -1,5 +1,6 @@
 """Decides whether another attempt follows a failed one. RUN/attempts.jsonl records all attempts."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,9 +16,9 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.json_file import parse_json
 
 FILE_NAME = "attempts.jsonl"
-EARLIER = "PRETRAIN_EARLIER_SECONDS"  # of a rank: for how long earlier attempts of its supervisor took
-_WINDOW = 3600.0  # s: `faults.max_restarts` counts those of the last hour
-_SAME = 3  # failures of one step with one error, after which it won't succeed
+EARLIER = "PRETRAIN_EARLIER_SECONDS"  # variable of ranks: seconds that earlier attempts of their supervisor took
+_WINDOW = 3600.0  # s: `faults.max_restarts` counts the restarts of the last hour
+_SAME = 3  # failures of one step with one error: the step won't succeed
 _LONGEST_WAIT = 60.0  # s
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports and times differ from failure to failure
@@ -25,16 +26,16 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports and times differ f
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """How an attempt went. Times are in seconds since 1970.
+    """The outcome of an attempt. Times are in seconds since 1970.
 
     Attributes:
-        step: the last step that it began; None if it began none.
+        step: the last step that the attempt began; None: it began none.
         trained_from: when its first step ended.
         rank: the rank that failed first.
-        cause: the reason for which it failed.
-        error: the last line that it wrote.
-        killed: True if something outside the run ended it, such as a signal or a lost node.
-        checkpoint: the newest step that could be resumed from when the attempt ended.
+        cause: why this rank failed.
+        error: the last line that this rank wrote.
+        killed: True if something outside the run ended the attempt, such as a signal or a lost node.
+        checkpoint: the newest step that the run could resume from when the attempt ended.
         faulty_node: the node of `rank`, if its arithmetic was wrong.
     """
 
@@ -52,7 +53,7 @@ class AttemptRecord:
     faulty_node: str = ""
 
     def same_failure(self, other: "AttemptRecord") -> bool:
-        """True if both failed at the same step, or both before one, with the same error."""
+        """True if both failed with the same error at the same step, or before any step."""
         return (self.step, self._kind) == (other.step, other._kind)
 
     @property
@@ -61,9 +62,9 @@ class AttemptRecord:
 
 
 def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
-    """Why no attempt follows the last of `failures`, all of this supervisor, and what to do; None if one does.
+    """Why no attempt follows the last of this supervisor's `failures`, and what to do; None if an attempt follows.
 
-    `most`: `faults.max_restarts`, the greatest number of restarts within an hour.
+    `most`: `faults.max_restarts`, the maximum number of restarts within an hour.
     """
     last = failures[-1]
     if last.outcome == "refused" or most == 0:
@@ -72,7 +73,7 @@ def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
         return f"the disk refuses to be written ({last.error}); free some space, then run the same command again"
     where, same = f"step {last.step}" if last.step else "the start", f"with the same error ({last.error or last.cause})"
     before = list(failures[-_SAME:-1])
-    by_chance = last.killed and not last.step  # what kills processes at any time meets a start now and then
+    by_chance = last.killed and not last.step  # a signal that comes at any time hits a start now and then
     if len(before) == _SAME - 1 and all(one.same_failure(last) for one in before) and not by_chance:
         return f"{where} has failed {_SAME} times {same}, so another attempt would fail too"
     if before and not last.killed and last.same_failure(before[-1]) and last.checkpoint <= before[-1].checkpoint:
@@ -83,34 +84,31 @@ def refusal(failures: Sequence[AttemptRecord], most: int) -> str | None:
 
 
 def faulty_again(failures: Sequence[AttemptRecord]) -> str | None:
-    """The node whose arithmetic the last of `failures` and an earlier one found wrong; None if there is none."""
+    """The node whose arithmetic was wrong in the last of `failures` and in an earlier one; None if there is none."""
     node = failures[-1].faulty_node
     return node if node and any(one.faulty_node == node for one in failures[:-1]) else None
 
 
 def left(failures: Sequence[AttemptRecord], most: int, now: float) -> int:
-    """How many restarts are left at the time `now`, of `most` within an hour."""
+    """The number of restarts that are left at the time `now`, of `most` within an hour."""
     return max(0, most - sum(one.ended > now - _WINDOW for one in failures))
 
 
 def seconds_to_wait(failures: Sequence[AttemptRecord]) -> float:
-    """How long to wait before the next attempt: not at all after one that has trained, then 1 s, 2 s, 4 s … 60 s."""
-    idle = 0
-    for failure in reversed(failures):
-        if failure.trained_from is not None:
-            break
-        idle += 1
+    """Seconds to wait before the next attempt: 0 after an attempt that has trained, then 1, 2, 4 … 60."""
+    untrained = itertools.takewhile(lambda failure: failure.trained_from is None, reversed(failures))
+    idle = len(list(untrained))
     return min(2.0 ** (idle - 1), _LONGEST_WAIT) if idle else 0.0
 
 
 def seconds_down(records: Sequence[AttemptRecord]) -> float:
-    """Seconds from failures to the first step after each, as far as that attempt has ended too."""
+    """Seconds from failures to the next first step, as far as the attempt of that step has ended."""
     pairs = itertools.pairwise(records)
     return sum(after.trained_from - one.ended for one, after in pairs if after.trained_from and one.outcome == "failed")
 
 
 def earlier_seconds() -> float:
-    """For how long earlier attempts of this rank's supervisor took."""
+    """Seconds that earlier attempts of this rank's supervisor took."""
     return float(os.environ.get(EARLIER, "0"))
 
 
@@ -121,15 +119,13 @@ def add(run: Path, record: AttemptRecord) -> None:
 
 
 def read(run: Path) -> list[AttemptRecord]:
-    """The records of the attempts of `run` that have ended, oldest first. Lines that are damaged are left out."""
+    """The records of the attempts of `run` that have ended, oldest first. Damaged lines are left out."""
     try:
         lines = (run / FILE_NAME).read_text(errors="replace").splitlines()
     except OSError:  # not there, or a folder in its place
         return []
     found = []
     for line in lines:
-        try:
+        with contextlib.suppress(FailedError):
             found.append(parse_json(line.encode(), AttemptRecord, run / FILE_NAME))
-        except FailedError:
-            continue
     return found

@@ -1,4 +1,4 @@
-"""SLURM's environment variables: the ranks of processes that srun started, and whether nodes share a disk."""
+"""Reads SLURM's environment variables: the rank of a process that srun started, nodes, and CPUs."""
 
 import os
 import re
@@ -13,17 +13,17 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def disk_is_shared(nodes: int) -> bool:
-    """Whether the nodes of a run, or other jobs' nodes, have the working directory on one disk, as far as is known."""
+    """True if the working directory may be on a disk that several nodes share: those of the run, or of other jobs."""
     return nodes > 1 or "SLURM_JOB_ID" in os.environ
 
 
 def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch.distributed and DeepSpeed need, from the variables of a task of srun; empty where none
-    are needed.
+    """The variables that torch.distributed and DeepSpeed need, from the variables of a task of srun. Empty without
+    SLURM, and in an allocation for one task.
 
-    A process without SLURM, or in an allocation for one task, needs none. The master is the first node of the step, its
-    port follows from the job's id; MASTER_ADDR and MASTER_PORT may be given. Raises UserError in an allocation for
-    several tasks outside srun, where the process would train alone.
+    The master is the first node of the step, and its port follows from the job's id, unless MASTER_ADDR and MASTER_PORT
+    are given. Raises UserError for a process outside srun in an allocation for several tasks, where it would train
+    alone.
     """
     if int(variables.get("SLURM_NTASKS", "1")) == 1 and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
         return {}
@@ -49,7 +49,7 @@ def tasks_per_node(variables: Mapping[str, str]) -> list[int]:
 
 
 def cpus_per_node(variables: Mapping[str, str]) -> list[int]:
-    """The number of CPUs that a job has on each of its nodes, which may differ; [] if SLURM doesn't say."""
+    """The number of CPUs that a job has on each of its nodes; [] if SLURM doesn't say."""
     return _counts(variables.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
@@ -63,17 +63,17 @@ def _counts(given: str) -> list[int]:
 
 
 def master_port(job: str) -> int:
-    """A port for the ranks of a job: different for jobs that follow one another."""
+    """A port for the ranks of a job. Successive jobs get different ports."""
     return _FIRST_PORT + int(job) % _PORTS
 
 
 def hostnames(nodes: str) -> list[str]:
-    """The names in SLURM's short form, such as `node[01-03]`."""
+    """The names of nodes in SLURM's short form, such as `node[01-03]`."""
     return _scontrol("show", "hostnames", nodes).split()
 
 
 def node_address(node: str) -> str:
-    """A name or address by which the other nodes find `node`: its name where that resolves, else what SLURM knows."""
+    """A name or address by which other nodes reach `node`: its name if it resolves, else the address that SLURM has."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:

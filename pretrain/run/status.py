@@ -1,9 +1,11 @@
-"""RUN/status.json, the state of the run. RUN/stop, a request to stop, which rank 0 looks for in each step. RUN/lock.
+"""The state of a run in files: RUN/status.json; RUN/stop, a request to stop, which rank 0 looks for in each step; and
+RUN/lock.
 
-Rank 0 locks RUN/lock, so that no second run works in the same directory. The kernel releases the lock when the process
-ends, however it ends; the content of the file means nothing after that.
+Rank 0 locks RUN/lock, so that no second run trains in the same directory. The kernel releases the lock when the process
+ends, however it ends. The content of the file then means nothing.
 """
 
+import itertools
 import os
 import socket
 from dataclasses import asdict, dataclass
@@ -27,12 +29,12 @@ class Status:
     """The state of a run.
 
     Attributes:
-        attempt: the number of its starts, from 1.
-        step: the number of steps done when it ended.
+        attempt: the number of the start, from 1.
+        step: the number of steps done when the run ended.
         stop_file: True if RUN/stop existed when the run ended.
         reason: why no attempt follows a failed one.
-        state: only a supervisor writes "failed". The next start writes "died" for a run whose end nobody recorded;
-            `step` and `ended` (in seconds since 1970) are then those of its last metrics.
+        state: only a supervisor writes "failed". The next start writes "died" for a run whose end isn't recorded.
+        ended: for "died", the time of its last metrics, in seconds since 1970. `step` is then also theirs.
     """
 
     state: Literal["new", "running", "stopped", "finished", "failed", "died"] = "new"
@@ -44,7 +46,7 @@ class Status:
 
 
 def read(run: Path) -> Status:
-    """The status of `run`; that of a new run if the file is missing or damaged."""
+    """The status of `run`; "new" if the file is missing or damaged."""
     return read_valid_json(run / STATUS, Status) or Status()
 
 
@@ -53,12 +55,11 @@ def write(run: Path, status: Status) -> None:
 
 
 def move_aside(run: Path) -> None:
-    """Renames `run`, if it is there, to make way for a new run. Raises UserError if it can't be renamed."""
+    """Renames `run`, if it exists, to make way for a new run. Raises UserError if it can't be renamed."""
     if not run.exists():
         return
-    number = 1
-    while (aside := run.with_name(f"{run.name}.old-{number}")).exists():
-        number += 1
+    names = (run.with_name(f"{run.name}.old-{number}") for number in itertools.count(1))
+    aside = next(path for path in names if not path.exists())
     try:
         run.rename(aside)
     except OSError as error:
@@ -97,13 +98,13 @@ def check_lock(run: Path) -> None:
     if (run / LOCK).exists():
         with _opened(run, "r") as file:
             try:
-                lock_file(file, None, shared=True)  # `lock` warns where there are no locks
+                lock_file(file, None, shared=True)  # `lock` warns if the file system has no locks
             except BlockingIOError:
                 raise _refusal(run, file) from None
 
 
 def in_use(run: Path) -> bool:
-    """Whether a process trains in `run`. True as well where the file system has no locks, and nobody knows."""
+    """True if a process trains in `run`, or if the file system has no locks, so that nobody knows."""
     if not (run / LOCK).exists():
         return False
     with _opened(run, "r") as file:

@@ -1,9 +1,9 @@
-"""RUN/system/NODE.jsonl: CPU, memory, GPUs, network and disk of a machine, appended by a thread of one of its ranks.
+"""Samples CPU, memory, GPUs, network and disk of a machine, in a thread of its first rank, to RUN/system/NODE.jsonl.
 
-The lines are as in metrics.jsonl; a line's step is the number of the sample. The metrics have the names that MLflow's
-own monitor uses, which MLflow's UI shows on a page of their own: system/cpu_utilization_percentage, or
-system/NODE/cpu_utilization_percentage in a run on several machines. That monitor would take 4 s and 175 MB on each
-node, needs a store that each of them reaches, and ends when the store doesn't answer.
+The lines are as in metrics.jsonl; a line's step is the number of the sample. The metrics have the names of MLflow's own
+monitor, which MLflow's UI shows on a page of their own: system/cpu_utilization_percentage, or
+system/NODE/cpu_utilization_percentage in a run on several machines. MLflow's monitor itself would take 4 s and 175 MB
+on each node, would need a store that each node reaches, and would end when the store doesn't answer.
 """
 
 import contextlib
@@ -29,13 +29,14 @@ def files_of_machines(run_dir: Path) -> list[Path]:
 
 
 class SystemMonitor:
-    """Samples this machine, `node`, every `seconds` seconds until it is closed. `alone`: it is the run's only one."""
+    """Samples this machine, named `node`, every `seconds` seconds until `close`. `alone`: the run has no other
+    machine."""
 
     def __init__(self, run_dir: Path, attempt: int, node: str, alone: bool, seconds: float):
         name = re.sub(r"[^\w.\-]", "_", node).lstrip(".") or "node"
         self._log = MetricLog(run_dir, attempt, f"{_SYSTEM}/{name}.jsonl")
         self._prefix = "system/" if alone else f"system/{name}/"
-        self._disk = run_dir  # of which the disk is sampled
+        self._disk = run_dir  # a path on the disk to sample
         self._received, self._sent = _network()
         self._gpus = _gpus()
         psutil.cpu_percent()  # the first call has nothing to compare with
@@ -59,7 +60,7 @@ class SystemMonitor:
         self._log.close()
 
     def _sample(self) -> Sample:
-        """The CPU since the last sample, the network since the start, the rest at the moment."""
+        """The CPU load since the last sample, the network traffic since the start, the rest at this moment."""
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(self._disk))
         received, sent = _network()
         return {
@@ -81,7 +82,7 @@ def _network() -> tuple[int, int]:
 
 
 def _gpus() -> list[object]:
-    """NVML's handles of the machine's GPUs, whether or not the run uses them; none without NVIDIA's driver."""
+    """NVML's handles of all GPUs of the machine; none without NVIDIA's driver."""
     try:
         pynvml.nvmlInit()
         return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
@@ -100,8 +101,7 @@ def _gpu_metrics(gpus: Iterable[object]) -> Sample:
             found[f"gpu_{number}_utilization_percentage"] = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
         with contextlib.suppress(pynvml.NVMLError):
             watts = pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000
+            limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000
             found[f"gpu_{number}_power_usage_watts"] = watts
-            found[f"gpu_{number}_power_usage_percentage"] = (
-                100_000 * watts / pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
-            )
+            found[f"gpu_{number}_power_usage_percentage"] = 100 * watts / limit
     return found

@@ -1,4 +1,4 @@
-"""The progress of a run between two steps: what a checkpoint keeps besides tensors."""
+"""The progress of a run between two steps, which a checkpoint keeps besides tensors."""
 
 import math
 import statistics
@@ -15,15 +15,18 @@ from data_pipeline.loading.stream import Skipped
 from pretrain.config.run_config import SpikeSection
 
 REWINDS = "rewinds.json"
-_LEAST_DEVIATION = 0.005  # relative to the mean; on a plateau the losses of large batches hardly differ
+_LEAST_DEVIATION = 0.005  # relative to the mean: on a plateau the losses of large batches hardly differ
 
 
 @dataclass(frozen=True)
 class Health:
     """Counts of skipped steps and spikes, saved in every checkpoint.
 
-    `skipped` counts the steps of the whole run without a finite gradient, `in_a_row` the latest consecutive ones.
-    `spikes` counts the spikes, and `recent` holds the losses of the last steps without them.
+    Attributes:
+        skipped: steps of the whole run without a finite gradient.
+        in_a_row: such steps at the end of the run so far.
+        spikes: loss spikes of the whole run.
+        recent: the losses of the last steps, without spikes.
     """
 
     skipped: int = 0
@@ -41,7 +44,7 @@ class Health:
         return replace(self, in_a_row=0, recent=(*self.recent, loss)[-window:] if window else ())
 
     def is_spike(self, loss: float, settings: SpikeSection | None) -> bool:
-        """True if `loss` is too far above the losses of the window before it, if that is full."""
+        """True if `loss` is too far above the losses of a full window before it."""
         if settings is None or len(self.recent) < settings.window:
             return False
         mean = math.fsum(self.recent) / len(self.recent)
@@ -51,10 +54,14 @@ class Health:
 
 @dataclass(frozen=True)
 class TrainState:
-    """The progress of a run: `step` steps done, `position` rows consumed over all corpora, damaged blocks `skipped`.
+    """The progress of a run.
 
-    `unlogged`: by the name of a loss, its sum over the steps since the last line of metrics, and the number of tokens.
-    `callbacks`: what each callback keeps, by its name.
+    Attributes:
+        step: the number of steps done.
+        position: the number of rows consumed over all corpora.
+        skipped: the damaged blocks that were skipped.
+        unlogged: by the name of a loss, its sum over the steps since the last log line, and the number of tokens.
+        callbacks: the state of each callback, by its name.
     """
 
     step: NonNegativeInt
@@ -72,7 +79,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Rewind:
-    """A rewind after a spike: to the checkpoint of `step`, at row `position`. The run then continued with row `to`."""
+    """A rewind after a spike: to the checkpoint of `step`, at row `position`. The run continued with row `to`."""
 
     step: int
     position: int
@@ -97,6 +104,6 @@ def add_rewind(run: Path, rewind: Rewind) -> None:
 
 
 def position_after(run: Path, train_state: TrainState) -> int:
-    """The position of the next row: after the rows of the spike if the run went back to exactly this `train_state`."""
+    """The position of the next row: after the rows of the spike if the run was rewound to exactly this state."""
     rewound = [one.to for one in rewinds(run) if (one.step, one.position) == (train_state.step, train_state.position)]
     return rewound[-1] if rewound else train_state.position

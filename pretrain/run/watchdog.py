@@ -1,9 +1,9 @@
 """Ends a rank that hangs, and prints the stacks of all its threads to stderr.
 
-Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The timeout follows the time
-that steps take. The timeout is longer while a rank starts, compiles, loads, saves or evaluates. A thread looks twice a
-second whether there was progress, and writes the heartbeat for the supervisor. Where all ranks pass the same points,
-they call `mark()`: the supervisor sees which rank is behind.
+Code that makes progress calls `alive()`: a step, a validation batch, a phase of a save. The limit follows the time that
+steps take, and is longer while a rank starts, compiles, loads, saves or evaluates. Twice a second, a thread checks
+whether there was progress, and writes the heartbeat for the supervisor. At points that all ranks pass, they call
+`mark()`, so that the supervisor sees which rank is behind.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ class Store(Protocol):
 
 
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_LOOK = 0.3  # that the supervisor has to see how the ranks stand before this one's end changes it
-GRACE = 20.0  # seconds that the Python thread has to report a hang before faulthandler does
-LEAST_SECONDS, STEPS = 120.0, 20  # a hang is at least that long, and as long as that number of steps
+SECONDS_TO_LOOK = 0.3  # for the supervisor to read the marks of the ranks before this rank ends
+GRACE = 20.0  # seconds after which faulthandler reports a hang if the Python thread hasn't
+LEAST_SECONDS, STEPS = 120.0, 20  # a hang takes at least 120 s, and as long as 20 steps
 _COMPILING = "watchdog/compiling"
 
 
@@ -38,10 +38,10 @@ class _Rank:
 
     def __init__(self) -> None:
         self.signs = heartbeat.Signs()
-        self.last = time.monotonic()  # of its progress
+        self.last = time.monotonic()  # its last progress
         self.last_step = self.last
-        self.steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest; of the first after a start, none
-        self.phases = {"starting"}  # that it is in: "starting", "compiling", "slow phase", "unwatched"
+        self.steps: deque[float] = deque(maxlen=5 * STEPS)  # seconds of the latest steps, without first steps
+        self.phases = {"starting"}  # its phases: "starting", "compiling", "slow phase", "unwatched"
         self.store: Store | None = None  # where the ranks count how many of them compile
 
 
@@ -54,7 +54,7 @@ def alive() -> None:
 
 
 def mark(step: int | None = None) -> None:
-    """Notes that this rank has passed another point of its work; `step`: it begins this step."""
+    """Notes that this rank has passed another point of its work. `step`: the step that begins here."""
     if step is not None:
         _rank.signs.step = step
     _rank.signs.marks += 1
@@ -62,13 +62,13 @@ def mark(step: int | None = None) -> None:
 
 
 def starting() -> None:
-    """From here to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
+    """From now to the end of the next step, the limit is `start_seconds`. For starts, and before loading."""
     _set("compiling", False)
     _set("starting", True)
 
 
 def step_done() -> None:
-    """Notes that a step has ended, and with it the start."""
+    """Notes that a step has ended. The first one ends the start."""
     alive()
     if "starting" in _rank.phases:
         _rank.phases -= {"starting", "compiling"}
@@ -79,13 +79,13 @@ def step_done() -> None:
 
 
 def share(store: Store) -> None:
-    """From now on, the other ranks know while this one compiles, and this one while they do."""
+    """From now on, ranks tell each other through `store` while they compile."""
     _rank.store = store
 
 
 def compiling(begins: bool) -> None:
-    """Notes that a compilation begins or ends. During one, the limit is `start_seconds`, on all ranks: in a collective
-    the others wait for this one."""
+    """Notes that a compilation begins or ends. Meanwhile the limit is `start_seconds` on all ranks, since the others
+    wait for this rank in collectives."""
     if _rank.store is not None:
         _rank.store.add(_COMPILING, 1 if begins else -1)
     _set("compiling", begins)
@@ -94,7 +94,7 @@ def compiling(begins: bool) -> None:
 def _another_compiles() -> bool:
     try:
         return _rank.store is not None and _rank.store.add(_COMPILING, 0) > 0
-    except Exception:  # the store's rank is gone: whatever PyTorch raises then
+    except Exception:  # whatever PyTorch raises if the store's rank is gone
         return False
 
 
@@ -104,13 +104,13 @@ def slow_phase() -> contextlib.AbstractContextManager[None]:
 
 
 def unwatched() -> contextlib.AbstractContextManager[None]:
-    """Within the block, nothing counts as a hang: for waits that have a limit of their own."""
+    """Within the block, nothing counts as a hang. For waits that have a limit of their own."""
     return _within("unwatched")
 
 
 @contextlib.contextmanager
 def _within(phase: str) -> Iterator[None]:
-    """Within the block, the rank is in `phase`, whose time isn't that of a step."""
+    """Within the block, the rank is in `phase`, whose time doesn't count as the time of a step."""
     before = phase in _rank.phases
     _set(phase, True)
     try:
@@ -121,26 +121,25 @@ def _within(phase: str) -> Iterator[None]:
 
 
 def _set(phase: str, begins: bool) -> None:
-    """Notes that a phase begins or ends, which is progress too."""
+    """Notes that a phase begins or ends. This is progress, too."""
     alive()
     (_rank.phases.add if begins else _rank.phases.discard)(phase)
 
 
 @contextlib.contextmanager
 def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float = 0.0) -> Iterator[None]:
-    """Within the block, beats for the supervisor of `rank`, if it has one, and ends the process with exit code 1 when
-    it makes no progress within the limit.
+    """Within the block, writes heartbeats for the supervisor of `rank`, if there is one, and ends the process with exit
+    code 1 if it makes no progress within the limit.
 
-    The limit is `start_seconds` at first and while the process compiles or loads, else `hang_seconds`. Where that is
-    None, it is as long as 20 steps, by the median of the latest, and at least 120 s; `start_seconds` until 20 steps are
-    known, and while the process saves or evaluates. While another rank compiles, the limit is `start_seconds`, too.
-    `store_seconds`, for which the store of a remote corpus is waited for, are added to the limit.
+    The limit is `start_seconds` at the start, and while this process compiles or loads, or another rank compiles.
+    Otherwise it is `hang_seconds`. If `hang_seconds` is None, the limit is 20 times the median of the latest steps, and
+    at least 120 s; it is `start_seconds` until 20 steps are known, and while the process saves or evaluates.
+    `store_seconds`, the longest wait for the store of a remote corpus, are added to the limit.
     """
-    faulthandler.enable()  # so that a crash in native code prints its stacks too
+    faulthandler.enable()  # a crash in native code then prints its stacks, too
     _rank.signs = heartbeat.shown(rank)
     starting()
     done = threading.Event()
-
     look = partial(_look, rank, hang_seconds, start_seconds, store_seconds)
 
     def watch(seconds: float) -> None:
@@ -159,12 +158,12 @@ def watching(rank: int, hang_seconds: float | None, start_seconds: float, store_
 
 
 def hang_limit(seconds: Sequence[float]) -> float | None:
-    """The limit that follows from the `seconds` of the latest steps; None until there are enough of them."""
+    """The limit by the `seconds` of the latest steps; None if there are too few of them."""
     return max(LEAST_SECONDS, STEPS * statistics.median(seconds)) if len(seconds) >= STEPS else None
 
 
 def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float]:
-    """The limit in seconds, and the setting that it comes from."""
+    """The setting that has the limit, and the limit in seconds."""
     if _rank.phases.isdisjoint(("starting", "compiling")):
         if hang_seconds is not None:
             return "faults.hang_timeout_seconds", hang_seconds
@@ -174,8 +173,8 @@ def _limit(hang_seconds: float | None, start_seconds: float) -> tuple[str, float
 
 
 def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_seconds: float) -> float:
-    """Beats, and ends the process if it hangs. Returns the seconds to the next look: ranks hang in the order in which
-    their progress ended, which the supervisor goes by."""
+    """Writes a heartbeat, and ends the process if it hangs. Returns the seconds to the next call, which is no later
+    than the limit: the supervisor blames the rank that hangs first."""
     _rank.signs.beat = now = time.monotonic()
     if "unwatched" in _rank.phases:
         faulthandler.cancel_dump_traceback_later()
@@ -186,7 +185,7 @@ def _look(rank: int, hang_seconds: float | None, start_seconds: float, store_sec
         setting, limit = "faults.start_timeout_seconds", start_seconds
     left = _rank.last + limit - now
     if left > 0:
-        # native code that hangs while it holds the GIL stops this thread too; faulthandler's thread needs no GIL
+        # native code that hangs with the GIL stops this thread, too; faulthandler's thread needs no GIL
         faulthandler.dump_traceback_later(left + GRACE, exit=True)
         return min(left, SECONDS_BETWEEN_LOOKS)
     message = f"rank {rank}: no progress for {limit:g} s ({setting}); all stacks follow\n"

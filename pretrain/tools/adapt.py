@@ -1,7 +1,4 @@
-"""Adaptation: a decoder-only model becomes an encoder-decoder (Zhang et al. 2025, "Encoder-Decoder Gemma").
-
-The command `pretrain adapt` reads decoders, writes an encoder-decoder, and says what came from where.
-"""
+"""`pretrain adapt`: turns decoder-only models into an encoder-decoder (Zhang et al. 2025, "Encoder-Decoder Gemma")."""
 
 import re
 from collections import Counter
@@ -36,7 +33,7 @@ _GEMMA = {
     "scale_embedding": (True,),
     "tie_embeddings": (True,),
 }
-# Settings of a decoder, each with the values that an encoder-decoder of this style can have; it can have all of others.
+# settings of a decoder with the values that an encoder-decoder of this style can have; it can have any value of others
 _CAN_BE: dict[str, Mapping[str, tuple]] = {
     "t5gemma": {**_GEMMA, "qk_norm": (False,)},
     "t5gemma2": {**_GEMMA, "qk_norm": (True,), "attention_softcap": (None,), "output_softcap": (None,)},
@@ -47,7 +44,7 @@ _CAN_BE: dict[str, Mapping[str, tuple]] = {
     },
 }
 _STACK_KEYS = frozenset(StackConfig.model_fields)
-# Settings in which two decoders may differ: those of the adapted model are the decoder's, or don't matter.
+# settings in which two decoders may differ: the adapted model takes the decoder's, or they don't matter
 _MAY_DIFFER = {*_STACK_KEYS, *ModelConfig.model_fields, "init_std", "tie_embeddings", "output_softcap"}
 
 State = Mapping[str, Tensor]
@@ -67,9 +64,12 @@ class Origin(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """The weights of the encoder-decoder by name, and where each comes from; None: it is new.
+    """The weights of an encoder-decoder.
 
-    `new`: the elements of weights that come from a decoder but have more rows here.
+    Attributes:
+        state: the weights by name.
+        origins: the origin of each weight; None: the weight is new.
+        new: the number of new elements of weights that come from a decoder and have more rows here.
     """
 
     state: dict[str, Tensor]
@@ -77,13 +77,11 @@ class Adapted(NamedTuple):
     new: dict[str, int]
 
 
-def adapt(
-    decoder: Path, out: Path, style: str, encoder: Path | None = None, sentinels: int | None = None, seed: int = 0
-) -> list[str]:
-    """Writes the checkpoint `out` of step 0; returns the lines that say what was copied, and what is new.
+def adapt(decoder: Path, out: Path, style: str, encoder: Path | None, sentinels: int | None, seed: int) -> list[str]:
+    """Writes the checkpoint `out` of step 0. Returns lines that say which weights were copied, and which are new.
 
-    `decoder` and `encoder` are directories that transformers saved, our checkpoints or runs. `sentinels`: how many
-    the tokenizer gets, for objectives that need them; None: as many as it has. `seed` draws new weights.
+    `decoder` and `encoder`: directories that transformers saved, checkpoints or runs. `sentinels`: the tokenizer's
+    number of sentinels, for objectives that need them; None: unchanged. `seed`: for new weights.
     """
     if style not in STYLES:
         raise UserError(f"--style: expected {', '.join(STYLES)}, got {style!r}")
@@ -134,8 +132,8 @@ def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:
 
 
 def table(result: Adapted, paths: dict[str, Path]) -> list[str]:
-    """One line for each group of parameters with one origin, then the sums. `paths`: the decoders, by the stacks that
-    they became."""
+    """A line for each group of parameters with one origin, then the sums. `paths`: the decoder that each stack comes
+    from."""
     sizes: Counter[tuple[str, str]] = Counter()
     for name, found in result.origins.items():
         size = result.state[name].numel()
@@ -155,16 +153,13 @@ def _group(name: str) -> str:
     return ".".join(re.sub(r"layers\.\d+\.", "", name).split(".")[:-1][:2])
 
 
-# --- the config ---
-
-
 def target(
     style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyConfig | None = None, bos_id: int | None = None
 ) -> ModelConfig:
-    """The config of the family `style` whose decoder has the layers of `decoder`, and whose encoder has those of
-    `encoder`, by default of `decoder` too. `bos_id` is what its decoder starts from.
+    """The config of the family `style`. Its decoder has the layers of `decoder`; its encoder has the layers of
+    `encoder`, by default of `decoder`, too. `bos_id`: the first input of its decoder.
 
-    Raises UserError that names the settings which that family can't have, and those in which the two may not differ.
+    Raises UserError that names the settings which the family can't have, or in which the two decoders may not differ.
     """
     for config in (decoder, encoder or decoder):
         if lacking := lacks(_CAN_BE[style], config):
@@ -199,12 +194,9 @@ def _check_alike(style: str, decoder: DecoderOnlyConfig, encoder: DecoderOnlyCon
         raise UserError(f"--encoder: both stacks of a {style} share these settings: {'; '.join(unlike)}")
 
 
-# --- the weights ---
-
-
 def origin(name: str, crosses: bool) -> Origin | None:
-    """Where the weight `name` of an encoder-decoder comes from. `crosses`: cross-attention comes from the decoder's own
-    self-attention; otherwise it is new.
+    """The origin of the weight `name` of an encoder-decoder; None: it is new. `crosses`: cross-attention comes from the
+    decoder's self-attention; otherwise it is new.
 
     decoder.layers.3.cross_attention.q.weight → decoder.layers.3.attention.q.weight, of the decoder
     encoder.final_norm.weight → decoder.final_norm.weight, of the encoder
@@ -221,7 +213,7 @@ def origin(name: str, crosses: bool) -> Origin | None:
 
 
 def adapted(config: ModelConfig, encoder: State, decoder: State, seed: int = 0) -> Adapted:
-    """The weights of the encoder-decoder `config`, from the `state_dict()` of one decoder or two.
+    """The weights of the encoder-decoder `config`, from the `state_dict()` of two decoders, which may be the same.
 
     Cross-attention is new if the stacks' widths differ. Matrices of tokens may get further rows. New weights and rows
     are drawn as at the start of a run with this seed.

@@ -1,4 +1,4 @@
-"""`pretrain evaluate` and `pretrain attention`: hooks and tasks on a checkpoint."""
+"""`pretrain evaluate` and `pretrain attention`: run hooks and tasks on a checkpoint."""
 
 import contextlib
 import json
@@ -65,10 +65,10 @@ class Standalone:
 
 
 def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks `given`, or else those of `suite`; with the settings of the run where it has them.
+    """The hooks `given`, or else those of `suite`. A hook without settings has the settings of the run, if any.
 
-    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for a
-    name that no hook has, or a wrong setting.
+    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for
+    an unknown name or a wrong setting.
     """
     hooks: list[HookSettings] = []
     for one in given or SUITES[suite]:
@@ -88,7 +88,7 @@ def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[Hook
 
 @dataclass(frozen=True)
 class Session:
-    """A checkpoint on this rank, and the config of its run, if that is there."""
+    """A checkpoint on this rank, and the config of its run, if the checkpoint has it."""
 
     trained: TrainedModel
     config: RunConfig | None
@@ -111,7 +111,7 @@ class Session:
 
 @contextlib.contextmanager
 def opened_checkpoint(checkpoint: Path, batch_size: int) -> Iterator[Session]:
-    """`checkpoint` on the ranks that a launcher started; a process by itself needs no process group."""
+    """Opens `checkpoint` on the ranks that a launcher started, or in this process without a process group."""
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     alone = contextlib.nullcontext((0, 1))
     with process_group(None, _HANG_SECONDS) if is_launched() else alone as (rank, ranks):
@@ -128,11 +128,10 @@ def evaluate(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Runs hooks on a checkpoint and prints what they find.
+    """Runs hooks on a checkpoint, on all ranks that a launcher started, and prints their findings.
 
-    On several ranks if a launcher started them. `corpora` replace the held-out corpora of the checkpoint's run. Tables
-    and images go below `out`. Raises UserError if there is no corpus, or one with another tokenizer, and FailedError at
-    the end if a hook failed.
+    `corpora` replace the validation corpora of the checkpoint's run. Tables and images go below `out`. Raises UserError
+    if there is no corpus, or a corpus with another tokenizer, and FailedError at the end if a hook failed.
     """
     metrics: dict[str, float] = {}
     failed = False
@@ -154,7 +153,7 @@ def evaluate(
         if session.rank == 0 and as_json:
             print(json.dumps(metrics, indent=1))
     if failed:
-        raise FailedError("not every hook gave a result")
+        raise FailedError("some hooks failed; their lines above say why")
 
 
 def _show(findings: Findings, stream: TextIO) -> None:
@@ -175,10 +174,11 @@ def evaluate_on_tasks(
     out: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Runs tasks of the lm-evaluation-harness on a checkpoint and prints its table.
+    """Runs tasks of the lm-evaluation-harness on a checkpoint, on all ranks that a launcher started, and prints its
+    table.
 
-    On several ranks if a launcher started them. `form`: the form of an encoder-decoder's prompts, a key of FORMS; None:
-    that of its training. All results go to `out`/lm_eval.json. Raises UserError for a model that can't be prompted so.
+    `form`: the form of an encoder-decoder's prompts, a key of FORMS; None: as in training. All results go to
+    `out`/lm_eval.json. Raises UserError for a model that can't be prompted in this form.
     """
     with opened_checkpoint(checkpoint, batch_size) as session:
         prompt_format, evaluation = session.prompt_format(form), session.evaluation(session.trained)
@@ -195,7 +195,7 @@ def evaluate_on_tasks(
 
 
 def training_corpora(config: RunConfig | None) -> list[Corpus]:
-    """Those of a run that are there."""
+    """The training corpora of a run that can be opened."""
     found = []
     for entry in config.data.train if config else []:
         with contextlib.suppress(UserError):
@@ -204,14 +204,14 @@ def training_corpora(config: RunConfig | None) -> list[Corpus]:
 
 
 def _trained_on(config: RunConfig | None) -> str | None:
-    """The name of the objective that a run trains with; None if it isn't known."""
+    """The name of the objective that a run trains with; None: unknown."""
     if config and config.data.objective:
         return config.data.objective.name
     return next((corpus.objective.name for corpus in training_corpora(config)), None)
 
 
 def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
-    """The held-out corpora by name."""
+    """The validation corpora by name: `given`, or those of the run."""
     opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
     if config and not given:
         for entry in config.data.validation:
@@ -232,13 +232,12 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
 
 
 def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:
-    """Draws the attention of `trained` on a text and its target below `out`; returns the images.
+    """Draws the attention of `trained` on a text and its target. Returns the images, which are below `out`.
 
-    `target`: by default what the model answers. A causal model reads the text alone.
+    `target`: None: the model's answer. A causal model reads only the text.
     """
     family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
-    device = next(trained.model.parameters()).device
-    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=device)
+    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=trained.device)
     labels = inputs
     if family.generates == "answers":
         answer = tokenizer.encode_with_sentinels(target) if target is not None else None

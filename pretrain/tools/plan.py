@@ -1,4 +1,5 @@
-"""The needs of a run on GPUs of one kind: the largest micro-batch that fits, the time at a stated MFU, and the cost."""
+"""`pretrain plan`: estimates the largest micro-batch that fits, the time at a given MFU, and the cost of a run on GPUs
+of one kind."""
 
 import math
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from pretrain.device_speed import CPU, Gpu
 from pretrain.engine.construction import adds_locally
 from pretrain.engine.memory import SAFE
 from pretrain.models.flops import Sizes, flops_by_part
+from pretrain.models.functional.attention_backends import Backend
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
 from pretrain.training.throughput import rows_per_step
 from pretrain.training.validate import with_tokenizer_ids
@@ -35,11 +37,11 @@ _MUCH = 0.25  # of a step
 
 
 def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | None]:
-    """`config` with the vocabulary of its model, one of its rows at full length, and the corpus file they are from, if
-    they are from one.
+    """`config` with the vocabulary of its model, a row of the run at full length, and the corpus file that these are
+    from, if any.
 
-    Lengths come from the run file's objective, else from its first corpus if that is a local directory, else from the
-    corpus file that builds it. Raises UserError for what none of them says.
+    Lengths come from the run file's objective, else from its first corpus if it is a local directory, else from the
+    corpus file that builds this corpus. Raises UserError for facts that none of them has.
     """
     directory, model, objective = Path(config.data.train[0].corpus), config.model, config.data.objective
     corpus_file, problems = None, list[str]()
@@ -67,9 +69,16 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
 
 @dataclass(frozen=True)
 class Option:
-    """A ZeRO stage, with layers recomputed in the backward pass or not. `rows` is the largest micro-batch that fits; 0:
-    not even one row does. `one_row` and `peak` are bytes, of a row's activations and of all; `seconds` are those of a
-    step, `communication` those of them in which links move gradients and weights and nothing is computed."""
+    """A ZeRO stage, with or without layers recomputed in the backward pass.
+
+    Attributes:
+        one_row: bytes of a row's activations.
+        rows: the largest micro-batch that fits; 0: not even one row fits.
+        peak: bytes at the peak of a step.
+        seconds: of a step.
+        communication: the seconds of a step in which gradients and weights are exchanged and nothing is computed.
+        hours: of the run.
+    """
 
     stage: int
     recomputed: bool
@@ -84,11 +93,13 @@ class Option:
 
 @dataclass
 class Plan:
-    """What fits on GPUs of one kind, how long a run takes there, and what it costs.
+    """A run on GPUs of one kind: what fits, how long it takes, and what it costs.
 
-    - `rows`: one row of the run. `price`: dollars for a GPU and an hour.
-    - `mfu`: the share of its peak that a GPU reaches.
-    - `corpus_file`: the one that row or vocabulary are from, if the corpus isn't built.
+    Attributes:
+        rows: a row of the run.
+        mfu: the share of its peak FLOP/s that a GPU reaches.
+        price: dollars per GPU-hour.
+        corpus_file: the corpus file that row or vocabulary are from, if the corpus isn't built.
 
     Raises UserError if the GPUs can't share the run's batches.
     """
@@ -121,23 +132,21 @@ class Plan:
 
     @cached_property
     def options(self) -> list[Option]:
-        """Every stage with and without recomputing; each offloads what the run file offloads."""
+        """Every stage with and without recomputing. Each offloads as the run file says."""
         set_activity("fitting micro-batches into memory")
         return [self._option(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
 
     @property
     def own(self) -> Option:
-        """The setting of the run file."""
+        """The option of the run file."""
         own = self.config.zero_stage, self.config.compute.activation_checkpointing
         return next(one for one in self.options if (one.stage, one.recomputed) == own)
 
     def activations(self, rows: int, recomputed: bool) -> int:
-        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.packing_ratio` are in one."""
-        row, pack, attention = (
-            self.rows,
-            min(rows, self.config.data.packing_ratio),
-            "eager" if self.on_cpu else "triton",
-        )
+        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.packing_ratio` are packed into
+        one."""
+        row, pack = self.rows, min(rows, self.config.data.packing_ratio)
+        attention: Backend = "eager" if self.on_cpu else "triton"
         batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted, pack)
         return activations(self.config.model, batch, self.config.precision, recomputed, attention)[0]
 
@@ -168,11 +177,10 @@ class Plan:
         )
 
     def communication(self, stage: int, passes: int) -> float:
-        """Seconds in which links are busy in a step that reduces gradients `passes` times, if nothing is computed
-        meanwhile.
+        """Seconds of communication in a step that reduces gradients `passes` times, if nothing is computed meanwhile.
 
-        Gradients in fp32 are reduced and scattered, and weights gathered: once a step, at stage 3 in each forward and
-        backward pass. In a ring each GPU sends (n − 1) / n of that through its link; a node's share of it goes out
+        Gradients are reduced and scattered in fp32. Weights are gathered once a step, at stage 3 in each forward and
+        backward pass. In a ring, each GPU sends (n − 1) / n of these bytes through its link; a node's share goes out
         through the network of all its GPUs at once.
         """
         if self.on_cpu or self.gpus == 1:
@@ -187,24 +195,24 @@ class Plan:
 
     @property
     def copied(self) -> int:
-        """Bytes of each node's memory that the copy takes from which a checkpoint is written."""
+        """Bytes of each node's memory for the copy from which a checkpoint is written."""
         return self.parameters.state // self.nodes
 
     @property
     def kept_in_memory(self) -> int:
-        """Bytes of each node's memory for checkpoints there: its ranks' state twice and, if there are more, the next
-        node's."""
+        """Bytes of each node's memory for checkpoints in memory: the state of its ranks twice and, on several nodes,
+        that of another node's ranks."""
         kept = self.config.checkpoint.memory_every_steps
         return 2 * self.parameters.state // self.nodes * (2 if self.nodes > 1 else 1) if kept else 0
 
 
 def text(plan: Plan) -> str:
-    """How long the run takes, what that is from, and what fits."""
+    """The plan as text: how long the run takes, the assumptions, and what fits."""
     return "\n".join(part if "\n" in part else _WRAPPED.fill(part) for part in _parts(plan))
 
 
 def _parts(plan: Plan) -> Iterator[str]:
-    """Sentences, and a table of several lines."""
+    """The sentences of the plan, and its table, which has several lines."""
     config, row, own = plan.config, plan.rows, plan.own
     name, where = config.run.name, "this CPU" if plan.on_cpu else f"{plan.gpus} × {plan.gpu_name}"
     if own.rows:
@@ -268,9 +276,9 @@ def _parts(plan: Plan) -> Iterator[str]:
 
 
 def _corpora_on_disk(config: RunConfig, corpus_file: str | None) -> str:
-    """What the run's corpora take, as far as they are built; those at URLs are read from there."""
-    training, held_out = config.data.train, config.data.validation
-    names = dict.fromkeys([*(entry.corpus for entry in training), *(entry.corpus for entry in held_out)])
+    """The disk space of the run's local corpora, and the corpora that aren't built."""
+    data = config.data
+    names = dict.fromkeys([*(entry.corpus for entry in data.train), *(entry.corpus for entry in data.validation)])
     local = [name for name in names if "://" not in name]
     built = [name for name in local if (Path(name) / MANIFEST).exists()]
     size = sum(shard.bytes for name in built for shard in read_manifest(Path(name)).shards)

@@ -1,12 +1,12 @@
-"""The memory of a run on a GPU: of a forward and backward pass, and of the tensors that DeepSpeed ZeRO keeps on a rank.
+"""Estimates the memory of a run on a GPU: of a forward and backward pass, and of the tensors that DeepSpeed ZeRO keeps
+on a rank.
 
-A pass is one of the run's own model on the meta device. Its code runs on tensors without memory that report a GPU as
-their device. So the layers themselves decide which kernels run and what autograd saves for them; no formula repeats
-that.
+For the pass, the run's own model runs on the meta device, on tensors without memory that report a GPU as their device.
+So the layers themselves decide which kernels run and what autograd saves; no formula repeats that.
 
-ZeRO keeps weights, in the model's precision and in fp32, moments and gradients. This was read in DeepSpeed 0.19.8's
-source (`zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated and reduced in fp32, as this project sets
-it, and is checked in the tests against what DeepSpeed allocates.
+ZeRO keeps weights in the model's precision and in fp32, moments and gradients. The formulas follow DeepSpeed 0.19.8's
+source (`zero/stage_1_and_2.py`, `zero/stage3.py`), with gradients accumulated and reduced in fp32, as in this project.
+Tests compare them with DeepSpeed's allocations.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from pretrain.models.model import Model
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 FP32 = 4  # bytes
-_MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # of each element, in fp32
-_COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # of a rank's gradient, in a step
+_MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # fp32 moments of each element
+_COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # copies of a rank's gradient in a step
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the storages that are created on `device` within its block until they are freed.
+    """Counts the bytes of storages that are created on `device` within the block, until they are freed.
 
-    `allocated` are the bytes that exist now, `peak` the most that existed at once. `known` tensors, what kernels
-    allocate inside, and what an allocator wastes don't count.
+    `allocated`: bytes that exist now. `peak`: the most bytes that existed at once. `known` tensors, memory inside
+    kernels, and waste of an allocator don't count.
     """
 
     def __init__(self, device: str, known: Iterable[Tensor] = ()):
@@ -77,8 +77,8 @@ class LiveMemory(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of `inputs` and `targets` tokens, of which `predicted` count, and of so many `examples` each. They
-    have an attention mask, like the rows that `batch.micro_batch_size: auto` measures."""
+    """`count` rows with an attention mask, like the rows that `batch.micro_batch_size: auto` measures. Each row has so
+    many `inputs`, `targets`, `predicted` targets (which count in the loss) and `examples`."""
 
     count: int
     inputs: int
@@ -91,11 +91,10 @@ class Rows:
 def activations(
     config: ModelConfig, rows: Rows, precision: str, recomputed_layers: bool, attention: Backend
 ) -> tuple[int, int]:
-    """The memory of a pass over `rows` in training: on a GPU if `attention` is `triton`, this project's kernels there;
-    else on a CPU.
+    """The memory of a pass over `rows` in training: on a GPU if `attention` is `triton`, else on a CPU.
 
-    Returns the bytes at the peak of the forward and backward pass, and those that the forward pass keeps for the
-    backward pass. The weights don't count, and a parameter's gradient only until it is complete.
+    Returns the bytes at the peak of the forward and backward pass, and the bytes that the forward pass keeps for the
+    backward pass. Weights don't count. A parameter's gradient counts until it is complete.
     """
     model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     forms = DeviceForms(on_gpu=attention == "triton")
@@ -127,11 +126,11 @@ def activations(
 
 
 class DeviceForms(TorchFunctionMode):
-    """Replaces what the meta device can't do, or does otherwise than a GPU or a CPU.
+    """Replaces operations that the meta device lacks, or computes in another way than a GPU or a CPU.
 
-    Tensors say that they are on a GPU, if `on_gpu`, since layers choose their forms by that. PyTorch's attention is a
-    fused kernel, which keeps no attention weights; on a CPU only if nothing is dropped and no bias learned. Those of
-    CUDA keep what the CPU's does.
+    If `on_gpu`, tensors say that they are on a GPU, since layers choose their code by this. PyTorch's attention is a
+    fused kernel, which keeps no attention weights; on a CPU only without dropout and learned bias. The kernels of CUDA
+    keep the same tensors as the CPU's.
     """
 
     def __init__(self, on_gpu: bool):
@@ -152,10 +151,13 @@ class DeviceForms(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The sizes of a model's parameters.
+    """The sizes of a model's parameters and of its optimizer's state.
 
-    `moments` are the bytes of optimizer state that ZeRO shards, `whole_moments` those that each rank holds whole.
-    `copies`: of a rank's gradient, during the optimizer's step.
+    Attributes:
+        sizes: the number of elements of each parameter.
+        moments: bytes of optimizer state that ZeRO shards.
+        whole_moments: bytes of optimizer state that each rank holds whole.
+        copies: copies of a rank's gradient during the optimizer's step.
     """
 
     sizes: list[int]
@@ -192,14 +194,18 @@ class Parameters:
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one rank. On the GPU: all but `host`.
+    """Bytes of a rank, on the GPU except for `host`.
 
-    - `weights`: as the model computes with them. `master_weights`: copies in fp32. `moments`: the optimizer's state.
-    - `gradients`: at the end of a micro-batch that is not a step's first.
-    - `buffers`: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
-    - `reduction`: copies of a bucket while it is reduced; or a micro-batch's gradients, where each rank adds them up
-      itself. `reduced_after`: the share of the backward pass, measured in parameters, after which these first exist.
-    - `step`: temporaries of the optimizer's step, when no activations exist.
+    Attributes:
+        weights: in the model's precision.
+        master_weights: copies in fp32.
+        moments: the optimizer's state.
+        gradients: at the end of a micro-batch that is not a step's first.
+        step: temporary tensors of the optimizer's step, when no activations exist.
+        buffers: the bucket in which gradients wait for their reduction and, at stage 3, gathered weights.
+        reduction: copies of a bucket while it is reduced; or a micro-batch's gradients, if each rank adds them up.
+        reduced_after: the share of the backward pass, in parameters, after which `reduction` first exists.
+        host: in the host's memory.
     """
 
     weights: int
@@ -214,20 +220,19 @@ class States:
 
     @property
     def lasting(self) -> int:
-        """The bytes that a GPU holds at every moment of a step."""
+        """The bytes that a GPU holds throughout a step."""
         return self.weights + self.master_weights + self.moments + self.gradients
 
     def peak(self, activations: int) -> int:
-        """The most that a GPU holds during a step: with all activations, or with those that are left when the first
-        bucket is reduced, or in the optimizer's step."""
+        """The most bytes that a GPU holds in a step: with all activations; or when the first bucket is reduced, with
+        the activations left; or in the optimizer's step."""
         left = int((1 - self.reduced_after) * activations)
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
 def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero: ZeroSection, local: bool) -> States:
-    """The tensors that a rank keeps at `stage`. `zero`: the run file's `deepspeed.zero_optimization`, for the sizes of
-    buckets and what is offloaded; weights only are at stage 3, which shards them. `local`: each rank adds up gradients
-    itself."""
+    """The tensors that a rank keeps at `stage`. `zero`: the run file's `deepspeed.zero_optimization`, which has sizes
+    of buckets and what is offloaded (weights only at stage 3). `local`: each rank adds up gradients itself."""
     given = {key: value for key, value in zero.model_dump().items() if value is not None}
     keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
     offloaded = {*zero.offloaded_to("cpu"), *zero.offloaded_to("nvme")}
@@ -243,7 +248,7 @@ def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero:
         buffers = FP32 * bucket + width * (live - persistent + coming + largest)
         reduction = FP32 * filled
     elif local:
-        # the gradients of a micro-batch are there at its end, in the place of the activations
+        # the gradients of a micro-batch exist at its end, when its activations are freed
         gradients, buffers, reduction, filled = FP32 * count, 0, width * count, count
     else:
         if keys["overlap_comm"] and not offloaded:

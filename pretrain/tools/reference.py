@@ -1,4 +1,4 @@
-"""The page docs/reference/settings.md: every key of corpus and run files, from their classes."""
+"""Prints the page docs/reference/settings.md: every key of corpus and run files, from their classes."""
 
 import itertools
 import re
@@ -37,7 +37,7 @@ for the directory of the sample texts.
 
 
 class Row(NamedTuple):
-    """A key and what a table says of it, in Markdown."""
+    """A row of a table, in Markdown."""
 
     key: str
     values: str
@@ -74,9 +74,9 @@ def page() -> str:
 
 
 def describe_key(key: str) -> str:
-    """The part of the page about `key` and the keys below it, for a terminal; indices of lists may be left out.
+    """The part of the page about `key` and the keys below it, for a terminal. Indices of lists may be left out.
 
-    Raises UserError for a key that no file has, with the nearest ones.
+    Raises UserError for an unknown key, with the nearest keys.
     """
     asked, headings, found, known = _plain(key), list[str](), [], []
     for part in _parts():
@@ -169,7 +169,7 @@ def file_parts(title: str, schema: type[Section]) -> Iterator[Part]:
 
 
 def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> Iterator[Part]:
-    """A section of which there are several kinds: the keys that all of them have, then each kind's own."""
+    """The parts of a section of several kinds: the keys that all kinds have, then each kind's own keys."""
     kinds = {kind: section for section in _classes(annotation) for _, kind in _tags(section)}
     ((tag, _),) = _tags(next(iter(kinds.values())))
     tables = {name: _rows(section, f"{key}.", frozenset()) for name, section in kinds.items()}
@@ -183,7 +183,7 @@ def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> It
 
 
 def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[Row]:
-    """The keys of `section` and of sections inside it, but for those in `linked`, which have a table elsewhere."""
+    """The keys of `section` and of the sections inside it, except those in `linked`, which have a table elsewhere."""
     schema, found = section.model_json_schema(), []
     for key, field in section.model_fields.items():
         classes = _classes(field.annotation)
@@ -202,7 +202,7 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
 
 
 def _annotation_of_one(field: FieldInfo) -> Any:
-    """The type of a section of which there are several kinds, or of an item of a list of them."""
+    """The type of a section of several kinds, or of an item of a list of such sections."""
     if _item(field):
         return get_args(field.annotation)[0]
     discriminated = Field(discriminator=field.discriminator)
@@ -215,7 +215,7 @@ def _item(field: FieldInfo) -> str:
 
 
 def _default(section: type[Section], key: str) -> str:
-    """The value if the key is left out. Other keys that are left out may decide it, as `profile` does in cleaning."""
+    """The value of a key that is left out. Other keys may decide it, as `profile` does in cleaning."""
     field = section.model_fields[key]
     if field.is_required():
         return "**required**"
@@ -227,7 +227,7 @@ def _default(section: type[Section], key: str) -> str:
 
 @cache
 def _with_defaults(section: type[Section]) -> Section | None:
-    """`section` without any key; None if it has required ones."""
+    """`section` without any key; None if it has required keys."""
     try:
         return section()
     except ValidationError:
@@ -235,7 +235,7 @@ def _with_defaults(section: type[Section]) -> Section | None:
 
 
 def _written(value: Any) -> str:
-    """A value as YAML has it; "…" for a long one, which its meaning describes."""
+    """A value as YAML; "…" for a long value, which the key's meaning describes."""
     if value == "":
         return '`""`'
     if isinstance(value, int) and value >= 10_000:
@@ -246,7 +246,7 @@ def _written(value: Any) -> str:
 
 
 def _default_kind(annotation: Any) -> str:
-    """The kind of a section that doesn't name one."""
+    """The kind of a section that names no kind."""
     try:
         chosen = TypeAdapter(annotation).validate_python({})
     except ValidationError as error:
@@ -256,7 +256,7 @@ def _default_kind(annotation: Any) -> str:
 
 
 def _tags(section: type[Section]) -> list[tuple[str, str]]:
-    """(key, kind) of a section of which there are several kinds; nothing for another."""
+    """(key, kind) of a section of several kinds; nothing for other sections."""
     return [(key, get_args(field.annotation)[0]) for key, field in section.model_fields.items() if _is_tag(field)]
 
 
@@ -290,7 +290,7 @@ def _origin(section: type[Section]) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    """A table whose columns are aligned in a terminal too, but for the last."""
+    """A table whose columns, except the last, are aligned in a terminal, too."""
     lines = [["key", "values", "default", "meaning"], *([f"`{row.key}`", *row[1:]] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
     texts = [[*map(str.ljust, line[:3], widths), line[3]] for line in lines]

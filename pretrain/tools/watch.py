@@ -1,6 +1,7 @@
-"""`pretrain watch`: the curves and samples of a run in the terminal, from RUN/metrics.jsonl and the table of samples.
+"""`pretrain watch`: shows the curves and samples of a run in the terminal, from RUN/metrics.jsonl and the table of
+samples.
 
-A terminal shows them anew as the run writes them, until Ctrl-C. Anything else gets one snapshot. Curves are drawn with
+A terminal is updated as the run writes them, until Ctrl-C. Other outputs get one snapshot. Curves are drawn with
 Braille characters, each of which holds 2 × 4 dots.
 """
 
@@ -30,12 +31,12 @@ Dot = tuple[int, int]
 
 _POLL_SECONDS = 1.0
 _LOSS = "train/loss"
-_STRAGGLER = "stragglers/factor"  # above 1 while something is named as slow
+_STRAGGLER = "stragglers/factor"  # above 1 while there is a straggler
 _LOWEST, _HIGHEST = 4, 10  # lines of a curve
-_OTHERS = 16  # lines above and below the curves, about
+_OTHERS = 16  # lines above and below the curves, approximately
 _MOST_POINTS = 2000
 _NARROWEST, _BESIDE_CHARTS = 50, 42  # columns
-_BESIDE = {  # small charts: names of metrics and how their last value is written
+_BESIDE = {  # small charts: metrics with the format of their last value
     "train/learning_rate": "{:.2e}",
     "train/gradient_norm": "{:.3f}",
     "train/tokens_per_second": "{:,.0f}",
@@ -47,9 +48,9 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a charact
 
 @dataclass
 class Curves:
-    """The metrics of a run so far, read as the file grows; `last` is the last row.
+    """The metrics of a run so far, read as the file grows. `last`: the last row.
 
-    When the run goes back, after a crash or a spike, the steps that it takes again are dropped.
+    When the run resumes or rewinds, the earlier values of the steps that it repeats are dropped.
     """
 
     path: Path
@@ -82,9 +83,9 @@ class Curves:
 
 
 def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> None:
-    """Shows the run until Ctrl-C; with `once`, or where the output is no terminal, shows it once.
+    """Shows the run until Ctrl-C; with `once`, or if the output is no terminal, shows it once.
 
-    Raises UserError if `run_dir` has no metrics and is no run that could still write them.
+    Raises UserError if `run_dir` has no metrics and is no run that could still write metrics.
     """
     console = console or Console()
     curves = Curves(run_dir / FILE_NAME)
@@ -103,7 +104,7 @@ def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> 
 
 
 def _view(run_dir: Path, curves: Curves, width: int, height: int = 0) -> Group:
-    """Everything, in `width` columns. In a terminal of `height` lines, curves are lower if there are many."""
+    """The whole display, in `width` columns. In a terminal of `height` lines, many curves have fewer lines each."""
     width, losses = max(width, _NARROWEST), curves.losses()
     lines = max(_LOWEST, min(_HIGHEST, (height - _OTHERS) // len(losses) - 2)) if height and losses else _HIGHEST
     shown = [line for name in losses for line in _curve(name, curves.of(name), width, lines)]
@@ -136,7 +137,7 @@ def _head(run_dir: Path, curves: Curves) -> Iterator[Text]:
 
 
 def _curve(name: str, points: Sequence[Point], width: int, height: int) -> Iterator[Text]:
-    """A curve of `height` lines below its name and its last value; a single point has only these."""
+    """A curve of `height` lines below its name and its last value. A single point has no curve."""
     (step, value), best = points[-1], min((y for _, y in points if math.isfinite(y)), default=math.nan)
     yield Text.assemble("\n", (name, "bold"), f"  {value:.4f} at step {step:,.0f}, lowest {best:.4f}")
     if len(points) > 1:
@@ -153,7 +154,7 @@ def _small_charts(curves: Curves, width: int) -> Padding:
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """Evenly spaced ones of many points, and the last."""
+    """Evenly spaced points of many, and the last."""
     return [*points[: -1 : -(-len(points) // _MOST_POINTS)], points[-1]]
 
 

@@ -29,44 +29,44 @@ from pretrain.training.validate import ValidatedRun
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
 _CHECK = [sys.executable, "-m", "pretrain.models.functional.kernel_check"]
-_SECONDS = 120.0  # of the check. It takes a few, and some 15 where the kernels are to be compiled
+_SECONDS = 120.0  # limit of the check, which takes a few seconds, and 15 if the kernels must be compiled
 
 
 def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
-    """Takes what `compute.attention` asks for, the same on all ranks, which call this together.
+    """Sets the attention backend of `compute.attention`, the same on all ranks. All ranks call this together.
 
-    Returns why the kernels of this project aren't taken where `auto` would take them, in one line. Raises FailedError
-    with it where they are asked for.
+    If the Triton kernels fail their check, `auto` takes PyTorch's, and the problem is returned in one line; `triton`
+    raises FailedError with it.
     """
     asked = run.config.compute.attention
     if device.type != "cuda" or asked in ("sdpa", "eager"):
         use(asked if asked in ("sdpa", "eager") else None)
         return None
     dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
-    # one rank of each node checks, and compiles for all of them: each check has a context of its own on the GPU
+    # one rank of each node checks and compiles for the node, since each check takes a CUDA context of its own
     checks = any(node[0] == run.rank for node in ranks_by_node())
     problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
     if least(int(problem is None), communication_device()):
         use("triton")
         return None
     use("sdpa")
-    line = f"compute.attention: this project's kernels fail here: {problem or 'on another rank'}"
+    line = f"compute.attention: the Triton kernels fail: {problem or 'on another rank'}"
     if asked == "triton":
         raise FailedError(f"{line}; set auto or sdpa")
-    return f"{line}; PyTorch's are taken"
+    return f"{line}; using PyTorch's attention (sdpa)"
 
 
 def _rows(run: ValidatedRun) -> Iterator[Batch]:
-    """The longest rows that the run may have, and its first."""
+    """The longest rows that the run may have, and the first rows of the run."""
     plan = replace(run.plan, measured=min(_ROWS, run.plan.share))
     yield full_rows(run, plan.micro_batch)
     yield TrainingBatches(run.stream, plan.layout)[0].batch
 
 
 def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dtype, device: torch.device) -> str | None:
-    """The problem with the kernels for the model of `config` in training on `batches`, in one line, if there is one.
+    """The problem of the Triton kernels with the model of `config` in training on `batches`, in one line, if any.
 
-    Any exception is one, also of `batches`, and so is a check that doesn't end within two minutes.
+    Any exception is a problem, even one of `batches`, and so is a check that doesn't end within two minutes.
     """
     try:
         arguments = {
@@ -88,7 +88,7 @@ def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dty
 
 
 def forms(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[Form]:
-    """The forms of attention that the kernels get in a pass over the batches, each at the first of its lengths."""
+    """The different forms of attention in a pass over the batches, each with the first lengths that it occurs with."""
     model = models.outline(config).to(dtype).train()
     with using("triton"), _Recorded() as recorded:
         for batch in batches:
@@ -109,16 +109,7 @@ class _Recorded(TorchDispatchMode):
             given = OperatorArguments(*args)
             queries, keys, _ = (part for source in given.sources for part in apart(source))
             rows, heads, length, d_kv = queries.shape
-            self.forms.append(
-                Form(
-                    rows=rows,
-                    heads=heads,
-                    queries=length,
-                    keys=keys.size(2),
-                    d_kv=d_kv,
-                    biased=given.diagonals is not None,
-                    masked=len(given.labels) > 0,
-                    **given.settings._asdict(),
-                )
-            )
+            biased, masked = given.diagonals is not None, len(given.labels) > 0
+            form = Form(rows, heads, length, keys.size(2), d_kv, biased, masked, **given.settings._asdict())
+            self.forms.append(form)
         return function(*args, **(kwargs or {}))

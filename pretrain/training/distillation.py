@@ -1,15 +1,15 @@
-"""A student that learns from a teacher's distribution besides the text: Hinton et al., "Distilling the Knowledge in a
-Neural Network" (2015); T5Gemma (Zhang et al. 2025) does so in prefix LM.
+"""Distillation: a student learns from the text and from a teacher's distribution (Hinton et al., "Distilling the
+Knowledge in a Neural Network", 2015; in prefix LM as T5Gemma, Zhang et al. 2025).
 
-With z the student's logits at a target, u the teacher's at the same token of the same text, T the temperature and w the
-weight:
+z are the student's logits at a target, u the teacher's logits at the same token of the same text, T is the temperature
+and w the weight:
 
     loss = (1 − w) · cross-entropy(z) + w · T² · KL(p ‖ q),   p = softmax(u / T),   q = softmax(z / T)
 
-T² keeps the size of the second part's gradient, which falls as 1 / T² (section 2 there). p is over the teacher's whole
-vocabulary. With `top_k`, its k likeliest ids keep their probabilities, divided by their sum, and all others have none.
-q is over the student's whole vocabulary. The cross-entropy has the student's label smoothing; its z-loss isn't
-weighted. The teacher is whole on each rank's device and outside of DeepSpeed.
+The gradient of the KL divergence falls as 1 / T², so the factor T² keeps its size (section 2 of Hinton et al.). p is
+over the teacher's whole vocabulary. With `top_k`, the k likeliest ids keep their probabilities, divided by their sum,
+and all other ids have none. q is over the student's whole vocabulary. The cross-entropy has the student's label
+smoothing. The student's z-loss isn't weighted. Each rank has the whole teacher on its device, outside of DeepSpeed.
 """
 
 from collections.abc import Callable
@@ -40,12 +40,12 @@ from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.functional.arithmetic import at_least_fp32, indices_of_targets, soft_capped, token_losses
 from pretrain.models.model import Head, Losses
 
-LOGITS_PER_CHUNK = 1 << 26  # of student and teacher; a few tensors of this size in fp32 exist at once
+LOGITS_PER_CHUNK = 1 << 26  # a few fp32 tensors of this size exist at once
 _IDS = ("kind", "sha256", "special_tokens")
 
 
 def problems(settings: DistillationSection, model: ModelConfig, training: list[Corpus]) -> list[str]:
-    """Why a run of `model` can't have its teacher, one line for each reason."""
+    """Why a run of `model` can't be distilled from its teacher, one line for each reason."""
     able = [name for name, family in models.FAMILIES.items() if "prefix_lm" in family.objectives]
     found = []
     if model.family not in able:
@@ -65,12 +65,12 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
         expected = f"a model of the family {teacher.family}; expected a decoder_only model"
         return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
     rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
-    longest = max(rows, default=1) - 1  # the last token of a text predicts nothing
+    longest = max(rows, default=1) - 1  # nothing is predicted from a text's last token
     if longest > (teacher.longest_sequence or longest):
         most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
         found.append(f"wrapper.teacher: {settings.teacher}: {most}")
     ours = vars(training[0].manifest.tokenizer)
-    keys = _IDS if theirs["sentinels"] == 0 else (*_IDS, "sentinels")  # these come last, and text has none
+    keys = _IDS if theirs["sentinels"] == 0 else (*_IDS, "sentinels")  # sentinels have the last ids, and text has none
     found += [
         f"wrapper.teacher: {settings.teacher}: {line}"
         for line in differences(*({f"tokenizer.{key}": one.get(key) for key in keys} for one in (theirs, ours)))
@@ -79,15 +79,15 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
 
 
 def identity(settings: DistillationSection) -> checkpoint_index.Identity:
-    """The settings that may not change over the life of a run: all settings but the teacher's path, and the sha256 of
-    its index, which has those of its files."""
+    """The settings that may not change over the life of a run: all but the teacher's path. The teacher's content is
+    known by the sha256 of its index, which has the checksums of its files."""
     index = _checkpoint(settings) / checkpoint_index.INDEX
     return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
 
 
 def load(settings: DistillationSection, precision: str, device: torch.device) -> Callable[[nn.Module], "Distillation"]:
-    """Loads the teacher, on all ranks together; returns what wraps a student. Raises FailedError if the teacher's
-    checkpoint is damaged."""
+    """Loads the teacher on all ranks together; returns a function that wraps a student. Raises FailedError if the
+    teacher's checkpoint is damaged."""
     trained = TrainedModel.open(_checkpoint(settings), together=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
@@ -100,10 +100,11 @@ def _checkpoint(settings: DistillationSection) -> Path:
 
 
 class Distillation(nn.Module):
-    """The losses of `student` in training: an encoder-decoder, or DeepSpeed's engine around one. Evaluation calls the
+    """The losses of `student` in training: an encoder-decoder, or DeepSpeed's engine around it. Evaluation calls the
     student itself.
 
-    `vocabulary`: the ids of the teacher's tokenizer, all of which the student has. The teacher may have more rows.
+    `vocabulary`: the number of ids of the teacher's tokenizer. The student has all of them; the teacher's embedding may
+    have more rows.
     """
 
     def __init__(self, student: nn.Module, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
@@ -114,16 +115,16 @@ class Distillation(nn.Module):
         self.settings = settings
 
     def forward(self, **batch: Tensor) -> Losses:
-        """{"labels": the loss, "cross_entropy": what it would be without a teacher, "distillation_loss": T² · KL, 0
-        where the teacher has nothing to say}, each (batch, targets), of which the first alone has a gradient."""
+        """Returns, each (batch, targets): "labels", the loss, which alone has a gradient; "cross_entropy", the loss
+        without a teacher; "distillation_loss", T² · KL, 0 at targets that the teacher doesn't predict."""
         losses = self.student(**batch, loss=partial(self.losses, *self.read(batch)))["labels"]
         loss, cross_entropy, divergence = losses.unbind()
         return {"labels": loss, "cross_entropy": cross_entropy.detach(), "distillation_loss": divergence.detach()}
 
     @torch.no_grad()
     def read(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The teacher's states (batch, targets, d_teacher) at the token before each label, and (batch, targets) whether
-        the label is a token of the text: an EOS token that prefix LM has added isn't.
+        """The teacher's states (batch, targets, d_teacher) at the token before each label, and a mask (batch, targets)
+        of the labels that are tokens of the text. The EOS tokens that prefix LM has added are not.
 
         The teacher reads a row's texts one after the other: each example's input and target without their EOS tokens.
         """
@@ -131,12 +132,13 @@ class Distillation(nn.Module):
         inputs = batch.get("encoder_segment_ids", batch.get("encoder_attention_mask", torch.ones_like(ids)))
         in_text = _without_last((labels != IGNORE_INDEX) * batch.get("decoder_segment_ids", torch.ones_like(labels)))
         segments = torch.cat([_without_last(inputs), in_text], dim=1)
-        order = segments.where(segments > 0, segments.size(1) + 1).argsort(dim=1, stable=True)  # the rest comes last
+        order = segments.where(segments > 0, segments.size(1) + 1).argsort(dim=1, stable=True)  # others come last
         texts, segments = torch.cat([ids, labels.clamp(min=0)], dim=1).gather(1, order), segments.gather(1, order)
         places = torch.arange(segments.size(1), device=ids.device).expand_as(segments)
         begins = segments.diff(dim=1, prepend=segments.new_full((len(segments), 1), -1)) != 0
         positions = places - (places * begins).cummax(dim=1).values
-        most = self.teacher.config.longest_sequence or segments.size(1)  # beyond are last tokens, which predict nothing
+        # beyond are only last tokens of texts, from which nothing is predicted
+        most = self.teacher.config.longest_sequence or segments.size(1)
         attention = AttentionInputs(
             encoder_segment_ids=segments if "decoder_segment_ids" in batch else None,
             encoder_positions=positions.clamp(max=most - 1),
@@ -155,12 +157,14 @@ class Distillation(nn.Module):
         config: ModelConfig,
         target_indices: Tensor | None,
     ) -> Tensor:
-        """(3, batch, targets) The losses of `forward`, of the student's states `x` (batch, targets, d_model). Only a
-        chunk of the logits exists at a time, which the backward pass computes again."""
+        """(3, batch, targets) The losses of `forward`, from the student's states `x` (batch, targets, d_model).
+
+        Only one chunk of the logits exists at a time. The backward pass computes the chunk again.
+        """
         indices = indices_of_targets(labels) if target_indices is None else target_indices
         tensors = x, labels, teacher_states, in_text
         rows = [one.flatten(0, 1).index_select(0, indices) for one in tensors]
-        # in fp32: a bf16 sum of the chunks' gradients would lose the share of a chunk
+        # in fp32: summed in bf16, the gradient of a chunk would be lost among those of the others
         weight = head.weight.to(at_least_fp32(x))
         step = max(1, LOGITS_PER_CHUNK // len(weight))
         of_chunk = partial(self._losses_of_chunk, head, config)

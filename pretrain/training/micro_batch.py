@@ -1,14 +1,15 @@
-"""`batch.micro_batch_size: auto`: the largest micro-batch that fits into memory; on a GPU, the fastest of those that
-fit.
+"""`batch.micro_batch_size: auto`: finds the largest micro-batch that fits into memory; on a GPU, the fastest
+micro-batch that fits.
 
 Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; a row
 of a tensor has `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. It leaves room for
-the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state that checkpoints are
-written from and kept in. It leaves no room for the optimizer's temporary tensors: without CUDA graphs they exist only
-after the tensors of the rows are freed.
+the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state for checkpoints. It
+leaves no room for the optimizer's temporary tensors: without CUDA graphs they exist only after the tensors of the rows
+are freed.
 
 On a GPU the largest sizes that fit are timed: the time per row grows again where tiles no longer fill the GPU evenly.
-The choice is kept in the run directory: with another one, a resumed run's losses would differ in their last bits.
+The choice is kept in the run directory: with another micro-batch, a resumed run's losses would differ in their last
+bits.
 """
 
 import statistics
@@ -41,29 +42,36 @@ PROBES = (1, 4)  # rows of tensors
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
 TIMED = 4  # sizes at most, from the largest that fits down
 _VARIES = 0.02  # of a step's time
-_AVERAGE = 4  # bytes per element of the parameters' moving average
-_MOMENTS = 8  # bytes per element: two fp32 moments, the most that any optimizer keeps
-_TEMPORARY = 8  # bytes per element: two fp32 tensors, the most that any optimizer's update makes
+# bytes per element
+_AVERAGE = 4  # of the parameters' moving average
+_MOMENTS = 8  # two fp32 moments: no optimizer keeps more
+_TEMPORARY = 8  # two fp32 tensors: no optimizer's update makes more
 
 
 @dataclass(frozen=True)
 class Choice:
-    """RUN/micro_batch.json. `measured_for`: all that decides how much memory rows need and how much there is."""
+    """RUN/micro_batch.json. `measured_for`: all facts on which the choice depends."""
 
     micro_batch_size: PositiveInt
     measured_for: dict[str, Any]
 
 
 def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
-    """The run's plan, in which the rows of a micro-batch are measured. All ranks call this together before the first
-    step.
+    """The run's plan with a micro-batch size, which is measured for `auto`. All ranks call this together before the
+    first step.
 
-    They divide a rank's share of a step, so the global batch stays as it is.
+    The size divides a rank's share of a step, so the global batch stays as it is.
     """
     if not run.plan.is_open:
         return run.plan
     conditions = _conditions(run, engine)
-    rows = on_rank_0(lambda: _earlier_choice(run, conditions), int | None) or _fastest(run, engine)
+
+    def earlier() -> int | None:
+        """The choice of an earlier start under the same conditions."""
+        choice = read_valid_json(run.directory / FILE, Choice)
+        return choice.micro_batch_size if choice and choice.measured_for == conditions else None
+
+    rows = on_rank_0(earlier, int | None) or _fastest(run, engine)
     if run.rank == 0:
         write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
     return replace(run.plan, measured=rows)
@@ -87,25 +95,19 @@ def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _earlier_choice(run: ValidatedRun, conditions: dict[str, Any]) -> int | None:
-    """The choice of an earlier start under the same conditions."""
-    choice = read_valid_json(run.directory / FILE, Choice)
-    return choice.micro_batch_size if choice and choice.measured_for == conditions else None
-
-
 def _fastest(run: ValidatedRun, engine: Engine) -> int:
     fitting = _fitting(run, engine)
-    if engine.device.type != "cuda":  # there a larger one is never slower by much, and times vary more than that
+    if engine.device.type != "cuda":  # on a CPU a larger micro-batch is hardly slower, and times vary more than that
         return fitting[-1]
     each = _examples_per_row(run)
     microseconds: dict[int, float] = {}
     for rows in fitting[-TIMED:]:
         batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
         if _fits(run, engine, batch):
-            # each rank must have the same choice: the slowest decides
+            # all ranks must choose the same size: the slowest rank decides
             microseconds[rows] = float(most(_microseconds(engine, batch), engine.device))
     if compiles(run.config.compute):
-        forget_compiled()  # what was compiled for rows of any number is slower than for those of the run
+        forget_compiled()  # layers compiled for any number of rows are slower than for one number
     return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
 
 
@@ -115,8 +117,8 @@ def on_gpu(batch: Batch, device: torch.device) -> Batch:
 
 
 def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
-    """True if a pass over the batch fits into the memory of each rank, as far as ranks don't wait for one another in
-    it: of those that do, one without memory would leave the others waiting, and ends the run."""
+    """True if a pass over the batch fits into the memory of each rank. If ranks wait for one another within a pass,
+    running out of memory ends the run instead: the other ranks would wait for ever."""
     if not adds_locally(run.config, run.ranks):
         engine.measure(batch)
         return True
@@ -129,19 +131,17 @@ def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
 
 
 def fastest(seconds: dict[int, float], share: int) -> int:
-    """The rows of a micro-batch with which the `share` rows of a step take least time, given the `seconds` of each.
-
-    The largest of those that differ from the least by no more than times vary.
+    """The micro-batch size with which the `share` rows of a step take least time, given the `seconds` of each size. Of
+    sizes whose times differ by no more than times vary, the largest.
 
         {16: 0.10, 32: 0.18}, 64 → 32        {16: 0.10, 32: 0.22}, 64 → 16
     """
     of_step = {rows: share / rows * taken for rows, taken in seconds.items()}
-    least_time = min(of_step.values())
-    return max(rows for rows, taken in of_step.items() if taken <= (1 + _VARIES) * least_time)
+    return max(rows for rows, taken in of_step.items() if taken <= (1 + _VARIES) * min(of_step.values()))
 
 
 def _microseconds(engine: Engine, batch: Batch) -> int:
-    """The median time of a pass on a GPU, without the first, in which kernels are measured and memory is allocated."""
+    """The median time of a pass on a GPU. The first pass, which chooses kernels and allocates memory, doesn't count."""
     taken = []
     for _ in range(1 + PASSES):
         torch.cuda.synchronize(engine.device)
@@ -153,15 +153,17 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
 
 
 def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
-    """The divisors of a rank's share that fit into the memory of the rank that has least, in order."""
+    """The micro-batch sizes that fit into the memory of the rank with the least memory, ascending: divisors of a rank's
+    share."""
     share, of_each = run.plan.share, _examples_per_row(run)
     few, more = (min(rows, -(-share // of_each)) for rows in PROBES)
     rows = full_rows(run, more)
     memory = DeviceMemory(engine.device)
     free = SAFE * memory.free() - _to_come(run, engine)
-    if not _fits(run, engine, rows):  # else it has allocated what is allocated once: kernels, buffers of collectives
+    if not _fits(run, engine, rows):  # the first pass also allocates kernels and buffers of collectives, once
         return [1]
-    peaks = [memory.peak(partial(_passes, engine, _first(rows, count))) for count in (few, more)]
+    parts = [{name: tensor[:count] for name, tensor in rows.items()} for count in (few, more)]
+    peaks = [memory.peak(partial(_passes, engine, part)) for part in parts]
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
     largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
@@ -174,14 +176,10 @@ def _passes(engine: Engine, batch: Batch) -> None:
         engine.measure(batch)
 
 
-def _first(batch: Batch, count: int) -> Batch:
-    return {name: tensor[:count] for name, tensor in batch.items()}
-
-
 def _to_come(run: ValidatedRun, engine: Engine) -> int:
-    """Bytes that this rank will allocate besides rows: the optimizer's state, in the first step. On a CPU also the copy
-    from which checkpoints are written, and those in memory, whether or not this start has a supervisor for them. On a
-    GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
+    """Bytes that this rank will allocate later, besides rows: the optimizer's state. On a CPU also the copy from which
+    checkpoints are written, and checkpoints in memory, even if this start has no supervisor for them. On a GPU with
+    CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
     elements = engine.own_elements
     copied = _TEMPORARY * elements if engine.device.type == "cuda" and engine.in_few_shapes else 0
     if engine.device.type == "cpu":
@@ -197,7 +195,7 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
 def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
     """`count` rows of tensors, of the greatest width that `data.packing_ratio` and the objectives of the run allow.
 
-    `masked`: with an attention mask, which takes memory, also if the rows need none.
+    `masked`: with an attention mask, which takes memory, even if the rows need none.
     """
     each = _examples_per_row(run)
     inputs, targets = (width_of(each * length) if each > 1 else length for length in run.lengths)
@@ -208,13 +206,13 @@ def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
 
 
 def _examples_per_row(run: ValidatedRun) -> int:
-    """Most rows of the run in a row of a tensor: `data.packing_ratio`, unless corpora are packed already."""
-    most = min(run.stream.pack, run.plan.share)
-    return most if len(_first_rows(run, most)["labels"]) == 1 else 1
+    """Maximum number of the run's rows in a row of a tensor: `data.packing_ratio`, or 1 if corpora are packed."""
+    packed = min(run.stream.pack, run.plan.share)
+    return packed if len(_first_rows(run, packed)["labels"]) == 1 else 1
 
 
 def _first_rows(run: ValidatedRun, count: int) -> Batch:
-    """A micro-batch of `count` rows of the run, the first that no curriculum has cut."""
+    """A micro-batch of `count` rows of the run: the first rows after the curriculum."""
     uncut = max((until for until, _ in run.stream.curriculum), default=0)
     return TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[uncut].batch
 
@@ -223,4 +221,4 @@ def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torc
     if tensor.dim() == 1:
         return tensor
     width = targets if name in LABELS or name.startswith("decoder") else inputs
-    return F.pad(tensor, (0, max(0, width - tensor.size(1))))  # also labels, which count: their logits take memory
+    return F.pad(tensor, (0, max(0, width - tensor.size(1))))  # padded labels, 0, count: their logits take memory

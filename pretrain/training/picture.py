@@ -1,4 +1,4 @@
-"""Draws one picture of a run: its loss over the steps, and its decoder's cross-attention on a held-out input."""
+"""Draws one picture of a run: its losses over the steps, and its decoder's cross-attention on a validation row."""
 
 import re
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LOSS = re.compile(r"validation/(.+)/text_loss")
-_TOKENS = 48  # the most on an axis
+_TOKENS = 48  # on an axis, at most
 _INCHES_PER_TOKEN = 0.14
-_LEAST_WORTH = 0.05  # nats a token, by which another row's input raises the loss of a model that reads its own
-_BOUNDS = {"unigrams": "--", "bigrams": ":"}  # what needs no model: the style of its line
+_LEAST_WORTH = 0.05  # nats per token: a model reads its input if another row's input raises its loss by as much
+_BOUNDS = {"unigrams": "--", "bigrams": ":"}  # baselines that need no model, with the styles of their lines
 
 
 def draw(run: Path, out: Path, attention: bool = True) -> None:
-    """Writes the picture of `run` to `out`, a PNG; without `attention`, which needs the model, its losses alone.
+    """Writes the picture of `run` to `out`, a PNG. `attention=False` leaves the attention out, which needs the model.
 
-    A run that has no held-out corpus any more has no attention. Raises UserError for one without evaluations or
-    checkpoints.
+    The attention is also left out if the run has no validation corpus any more. Raises UserError for a run without
+    evaluations or checkpoints.
     """
     rows = [(row.step, row.metrics) for row in read_metrics(run)]
     names = [found[1] for _, metrics in rows for key in metrics if (found := _LOSS.fullmatch(key))]
@@ -54,10 +54,10 @@ def draw(run: Path, out: Path, attention: bool = True) -> None:
 
 
 def verdict(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> str:
-    """A line about a model that hasn't learnt to read its input, or no more than how frequent tokens are; else ""."""
+    """A line that says so if the model hasn't learned to read its input, or how frequent tokens are; else ""."""
     for step in sorted(rows, reverse=True):
-        found = {name: rows[step].get(f"input_use/{corpus}/{name}") for name in ("worth", "loss", "unigram_entropy")}
-        worth, loss, unigrams = found.values()
+        names = ("worth", "loss", "unigram_entropy")
+        worth, loss, unigrams = (rows[step].get(f"input_use/{corpus}/{name}") for name in names)
         if worth is None or loss is None or unigrams is None:
             continue
         if worth >= _LEAST_WORTH:
@@ -81,7 +81,7 @@ def _draw_losses(axes: "Axes", corpus: str, rows: Mapping[int, Mapping[str, floa
 
 
 def _curves(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
-    """The metric of each curve, all of the same held-out rows: those of the hook input_use if it ran."""
+    """The metric of each curve. All are of the same validation rows: those of the hook input_use if it ran."""
     use = f"input_use/{corpus}"
     if not any(f"{use}/loss" in metrics for metrics in rows.values()):
         validation = f"validation/{corpus}"
@@ -95,10 +95,11 @@ def _curves(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> dict[str, s
 
 
 def _cross_attention(run: Path) -> Pattern | None:
-    """That of the latest checkpoint on the first held-out row; None for a model that has none, and without a row."""
+    """The cross-attention of the latest checkpoint on the first validation row; None if the model has none, or the run
+    has no validation corpus."""
     checkpoint = checkpoint_in(run)
     config = load(checkpoint / CONFIG, [], RunConfig)
-    if not config.data.validation:  # a resumed run may have none any more
+    if not config.data.validation:
         return None
     entry = config.data.validation[0]
     corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
@@ -108,8 +109,8 @@ def _cross_attention(run: Path) -> Pattern | None:
 
 
 def _draw_attention(axes: "Axes", pattern: Pattern) -> None:
-    """The strongest weight over all layers and heads. Black is the strongest of all, which the title says: a model that
-    has hardly been trained has small ones."""
+    """Draws the strongest weight over all layers and heads. Black is the strongest of the picture; the title has its
+    value, which is small for a model that has hardly been trained."""
     strongest = pattern.weights.amax(dim=(0, 1))
     axes.imshow(strongest, cmap="Greys", vmin=0, aspect="auto")
     axes.set_xticks(range(len(pattern.keys)), plain(pattern.keys), rotation=90, fontsize=7)

@@ -23,27 +23,22 @@ NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
 def unbuilt(config: RunConfig, folder: Path) -> list[str]:
     """A line for each local corpus of the run that isn't built, with the command that builds it.
 
-    The corpus file is looked for in `folder`, that of the run file, and among those that ship.
+    Corpus files are looked for in `folder`, which has the run file, and among the files that ship.
     """
-    training, held_out = config.data.train, config.data.validation
-    named = [*(entry.corpus for entry in training), *(entry.corpus for entry in held_out)]
-    missing = (name for name in dict.fromkeys(named) if "://" not in name and not (Path(name) / MANIFEST).exists())
+    data = config.data
+    named = dict.fromkeys([*(entry.corpus for entry in data.train), *(entry.corpus for entry in data.validation)])
+    missing = (name for name in named if "://" not in name and not (Path(name) / MANIFEST).exists())
     return [f"{name}/{MANIFEST}: no such file; {how_to_build(name, [folder])} makes it" for name in missing]
 
 
 def preflight(
-    config: RunConfig,
-    ranks: int,
-    fresh: bool = False,
-    may_train: bool = False,
-    here: bool = True,
-    folder: Path = Path(),
+    config: RunConfig, ranks: int, fresh: bool = False, *, folder: Path, may_train: bool = False, here: bool = True
 ) -> ValidatedRun:
-    """Checks the whole run of `ranks`, which resumes from its newest checkpoint unless it is `fresh`.
+    """Checks a run of so many `ranks`, which resumes from its newest checkpoint unless it is `fresh`.
 
-    With `may_train`, a process may already train in the run directory. With `here`, the ranks will be on this machine,
-    whose devices are checked. `folder` has the run file, and perhaps the files of its corpora. Raises UserError with
-    every problem found, one line each.
+    `may_train`: a process may already train in the run directory. `here`: the ranks will be on this machine, so its
+    devices are checked. `folder` has the run file, and perhaps the files of its corpora. Raises UserError with all
+    problems, one line each.
     """
     directory = Path(config.run.directory)
     if not may_train:
@@ -56,9 +51,9 @@ def preflight(
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
-    """True if corpora are missing, so that `preflight` can't check the run yet; it says so on stderr.
+    """True if corpora are missing, so that `preflight` can't check the run yet. A warning on stderr names them.
 
-    Raises UserError if `ranks` can't share the batches, which no corpus decides.
+    Raises UserError if `ranks` can't share the batches, since this doesn't depend on the corpora.
     """
     missing = unbuilt(config, folder)
     for line in missing:
@@ -69,7 +64,7 @@ def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
 
 
 def is_finished(run: ValidatedRun) -> bool:
-    """True if nothing is left to do, which it says; else the ranks resume, if from an earlier checkpoint."""
+    """True if the run has taken its last step and its last checkpoint is valid. A line then says so."""
     if run.finished and run.resume and is_valid(run.resume):
         print(run.nothing_left)
         return True
@@ -77,30 +72,32 @@ def is_finished(run: ValidatedRun) -> bool:
 
 
 def note_death(run: Path) -> None:
-    """Records, before the next start in the directory `run`, that the run there has died if nobody has recorded how it
-    ended; says so. MLflow learns of it when it is fed."""
+    """Before the next start in the directory `run`, records and prints that the run there has died, if its end isn't
+    recorded. MLflow learns of the death when it is fed."""
     if found := deaths.record(run, max(all_steps(run), default=0)):
         tracker.end_failed(run, found.ended)
         print(f"{run}: attempt {found.attempt} {deaths.in_words(found)}", flush=True)
 
 
 def device_problems(config: RunConfig) -> list[str]:
-    """The settings that this machine can't fulfil, one line for each key."""
+    """The settings that this machine doesn't support, one line for each key."""
     problems = _gpu_problems(config) if count_gpus() else []
     if config.compute.attention == "triton" and not count_gpus():
         problems.append("compute.attention: triton needs a GPU; set auto")
     zero = config.deepspeed.zero_optimization
-    if (on_nvme := zero.offloaded_to("nvme")) and not _reads_asynchronously():
-        problems += [
-            f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built here: "
-            "install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
-            for key in on_nvme
-        ]
-    if zero.zero_quantized_weights:
+    if (on_nvme := zero.offloaded_to("nvme")) or zero.zero_quantized_weights:
+        from pretrain.engine import versions  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: few runs need them here
+
+        if on_nvme and not versions.can_build_async_io():
+            problems += [
+                f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built "
+                "here: install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
+                for key in on_nvme
+            ]
         key = "deepspeed.zero_optimization.zero_quantized_weights"
-        if not count_gpus():
+        if zero.zero_quantized_weights and not count_gpus():
             problems.append(f"{key}: DeepSpeed's quantizer needs a GPU")
-        elif not (_compiles_for_gpus() or _was_built("quantizer")):
+        elif zero.zero_quantized_weights and not (_compiles_for_gpus() or versions.was_built_with("quantizer")):
             problems.append(
                 f"{key}: DeepSpeed compiles its quantizer at the start, but there is no nvcc; install CUDA's toolkit "
                 "and set CUDA_HOME, or set false"
@@ -109,7 +106,7 @@ def device_problems(config: RunConfig) -> list[str]:
 
 
 def _gpu_problems(config: RunConfig) -> list[str]:
-    import torch  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
+    import torch  # 2 s and 190 MB, which the launcher does without if it can
 
     if not torch.cuda.is_available():
         built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built without CUDA"
@@ -123,7 +120,7 @@ def _gpu_problems(config: RunConfig) -> list[str]:
 
 
 def without_bf16(config: RunConfig) -> RunConfig:
-    """`config` with products in fp32 alone, for a CPU that would compute those in bf16 up to eighty times slower."""
+    """`config` with fp32 in place of bf16, for a CPU on which matmuls in bf16 are up to eighty times slower."""
     changes: dict[str, Any] = {"precision": "fp32"}
     if isinstance(config.optimizer, MuonConfig):
         changes["optimizer"] = config.optimizer.model_copy(update={"newton_schulz_dtype": "fp32"})
@@ -134,17 +131,3 @@ def _compiles_for_gpus() -> bool:
     """True if there is nvcc where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
-
-
-def _reads_asynchronously() -> bool:
-    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
-    from pretrain.engine import versions
-
-    return versions.can_build_async_io()
-
-
-def _was_built(extension: str) -> bool:
-    # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: the launcher does without where it can
-    from pretrain.engine import versions
-
-    return versions.was_built_with(extension)

@@ -22,20 +22,19 @@ from pretrain.training.validate import ValidatedRun, validate
 if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
 
-# cuBLAS, NCCL: what each reads, and the value with which its sums have one order
+# variables of cuBLAS and NCCL, with the values with which they sum in a fixed order
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
-_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
 def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False, alone: bool = False) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
-    It stops on request, or because the store of a remote corpus doesn't answer.
+    A run stops on request, or if the store of a remote corpus doesn't answer.
 
-    `fresh` starts a new run and moves an existing one in the run directory aside. `alone`: this process is the only
-    rank, also under SLURM, and isn't ended if it makes no progress.
+    `fresh` starts a new run and renames an existing run directory. `alone`: this process is the only rank, even under
+    SLURM, and no watchdog ends it.
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
@@ -94,7 +93,7 @@ def train_in_group(
 
 
 def build_engine(run: ValidatedRun) -> "Engine":
-    """The model of the run under DeepSpeed. Its weights are drawn unless they will be loaded."""
+    """The model of the run under DeepSpeed. Its weights are drawn at random unless a checkpoint is loaded next."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
@@ -109,15 +108,15 @@ def build_engine(run: ValidatedRun) -> "Engine":
 def configure_arithmetic(compute: ComputeSection) -> None:
     """Sets precision, determinism, memory and the cache of kernels for this process, before it uses a GPU.
 
-    What the user has set in the environment stays.
+    Environment variables that the user has set stay as they are.
     """
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
     cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
-    # unset, each rank has a process for each core of its node, 32 at most
-    os.environ.setdefault(_COMPILE_THREADS, str(min(32, threads_per_rank(local_world_size()))))
+    # if it is unset, each rank starts a process per core of its node, 32 at most
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, threads_per_rank(local_world_size()))))
     torch.backends.cuda.matmul.allow_tf32 = compute.tf32
     torch.backends.cudnn.allow_tf32 = compute.tf32
     if compute.deterministic:

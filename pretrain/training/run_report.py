@@ -39,12 +39,12 @@ _QUICK = 100_000_000  # parameters: larger models take long to read again for a 
 
 
 class RunReport:
-    """Writes the run directory and feeds the tracker. All ranks create one together.
+    """Writes the run directory and feeds the tracker. All ranks create a report together.
 
     Use it as a context manager: if an exception leaves the block, the tracker marks the run as failed.
     """
 
-    def __init__(self, run: ValidatedRun, stop_at_step: int | None = None):
+    def __init__(self, run: ValidatedRun, stop_at_step: int | None):
         self.run, self._stop_at_step = run, stop_at_step
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
@@ -61,7 +61,7 @@ class RunReport:
         return attempt
 
     def connects_to_mlflow(self) -> bool:
-        """True if this rank's processor also makes the first connection to MLflow now."""
+        """True if this process is making its first connection to MLflow, which takes processor time."""
         return self._tracker is not None and self._tracker.connects
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -70,7 +70,7 @@ class RunReport:
             self._tracker.log(step, metrics)
 
     def record_findings(self, step: int, findings: Findings) -> None:
-        """Records the metrics that a hook has found after a step and prints its lines."""
+        """Records the metrics of a hook after a step, and prints its lines."""
         self.record(step, findings.metrics)
         for line in findings.lines:
             self.say(f"step {step}  {line}{'; training continues' if findings.failed else ''}")
@@ -85,7 +85,7 @@ class RunReport:
         self.say(f"warning: {line}", sys.stderr)
 
     def finish(self, step: int) -> int:
-        """Records that the run has finished, or stopped on request, after `step` steps. All ranks call it.
+        """Records that the run has finished, or stopped on request, after `step` steps. All ranks call this.
 
         Returns the exit code: 0 or 75.
         """
@@ -114,7 +114,7 @@ class RunReport:
             self.say(f"stopped on request after step {step}; to resume, run the same command {again}")
 
     def _draw(self, target: Path) -> None:
-        """Draws what `pretrain picture` does, for MLflow. A picture that fails must not fail the run."""
+        """Draws the picture of `pretrain picture`, for MLflow. An error in drawing doesn't fail the run."""
         quick = models.outline(self.run.model).num_parameters() <= _QUICK
         try:
             draw(self.run.directory, target, attention=quick)
@@ -150,7 +150,7 @@ def _naming_directory(directory: Path) -> Iterator[None]:
 
 
 def _open_directory(run: ValidatedRun, machines: list[Machine], held: contextlib.ExitStack) -> int:
-    """Prepares the run directory, which stays locked until `held` is closed; returns the number of this attempt."""
+    """Prepares the run directory and locks it until `held` is closed; returns the number of this attempt."""
     directory = run.directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def _open_directory(run: ValidatedRun, machines: list[Machine], held: contextlib
     held.enter_context(status.lock(directory))
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
-    if not supervised:  # a supervisor clears it before it accepts requests itself
+    if not supervised:  # a supervisor has done so before it accepted requests
         status.clear_stop(directory)  # left from an earlier attempt
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)
     config, resolved = directory / CONFIG, masked_values(run.config.model_dump(mode="json"))
@@ -219,14 +219,14 @@ def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracke
     uri = mlflow.uri if mlflow else None
     if mlflow and not uri:
         if slurm.disk_is_shared(len(machines)):
-            print("MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's", flush=True)
+            print("MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server", flush=True)
         else:
             uri = MLFLOW_FILE
     return Tracker(run.directory, tracked, uri)
 
 
 def _description(run: ValidatedRun, parameters: int) -> str:
-    """The run in a few words of Markdown, for MLflow's page of it."""
+    """A description of the run in Markdown, for its page in MLflow."""
     config = run.config
     corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in run.training)
     objective = run.training[0].objective.name

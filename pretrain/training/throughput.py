@@ -8,7 +8,6 @@ of any other device is the fastest of several measured matmuls.
 import time
 
 import torch
-from torch import Tensor
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
@@ -19,10 +18,10 @@ from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.training.validate import ValidatedRun
 
-_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the products that are timed
-_LONG = 0.01  # s: a product that takes as long keeps the device busy
-_PLACES, _ROWS_COUNTED = 8, 32  # rows at places all over a run, whose lengths stand for all
-_TIMES = 3  # of a product
+_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the timed matmuls
+_TIMES = 3  # of each matmul
+_LONG = 0.01  # s: a matmul that takes as long keeps the device busy
+_PLACES, _ROWS_COUNTED = 8, 32  # the lengths of 32 rows at 8 places of a run stand for all rows
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
@@ -33,32 +32,27 @@ def peak_flops(config: RunConfig, device: torch.device) -> float:
 
 
 def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of the fastest of some matrix products, wider and wider until they keep the device busy."""
+    """FLOP/s of the fastest of several matmuls, which get wider until they keep the device busy."""
     best = 0.0
-    generator = torch.Generator(device).manual_seed(0)  # its own: the global generator is not touched
+    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator as it is
     for width in _WIDTHS:
         matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
-        seconds = _seconds_of(matrix)
+        times: list[float] = []
+        for _ in range(1 + _TIMES):
+            started = time.perf_counter()
+            result = matrix @ matrix
+            if result.is_cuda:
+                torch.cuda.synchronize(result.device)
+            times.append(time.perf_counter() - started)
+        seconds = min(times[1:])  # the first chooses a kernel
         best = max(best, 2 * width**3 / seconds)
         if seconds > _LONG:
             break
     return best
 
 
-def _seconds_of(matrix: Tensor) -> float:
-    """The shortest time of a square matrix's product with itself; the first, which isn't timed, chooses a kernel."""
-    times = []
-    for _ in range(1 + _TIMES):
-        started = time.perf_counter()
-        result = matrix @ matrix
-        if result.is_cuda:
-            torch.cuda.synchronize(result.device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
-
-
 def rows_per_step(config: RunConfig) -> float:
-    """The mean over the run, whose batch may grow."""
+    """The mean number of rows per step over the run, whose batch may grow."""
     return config.batch.rows_before(config.run.max_steps) / config.run.max_steps
 
 

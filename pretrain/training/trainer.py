@@ -6,7 +6,7 @@ take step after step. Callbacks (`pretrain.training.callbacks`) do everything be
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +92,10 @@ class Trainer:
     def _train_until_rewind(self) -> bool:
         """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
         self._rewound = False
-        for seconds, micro_batches in _timed(self._batches()):
-            self.waited = seconds
+        steps = self._batches()
+        asked = time.perf_counter()
+        for micro_batches in steps:
+            self.waited = time.perf_counter() - asked
             self.micro_batches = micro_batches
             if not self._compiled:
                 self.engine.compile(micro_batches[0])
@@ -105,6 +107,7 @@ class Trainer:
                     return False
             if self.stopping:
                 break
+            asked = time.perf_counter()
         return True
 
     def _train_step(self) -> None:
@@ -117,7 +120,8 @@ class Trainer:
                     votes[name] = votes.get(name, False) or vote
                 callback.before_step(self)
                 stack.enter_context(callback.during_step(self))
-            self.outcome = self.engine.step(before.step, before.position, self.micro_batches, votes)
+            firsts = self.layout.firsts(before.position, len(self.micro_batches))
+            self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
         watchdog.step_done()
         self._tell_warnings()
         self._votes = self.outcome.votes
@@ -137,7 +141,7 @@ class Trainer:
         in_few_shapes = self.engine.in_few_shapes
         rows = StreamState.at(stream, start.position, start.skipped)
         self._training_batches = TrainingBatches(stream, self.layout, rows, self.run.lengths if in_few_shapes else None)
-        accumulations = map(self.plan.accumulation, range(start.step, config.run.max_steps))
+        accumulations = self.plan.accumulations(start.step, config.run.max_steps)
         pin = self.engine.device.type == "cuda"
         loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch_factor, pin)
         self._lookahead = Lookahead(loaded) if any(corpus.remote for corpus in self.run.training) else None
@@ -250,11 +254,3 @@ class Trainer:
     def _tell_warnings(self) -> None:
         while self.engine.warnings:
             self.report.warn(self.engine.warnings.pop(0))
-
-
-def _timed(steps: Iterable[list[Batch]]) -> Iterator[tuple[float, list[Batch]]]:
-    """Yields each item with the seconds spent waiting for it."""
-    started = time.perf_counter()
-    for item in steps:
-        yield time.perf_counter() - started, item
-        started = time.perf_counter()

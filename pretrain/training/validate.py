@@ -1,11 +1,9 @@
-"""Resolves and checks a run file before training: corpora, vocabulary, batch sizes, checkpoint."""
+"""Resolves and checks a run file before training: its corpora, vocabulary, batch sizes and checkpoint."""
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -31,7 +29,7 @@ _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
 @dataclass(frozen=True)
 class ValidatedRun:
-    """A checked run file, with everything that the file names opened or resolved."""
+    """A checked run file, with the corpora, the model and the checkpoint that the file names."""
 
     config: RunConfig
     training: list[Corpus]
@@ -48,7 +46,8 @@ class ValidatedRun:
     finished: bool  # True if the run has taken its last step and recorded it
 
     def stream_from(self, state: TrainState) -> Stream:
-        """The training rows in their order, for steps from `state` on, whatever rows the steps before it took."""
+        """The training rows in their order, for steps from `state` on. A stage of the curriculum ends with a step, so
+        its last row depends on the position of `state`."""
         return _stream(self.config, self.training, state)
 
     @property
@@ -87,7 +86,7 @@ class ValidatedRun:
         return {corpus.name: weight / sum(weights) for corpus, weight in zip(self.training, weights, strict=True)}
 
     def tokens(self, position: int) -> float:
-        """Tokens of the corpora in the run's first `position` rows: a corpus's rows count with their mean length."""
+        """Corpus tokens in the run's first `position` rows. A row counts with the mean length of its corpus's rows."""
         rows = self.stream.mixture.consumed(position)
         splits = [corpus.manifest.splits["train"] for corpus in self.training]
         return sum(taken * split.tokens / split.rows for taken, split in zip(rows, splits, strict=True))
@@ -103,9 +102,8 @@ class ValidatedRun:
         config, rows = self.config, self.config.batch.global_batch_size
         steps, consumed = config.run.max_steps, self.stream.mixture.consumed
         found = []
-        for number, (corpus, in_step, in_run) in enumerate(
-            zip(self.training, consumed(rows), consumed(rows * steps), strict=True)
-        ):
+        of_corpora = zip(self.training, consumed(rows), consumed(rows * steps), strict=True)
+        for number, (corpus, in_step, in_run) in enumerate(of_corpora):
             if in_step > corpus.rows("train"):
                 found.append(
                     f"data.train.{number}: {corpus.location} has {corpus.rows('train')} rows, but a step takes "
@@ -127,9 +125,9 @@ class ValidatedRun:
 def validate(
     config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
 ) -> ValidatedRun:
-    """Opens and checks everything that `config` names; also checks that the run may resume from `resume`.
+    """Opens and checks everything that `config` names, and checks that the run may resume from `resume`.
 
-    Raises UserError with every problem found, one line each, and the problems `of_devices`.
+    Raises UserError with all problems, one line each. `of_devices`: further problems, which join them.
     """
     data = config.data
     training = [_opened(entry.corpus, data.cache).with_objective(data.objective) for entry in data.train]
@@ -137,7 +135,7 @@ def validate(
         _opened(entry.corpus, data.cache).with_objective(data.held_out_objective(entry)) for entry in data.validation
     ]
     stages = [[corpus.with_objective(stage.objective) for corpus in training] for stage in data.curriculum]
-    stage_uses = [*itertools.chain(*stages)]
+    in_stages = [corpus for corpora in stages for corpus in corpora]
     names = [entry.name or corpus.name for entry, corpus in zip(data.validation, validation, strict=True)]
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems = [
@@ -149,7 +147,7 @@ def validate(
         *_tokenizer_differences(training, validation),
         *_objective_problems("data.objective", training),
         *id_problems,
-        *_row_problems(config, model, [*stage_uses, *training, *validation]),
+        *_row_problems(config, model, [*in_stages, *training, *validation]),
         *_optimizer_problems(config, model),
     ]
     for number, corpora in enumerate(stages):
@@ -163,7 +161,7 @@ def validate(
     if config.wrapper:
         from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
 
-        wrapper_problems = distillation.problems(config.wrapper, model, [*training, *stage_uses])
+        wrapper_problems = distillation.problems(config.wrapper, model, [*training, *in_stages])
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
@@ -191,7 +189,7 @@ def validate(
 
 
 def state_of(run: Path, checkpoint: Path) -> TrainState:
-    """The state that a run resumes from with a checkpoint: past the rows of a spike, if it went back there."""
+    """The state that a run resumes from with a checkpoint: after the rows of a spike if it was rewound to there."""
     train_state = checkpoint_index.read(checkpoint).train_state
     return replace(train_state, position=position_after(run, train_state))
 
@@ -204,6 +202,11 @@ def _opened(location: str, cache: CacheSection) -> Corpus:
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
     """The settings that may not change over the life of a run, under their keys in a run file."""
     data, weights = config.data, _weights_in_rows(config, training)
+    wrapper: checkpoint_index.Identity | None = None
+    if config.wrapper:
+        from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
+
+        wrapper = distillation.identity(config.wrapper)
     return {
         "run.seed": config.run.seed,
         "model": model.model_dump(),
@@ -211,7 +214,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "wrapper": _wrapper_identity(config),
+        "wrapper": wrapper,
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": {
             "train": [
@@ -221,14 +224,6 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
             **data.model_dump(mode="json", include={"objective", "curriculum", "lanes"}),
         },
     }
-
-
-def _wrapper_identity(config: RunConfig) -> checkpoint_index.Identity | None:
-    if config.wrapper is None:
-        return None
-    from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
-
-    return distillation.identity(config.wrapper)
 
 
 def _differences_from_resumed(
@@ -244,7 +239,7 @@ def _differences_from_resumed(
 
 
 def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Stream:
-    """The rows for steps from `state` on: each stage of the curriculum ends with its step."""
+    """The training rows for steps from `state` on. Each stage of the curriculum ends after its `until_step`."""
     data, rows_before = config.data, config.batch.rows_before
     stages = [(max(stage.until_step, state.step), stage.objective) for stage in data.curriculum]
     return Stream(
@@ -259,7 +254,7 @@ def _stream(config: RunConfig, training: list[Corpus], state: TrainState) -> Str
 
 
 def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
-    """The part of the rows that each corpus has, relative to the others."""
+    """The weight of each corpus in the mixture, in rows."""
     data = config.data
     weights = [entry.weight for entry in data.train]
     rows, tokens = (
@@ -309,15 +304,15 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
 
 
 def _weight_settings(model: ModelConfig) -> dict[str, object]:
-    """`architecture` with the number of embedding rows instead of the multiple these are padded to, since several
-    multiples give the same number."""
+    """`architecture` with the number of embedding rows in place of `pad_vocab_to_multiple_of`, since several multiples
+    give the same number."""
     settings = model.architecture()
     del settings["pad_vocab_to_multiple_of"]
     return {**settings, "rows of the embedding matrix": model.padded_vocab_size}
 
 
 def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
-    """Corpora without rows, and those listed twice: in training, both would give the same rows at the same time."""
+    """Corpora without rows, and corpora listed twice, whose rows would come twice at the same time."""
     first: dict[str, int] = {}
     problems = [f"data.{split}: {corpus.location} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
     return problems + [
@@ -328,7 +323,7 @@ def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
 
 
 def _name_problems(names: list[str], validation: list[Corpus]) -> list[str]:
-    """Held-out corpora that have the name of another in metrics."""
+    """Different validation corpora that have the same name in metrics."""
     return [
         f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
         f"set another name as data.validation.{number}.name"
@@ -353,7 +348,8 @@ def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
-    """Corpora whose rows don't suit the objective at `key`, which replaces theirs. `cut`: rows are cut for it."""
+    """Corpora whose rows don't fit the objective at `key`, which replaces that of the corpus. `cut`: rows may be cut
+    to its length."""
     problems = []
     for corpus in corpora:
         objective, rows = corpus.other_objective, corpus.manifest.rows
@@ -374,19 +370,17 @@ def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> l
 
 
 def _way_out(key: str, objective: Objective, corpus: Corpus) -> str:
-    """What to give where an objective needs rows of another length than a corpus has."""
-    given = objective.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
+    """How to make an objective and a corpus fit that have rows of different lengths."""
     if fitted := objective.for_rows_of(corpus.manifest.rows.raw_length):
-        given = fitted.model_dump(mode="json", exclude_defaults=True) | {"name": objective.name}
-        return f"with {key}='{_flow(given)}' it fits"
-    rows = f"rows.objective='{_flow(given)}'"
+        return f"with {key}='{_flow(fitted)}' it fits"
+    rows = f"rows.objective='{_flow(objective)}'"
     return f"build rows for it: data-pipeline build the corpus file with {rows} and another `output`"
 
 
-def _flow(values: dict[str, Any]) -> str:
-    """A mapping as YAML in one line, its name first."""
-    ordered = {"name": values["name"], **values}
-    return yaml.safe_dump(ordered, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+def _flow(objective: Objective) -> str:
+    """An objective as YAML in one line."""
+    given = {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
+    return yaml.safe_dump(given, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
 
 
 def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:
@@ -407,4 +401,4 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
             found = f"{corpus.location} has rows {'without' if model.next_sentence else 'with'} next sentences"
             problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
-    return list(dict.fromkeys(problems))  # without repeats: a corpus may serve both training and validation
+    return list(dict.fromkeys(problems))  # once each: a corpus may serve both training and validation

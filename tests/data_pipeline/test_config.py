@@ -270,7 +270,7 @@ def test_an_empty_path_and_an_unknown_user_are_refused(tmp_path, value, said):
 
 
 def test_every_path_argument_of_every_command_follows_the_rule():
-    apps: list[typer.Typer] = [data_pipeline.cli.app, data_pipeline.cli.fetch_app, pretrain.cli.app, launch.cli.app]
+    apps: list[typer.Typer] = [data_pipeline.cli.app, pretrain.cli.app, launch.cli.app]
     found = set()
     for command in (command.callback for app in apps for command in app.registered_commands):
         for name, hint in typing.get_type_hints(command, include_extras=True).items():
@@ -280,7 +280,7 @@ def test_every_path_argument_of_every_command_follows_the_rule():
                 assert described[0].parser("~/there") == Path("/home/ada/there"), (command, name)
                 with pytest.raises(UserError, match="s3://bucket/there is a URL"):
                     described[0].parser("s3://bucket/there")
-    assert found >= {"export", "local", "wet", "publish_command"}
+    assert found >= {"export", "local", "publish_command"}
 
 
 @each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])

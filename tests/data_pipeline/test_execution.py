@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from data_pipeline import report
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys, minhash
-from data_pipeline.execution import merging, work_units
+from data_pipeline.execution import merging
 from data_pipeline.execution.work_units import Finished, Output
 from data_pipeline.foundation.atomic import fingerprint
 from data_pipeline.foundation.config_file import load
@@ -22,10 +22,11 @@ from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.json_file import parse_json
 from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.safetensors_file import growing_arrays
-from data_pipeline.pipeline import build
+from data_pipeline.pipeline import build, keep_only
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import parts, shards, token_buckets, tokens
 from data_pipeline.stages.parts import Histograms, WrittenPart
+from data_pipeline.stages.stage import PARTS
 from data_pipeline.stages.token_buckets import SPLITS, TokenBucket
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import TokensResult
@@ -397,7 +398,7 @@ def test_files_that_no_unit_wrote_are_found_by_one_listing_of_each_folder(tmp_pa
         (tmp_path / name).touch()
     listed: list[str] = []
     LISTENERS.append(listed)
-    work_units.keep_only(LocalStore(tmp_path), ".stages/documents", "part-*.parquet", kept)
+    keep_only(PARTS, LocalStore(tmp_path), kept)
     LISTENERS.clear()
     assert sorted(path.name for path in map(Path, listed)) == ["001", "002", "documents"]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")}

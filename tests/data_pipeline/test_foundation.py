@@ -30,7 +30,6 @@ from data_pipeline.foundation.packages import code_version
 from data_pipeline.foundation.progress import Activity, Board, advance, current, set_activity, working_on
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.tools.download import sole_user
 from pretrain.run import status
 from tests.tables import each
 
@@ -97,18 +96,13 @@ def built(folder: Path) -> None:
         pass
 
 
-def fetched(folder: Path) -> None:
-    with sole_user(folder):
-        pass
-
-
 def trained(folder: Path) -> None:
     status.check_lock(folder)
     status.lock(folder).close()
     status.check_lock(folder)
 
 
-@each("use", [cached, built, fetched, trained])
+@each("use", [cached, built, trained])
 def test_without_locks_all_go_on_and_say_once_what_is_not_protected(use, tmp_path, monkeypatch, capsys):
     """The kernel's answer is simulated, since no file system without locks (such as Lustre by default) is at hand."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))))

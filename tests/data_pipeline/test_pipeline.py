@@ -27,14 +27,12 @@ from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.execution import work_units
-from data_pipeline.execution.work_units import read_finished
 from data_pipeline.foundation.atomic import lock, write_json
 from data_pipeline.foundation.config_file import load
 from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.foundation.packages import code_version
 from data_pipeline.pipeline import build
-from data_pipeline.stages.dedup import keys_of
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from data_pipeline.tools.publish import publish
@@ -136,8 +134,7 @@ def test_a_second_run_does_nothing(small_corpus):
     assert {path: path.stat().st_mtime_ns for path in small_corpus.rglob("*") if path.is_file()} == before
 
 
-def test_stages_of_urls_are_not_shown_where_no_document_has_one(small_corpus, tmp_path, capsys):
-    """They are done nevertheless: what later stages depend on stays as it was."""
+def test_stages_of_urls_are_skipped_where_no_document_has_one(small_corpus, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("To be, or not to be.\n\nThat is the question.\n" * 20)
     model = {"path": str(small_corpus / "tokenizer/spiece.model")}
     config = plain(tmp_path, tmp_path / "a.txt", "text", tokenizer=model, split={"validation_fraction": 0})
@@ -148,7 +145,7 @@ def test_stages_of_urls_are_not_shown_where_no_document_has_one(small_corpus, tm
         assert [stage for stage in stages if "urls" in stage] == []
         assert f"lines-keys: {units} up to date" in said
         assert [stage.name for stage in report.read(corpus).stages] == stages
-    assert len(read_finished(keys_of("urls"), LocalStore(corpus))) == 1
+    assert not (corpus / ".stages/urls-keys").exists()
 
 
 def test_a_changed_tokenizer_redoes_tokenization_and_not_cleaning(small_corpus, tmp_path):

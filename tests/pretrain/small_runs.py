@@ -73,10 +73,17 @@ def micro_batches(
     return own_rows(layout, rows)
 
 
+def firsts(layout: BatchLayout, step: int) -> list[int]:
+    """The positions of the first rows of this rank's micro-batches of a step."""
+    return layout.firsts(step * layout.rows(layout.accumulation), layout.accumulation)
+
+
 def own_rows(layout: BatchLayout, rows: Batch) -> list[Batch]:
     """A rank's micro-batches of the rows of a step."""
-    firsts = layout.firsts(0, layout.accumulation)
-    return [{name: tensor[first : first + layout.micro_batch] for name, tensor in rows.items()} for first in firsts]
+    return [
+        {name: tensor[first : first + layout.micro_batch] for name, tensor in rows.items()}
+        for first in firsts(layout, 0)
+    ]
 
 
 def flip(values: torch.Tensor, element: int, bit: int) -> None:
@@ -86,7 +93,7 @@ def flip(values: torch.Tensor, element: int, bit: int) -> None:
 
 def trained(steps: int) -> list[float]:
     """The losses of some steps on the ranks that have joined."""
-    engine = engine_of(run_config(2))
-    losses = [engine.step(step, 4 * step, micro_batches(own_layout(), step)).loss for step in range(steps)]
+    engine, layout = engine_of(run_config(2)), own_layout()
+    losses = [engine.step(step, firsts(layout, step), micro_batches(layout, step)).loss for step in range(steps)]
     engine.close()
     return losses

@@ -145,7 +145,7 @@ def test_rows_that_cant_be_read_are_a_problem_and_no_end(monkeypatch):
     line = choose_attention(a_run("auto"), CUDA)
     assert attention_backends._backend == "sdpa"
     assert line is not None
-    assert line.endswith("fail here: FailedError: a damaged shard; PyTorch's are taken")
+    assert line.endswith("fail: FailedError: a damaged shard; using PyTorch's attention (sdpa)")
 
 
 def test_kernels_that_are_asked_for_and_fail_end_the_run_with_one_line(monkeypatch):

@@ -109,7 +109,7 @@ def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
         parts = [engine.training_losses(batch) for batch in batches]
         plain = sum(float(engine.losses(batch)["labels"].sum()) for batch in batches) / targets
     means = {name: sum(float(part[name].sum()) for part in parts) / targets for name in parts[0]}
-    outcome = engine.step(0, 0, batches)
+    outcome = engine.step(0, range(len(batches)), batches)
     metrics = engine.take_metrics()
     engine.close()
     return outcome.loss, metrics, means, plain

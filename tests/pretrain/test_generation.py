@@ -446,7 +446,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
 @each(
     "arguments, message",
     [
-        (["a text", "--top-p", 1.5], "generate: top_p: expected number > 0, ≤ 1, got 1.5 (tokens are sampled from"),
+        (["a text", "--top-p", 1.5], "generate: top_p: expected number > 0, ≤ 1, got 1.5 (sample from the fewest"),
         (["a text", "--file", "lines.txt"], "give texts as arguments or with --file, not both"),
         (["--file", "nowhere.txt"], "nowhere.txt: can't be read: "),
         ([], "stdin: has no line of text"),

@@ -21,7 +21,7 @@ from pretrain.models.model import Head
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
-from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, firsts, micro_batches, own_layout, run_config
 from tests.slow import slow
 from tests.tables import each as of_each
 
@@ -48,16 +48,16 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
         batches, before = micro_batches(layout, step, length, length), [one.detach().clone() for one in weights]
         if step == MEASURED:
             with engine.measured() as norms:
-                outcome = engine.step(step, ROWS * step, batches)
+                outcome = engine.step(step, firsts(layout, step), batches)
             measured = norms.activations
         elif step == SKIPPED:
             for one in weights:
                 one.data.view(-1)[0] = torch.nan
-            outcome = engine.step(step, ROWS * step, batches)
+            outcome = engine.step(step, firsts(layout, step), batches)
             for one, value in zip(weights, before, strict=True):
                 one.data.copy_(value)
         else:
-            outcome = engine.step(step, ROWS * step, batches)
+            outcome = engine.step(step, firsts(layout, step), batches)
         outcomes.append((str(outcome), engine.gradient_norm))
     moments = [value for one in wrapped(engine.deepspeed).state.values() for value in one.values()]
     left = [torch.as_tensor(one) for one in (*(one.tensor for one in flat_buffers(engine.deepspeed)), *moments)]
@@ -402,7 +402,7 @@ def ragged_run(few: bool) -> dict[str, Any]:
         for step in range(RAGGED):
             batches = ragged(few, step)
             widths |= {(one["encoder_input_ids"].size(1), one["labels"].size(1)) for one in batches}
-            found.append((engine.step(step, 8 * step, batches).loss, engine.gradient_norm))
+            found.append((engine.step(step, range(len(batches)), batches).loss, engine.gradient_norm))
     weights = [one.detach().clone() for one in engine.module.parameters()]
     graphs = len(engine._graphs._captured) if engine._graphs else 0
     engine.close()

@@ -152,7 +152,7 @@ def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
         assert subject.calls > 100
         for number in [*range(1, subject.calls, subject.calls // 16), subject.calls]:
             run(number)
-    assert math.isfinite(engine.step(0, 0, [batch]).loss)
+    assert math.isfinite(engine.step(0, [0], [batch]).loss)
     engine.close()
     return ended, found
 
@@ -595,19 +595,9 @@ def test_a_run_that_stops_or_goes_back_has_a_trace_of_the_steps_before(small_cor
     assert on_ranks(1, profiled, path, stop, back_after, joined=False) == [found]
 
 
-class WithAnOldName(callback.Callback):
-    def before_going_back(self, trainer):
-        pass
-
-
 @table(
     "name, options, said",
     [
-        (
-            f"{__name__}:WithAnOldName",
-            {},
-            f"{__name__}:WithAnOldName: the method before_going_back is named before_rewind now",
-        ),
         ("json:JSONDecoder", {"wrong": 1}, "json:JSONDecoder can't be made: TypeError"),
         ("json:JSONDecoder", {}, "json:JSONDecoder is no subclass of pretrain.training.callback.Callback"),
     ],

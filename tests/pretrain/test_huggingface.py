@@ -245,7 +245,7 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     export(model.state_dict(), model.config, tokenizer, tmp_path / "hf")
     done = run_forked("import", tmp_path / "hf", tmp_path / "imported")
     assert done.returncode == 0, done.stderr
-    assert "lm_head.final_logits_bias is kept as it is: 520 of its numbers aren't 0" in done.stdout
+    assert "lm_head.final_logits_bias is kept: 520 of its numbers aren't 0" in done.stdout
     path = run_file(
         tmp_path,
         small_corpus,
@@ -328,7 +328,6 @@ def test_the_card_has_the_figures_of_run_and_corpus(run, small_corpus, tmp_path)
     documents = report["documents"]
     assert found["documents"][0] == f"{documents['kept']:,} of {documents['read']:,} kept"
     assert LICENCES["c4"] in text
-    assert all(one.sha256 in text for one in open_corpus(small_corpus).lineage().inputs)
     metrics = read_metrics(run)
     loss = metrics[-1].metrics["validation/small/loss"]
     assert float(found["validation/small/loss"][0]) == pytest.approx(loss, rel=1e-5)
@@ -357,21 +356,20 @@ def test_the_card_has_nothing_of_later_steps_and_of_what_is_not_known(run, tmp_p
     [
         ((), "export it again with `--for ctranslate2`", "ct2-transformers-converter"),
         (("--for", "ctranslate2"), "ct2-transformers-converter --model DIRECTORY", "export it again"),
-        (("--encoder-only",), "T5EncoderModel.from_pretrained", "T5ForConditionalGeneration"),
     ],
 )
 def test_the_card_says_how_to_load_what_was_exported(options, there, absent, run, tmp_path):
     metadata, text = exported(run, tmp_path / "out", *options)
     assert there in text
     assert absent not in text
-    assert metadata.get("pipeline_tag") == ("feature-extraction" if "--encoder-only" in options else None)
+    assert "pipeline_tag" not in metadata
 
 
 def test_the_card_names_the_datasets_of_the_hub_that_a_corpus_is_built_from(small_corpus):
     corpus, model = open_corpus(small_corpus), new_model()
     corpus.manifest.config["sources"][0]["commits"] = {"datasets/allenai/c4": "0" * 40, "me/texts": "1" * 40}
     lineage = Lineage(corpora=[TrainingCorpus(corpus, 1, 1.0, 1.0)])
-    page = card.page(lineage, model.config, hf_models("t5")[0], card.TRANSFORMERS, False)
+    page = card.page(lineage, model.config, hf_models("t5")[0], card.TRANSFORMERS)
     assert ModelCard(page).data.to_dict()["datasets"] == ["allenai/c4"]
 
 

@@ -27,7 +27,7 @@ from tests.launch.steps import store_each
 from tests.pretrain.checkpoint_runs import flip, rewrite
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
 
 
 def trained(path: Path, stop: int | None, node: str = "node") -> Any:
@@ -294,7 +294,7 @@ def by_way_of_other_memory(node: Path) -> list[bytes]:
     from pretrain.engine.checkpoint.memory import _Slot
 
     engine, layout = engine_of(run_config(2)), own_layout()
-    engine.step(0, 0, micro_batches(layout, 0))
+    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
     slots = [_Slot(engine, node, 0, number, copies) for number, copies in enumerate((None, HostCopies(engine)))]
     for slot in slots:
         slot.directory.mkdir(parents=True)

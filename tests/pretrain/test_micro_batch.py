@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.processes import left_by_control_groups
+from data_pipeline.foundation.processes import control_groups
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
@@ -232,9 +232,9 @@ def test_a_containers_limit_is_seen(tmp_path, controllers, root, limit, usage, c
 
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"3:cpu:/other\n{controllers}/job/step\n")
-    assert list(left_by_control_groups(tmp_path)) == []
+    assert list(control_groups(tmp_path)) == []
     group("", "9000", 1000, 100)
-    assert list(left_by_control_groups(tmp_path)) == [8100]
+    assert list(control_groups(tmp_path)) == [(9000, 900)]
     group("job/step", "max", 700, 0)
     group("job", "5000", 800, 50)
-    assert list(left_by_control_groups(tmp_path)) == [4250, 8100]
+    assert list(control_groups(tmp_path)) == [(5000, 750), (9000, 900)]

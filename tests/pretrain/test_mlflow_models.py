@@ -1,11 +1,10 @@
-"""Checkpoints and exports as models in the real MLflow, and what else its pages show of a run, also in a browser."""
+"""The pages that the real MLflow shows of a run, also in a browser."""
 
 import json
 import re
 import shutil
 import time
 import uuid
-from pathlib import Path
 
 import matplotlib.figure
 import mlflow
@@ -14,16 +13,11 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-from data_pipeline.foundation.errors import UserError
-from pretrain import export as huggingface
-from pretrain.engine.checkpoint.directory import newest
-from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import Findings
-from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.run.metrics_file import read_metrics
 from pretrain.run.system_metrics import SystemMonitor, files_of_machines
-from pretrain.training.tracking.checkpoints import Registration, metric_dataset
-from pretrain.training.tracking.mlflow_store import DatasetInfo, FeedState, TrackedRun
+from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
 from pretrain.training.tracking.tracker import Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server
@@ -32,7 +26,6 @@ from tests.pretrain.mlflow_server import Server
 @pytest.fixture
 def client(uri):
     mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(tracking_uri=uri)
 
 
@@ -46,67 +39,15 @@ def run_dir(whole, tmp_path):
     return tmp_path / "run"
 
 
-def ranked(client, run_dir, filter_string=None):
-    """(name, tag, losses) of the run's models in MLflow, the lowest loss first."""
-    found = client.search_logged_models(
-        [FeedState.load(run_dir).experiment_id],
-        filter_string=filter_string,
-        order_by=[{"field_name": "metrics.loss/train", "ascending": True}],
-    )
-    return [(model.name, model.tags["checkpoint"], [metric.value for metric in model.metrics]) for model in found]
-
-
-def test_a_search_ranks_the_checkpoints_that_are_kept(run_dir, uri, client):
+def test_feeding_a_run_again_changes_nothing(run_dir, uri, client):
     sync(run_dir, uri)
-    loss = {row.step: row.metrics["train/loss"] for row in read_metrics(run_dir)}
-    best_first = sorted((3, 6, 9, 12), key=loss.__getitem__)
-    expected = [(f"adamw-step-{step:08d}", "kept", [loss[step]]) for step in best_first]
-    assert ranked(client, run_dir) == expected
-
     state = FeedState.load(run_dir)
-    run = client.get_run(state.run_id)
-    assert {output.step for output in run.outputs.model_outputs} == {3, 6, 9, 12}
-    (corpus,) = [given.dataset for given in run.inputs.dataset_inputs if given.tags[0].value == "train"]
-    model = client.get_logged_model(state.models["step-00000006"])
-    assert (model.metrics[0].dataset_name, model.metrics[0].dataset_digest) == (corpus.name, corpus.digest)
-    assert (model.source_run_id, model.status.value, model.params["step"]) == (state.run_id, "READY", "6")
-    assert Path(model.tags["directory"]) == run_dir / "checkpoints/step-00000006"
-
     curve = [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")]
-    assert [step for step, _ in curve] == list(range(1, 13))
-    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written: feeding again changes nothing
+    assert curve == [(row.step, row.metrics["train/loss"]) for row in read_metrics(run_dir)]
+    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
     sync(run_dir, uri)
-    again = FeedState.load(run_dir)
-    assert (again.run_id, again.models) == (state.run_id, state.models)
-    assert ranked(client, run_dir) == expected
+    assert FeedState.load(run_dir).run_id == state.run_id
     assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")] == curve
-    assert len(client.get_run(state.run_id).outputs.model_outputs) == 4
-
-    shutil.rmtree(run_dir / "checkpoints" / f"step-{best_first[0]:08d}")
-    sync(run_dir, uri)
-    assert ranked(client, run_dir, "tags.checkpoint = 'kept'") == expected[1:]
-    assert ranked(client, run_dir, "tags.checkpoint = 'deleted'") == [(expected[0][0], "deleted", expected[0][2])]
-
-
-def test_a_checkpoint_that_an_attempt_overwrites_is_another_model(run_dir, uri, client):
-    """The steps after step 6 are taken again, with another result: MLflow keeps both points of the curve."""
-    sync(run_dir, uri)
-    old = FeedState.load(run_dir)
-    log = MetricLog(run_dir, attempt=2)
-    log.log(9, {"train/loss": 1.5})
-    log.log(12, {"train/loss": float("nan")})
-    for step in (9, 12):
-        index = run_dir / f"checkpoints/step-{step:08d}/index.json"
-        index.write_text(index.read_text() + "\n")
-    sync(run_dir, uri)
-    new = FeedState.load(run_dir)
-    assert client.get_logged_model(old.models["step-00000009"]).tags["checkpoint"] == "deleted"
-    model = client.get_logged_model(new.models["step-00000009"])
-    assert ([metric.value for metric in model.metrics], model.tags["checkpoint"]) == ([1.5], "kept")
-    history = client.get_metric_history(new.run_id, "loss/train")
-    assert [point.step for point in history].count(9) == 2
-    # NaN would be 0 in MLflow, and the best of all
-    assert not client.get_logged_model(new.models["step-00000012"]).metrics
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
@@ -180,45 +121,6 @@ def test_runs_of_one_experiment_stand_under_one_parent(tmp_path, uri, client):
     assert len(client.search_runs([states[0].experiment_id])) == 3
 
 
-# ---- the registry
-
-
-def test_a_registered_export_is_the_files_of_the_export(run_dir, uri, client, tmp_path):
-    """Each export of a checkpoint is a version with files of its own."""
-    sync(run_dir, uri)
-    for number in (1, 2):
-        exported = tmp_path / f"out-{number}"
-        exported.mkdir()
-        (exported / "config.json").write_text(f"{number}")
-        model = Registration.of(newest(run_dir), "small-t5.v1").register(exported)
-        assert model == f"models:/small-t5.v1/{number}"
-    for number in (1, 2):
-        found = Path(mlflow.artifacts.download_artifacts(f"models:/small-t5.v1/{number}", dst_path=tmp_path / "got"))
-        assert (found / "config.json").read_text() == f"{number}"
-        version = client.get_model_version("small-t5.v1", str(number))
-        logged = client.get_logged_model(version.source.removeprefix("models:/"))
-        assert (version.run_id, logged.params["step"]) == (FeedState.load(run_dir).run_id, "12")
-
-
-def test_what_cannot_be_registered_is_one_line(run_dir, uri):
-    with pytest.raises(UserError, match=r"has no model of .*; sync the run first"):
-        Registration.of(newest(run_dir), "a")
-    sync(run_dir, uri)
-    with pytest.raises(UserError, match=r"without / and :, got 'a/b'"):
-        Registration.of(newest(run_dir), "a/b")
-    with pytest.raises(UserError, match=r"for another MLflow: pretrain sync"):
-        Registration.of(newest(run_dir), "a", "sqlite:///other.db")
-
-
-def test_a_dataset_is_the_one_that_a_metric_was_measured_on():
-    corpora = [("c4", "train"), ("wiki", "train"), ("c4", "validation")]
-    datasets = [DatasetInfo(name, "f" * 64, "", context) for name, context in corpora]
-    run = TrackedRun("e", "r", 1, datasets=datasets)
-    assert metric_dataset(run, "validation/c4/loss") == {"dataset_name": "c4 (validation)", "dataset_digest": "f" * 36}
-    assert metric_dataset(run, "validation/c40/loss") == {}
-    assert metric_dataset(run, "train/loss") == {}  # of a mixture
-
-
 # ---- a browser clicks through the pages of three runs
 
 
@@ -230,7 +132,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def server(whole, empty_mlflow, tmp_path_factory):
-    """MLflow with three runs below a parent; one has an image, a table and a registered model."""
+    """MLflow with three runs below a parent; one has an image and a table."""
     folder = tmp_path_factory.mktemp("pages")
     uri = empty_mlflow(folder)
     for name in NAMES:
@@ -245,9 +147,6 @@ def server(whole, empty_mlflow, tmp_path_factory):
                 found = Findings(tables={"samples": rows}, images={"norms": matplotlib.figure.Figure()})
                 record.keep(record.directory(run_dir), step, found)
         sync(run_dir, uri)
-    trained = TrainedModel.open(newest(run_dir))
-    huggingface.export(trained.model.state_dict(), trained.model.config, trained.tokenizer, folder / "out")
-    Registration.of(newest(run_dir), "best-t5").register(folder / "out")
     started = Server(folder, free_port())
     yield started
     started.kill()
@@ -345,10 +244,3 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
         pages.click(f"//div[@role='row' and @row-index='{row}']//input[@type='checkbox']")
     pages.click("Compare")
     pages.see("Comparing 3 Runs", "optimizer.name")
-
-    browser.get(f"{server.uri}/#/experiments/1/models?workflowType=machine_learning")
-    pages.see(*(f"{name}-step-00000012" for name in NAMES), "best-t5")
-    pages.click("Model registry")
-    pages.click("Try it now")  # closes what MLflow says to those who come for the first time
-    pages.click("best-t5")
-    pages.see("Version 1")

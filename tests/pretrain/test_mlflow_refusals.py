@@ -39,15 +39,13 @@ def _enough_time(monkeypatch):
 
 
 def finished(folder: Path, **more) -> Path:
-    """A run directory with losses, a checkpoint and two files, which MLflow doesn't have yet."""
+    """A run directory with losses and two files, which MLflow doesn't have yet."""
     run = TrackedRun(
         **{"experiment": "refusals", "run_name": "r", "attempt": 1, "status": "FINISHED", "ended": 9.0} | more
     )
     run.started = 8.0
-    for name in ("artifacts", "checkpoints/step-00000002"):
-        (folder / name).mkdir(parents=True)
+    (folder / "artifacts").mkdir(parents=True)
     run.save(folder)
-    (folder / "checkpoints/step-00000002/index.json").write_text("{}")
     for name in ("a.txt", "z.txt"):
         (folder / "artifacts" / name).write_text(name)
     log = MetricLog(folder, 1)
@@ -73,7 +71,6 @@ def has_the_rest(client, folder: Path) -> None:
     losses = {one.step: one.value for one in client.get_metric_history(run.info.run_id, "loss/train")}
     assert (run.info.status, losses) == ("FINISHED", LOSSES)
     assert {"a.txt", "z.txt"} <= {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert [output.step for output in run.outputs.model_outputs] == [2]
 
 
 def damaged_image(folder):
@@ -177,29 +174,6 @@ def test_parents_whose_names_differ_in_a_quotation_mark_are_two(tmp_path, uri, c
     assert len(parents) == 4
 
 
-def test_a_copied_run_with_another_validation_set_is_sent(tmp_path, uri, client, caplog):
-    corpus = {"name": "c4", "source": "", "context": "validation"}
-    run = finished(tmp_path / "run", datasets=[DatasetInfo(digest="f" * 64, **corpus)])
-    MetricLog(run, 1).log(2, {"validation/c4/loss": 2.5})
-    shutil.copytree(run, copy := tmp_path / "copy")
-    tracked = TrackedRun.load(copy)
-    tracked.datasets, tracked.attempt = [DatasetInfo(digest="e" * 64, **corpus)], 2
-    tracked.save(copy)
-    MetricLog(copy, 2).log(3, {"validation/c4/loss": 2.25})
-    assert sync(run, uri) == 3
-    assert caplog.messages == []
-    sync(copy, uri)
-    (said,) = caplog.messages
-    assert "doesn't take step-00000002's metric loss/validation.c4: MLflow has it of another corpus, c4 (vali" in said
-    has_the_rest(client, copy)
-    history = client.get_metric_history(FeedState.load(copy).run_id, "loss/validation.c4")
-    assert [(one.step, one.value) for one in history] == [(2, 2.5), (3, 2.25)]
-    (model,) = client.search_logged_models(
-        [FeedState.load(copy).experiment_id], f"tags.checkpoint_key LIKE '{tracked.key}/%'"
-    )
-    assert {one.dataset_digest for one in model.metrics if one.key == "loss/validation.c4"} == {"f" * 36}
-
-
 def test_a_full_disk_below_the_run_keeps_nothing_back(tmp_path, uri, client):
     (finished(tmp_path) / "mlflow.json/in the way").mkdir(parents=True)
     with pytest.raises(FailedError, match=r"mlflow\.json: .*Is a directory.*sync again"):
@@ -248,17 +222,6 @@ def test_a_run_that_is_deleted_while_it_trains_is_there_again(tmp_path, uri, cli
     assert (run.info.status, run.info.lifecycle_stage, losses) == ("FINISHED", "active", LOSSES)
 
 
-def test_a_checkpoint_whose_model_is_deleted_in_mlflow_may_be_deleted_too(tmp_path, uri, client, caplog):
-    run = finished(tmp_path)
-    sync(run, uri)
-    client.delete_logged_model(FeedState.load(run).models["step-00000002"])
-    shutil.rmtree(run / "checkpoints/step-00000002")
-    (run / "artifacts/new.txt").write_text("new")
-    sync(run, uri)
-    assert "new.txt" in {file.path for file in client.list_artifacts(FeedState.load(run).run_id)}
-    assert (FeedState.load(run).models, caplog.messages) == ({}, [])
-
-
 # ---- a server
 
 
@@ -271,23 +234,16 @@ def server(empty_mlflow, tmp_path_factory):
     started.kill()
 
 
-UNKNOWN = "API request to endpoint /api/2.0/mlflow/logged-models/search failed with error code 404"
-
-
 @pytest.mark.slow
 @each(
-    "requests, status, files, steps, said",
+    "requests, status, files, said",
     [
-        ("/logged-models", 404, ["a.txt", "z.txt"], [], f"step-00000002/index.json: {UNKNOWN}"),  # an older server
-        ("PUT .*/a.txt", 413, ["z.txt"], [2], "doesn't take artifacts/a.txt: 413 Client Error"),
-        ("PUT .*/a.txt", 500, ["z.txt"], [2], "artifacts/a.txt: ResponseError('too many 500 error responses')"),
-        ("PUT .*/a.txt", 429, ["z.txt"], [2], "artifacts/a.txt: ResponseError('too many 429 error responses')"),
-        ("/logged-models", 500, ["a.txt", "z.txt"], [], "index.json: ResponseError('too many 500 error responses')"),
+        ("PUT .*/a.txt", 413, ["z.txt"], "doesn't take artifacts/a.txt: 413 Client Error"),
+        ("PUT .*/a.txt", 500, ["z.txt"], "artifacts/a.txt: ResponseError('too many 500 error responses')"),
+        ("PUT .*/a.txt", 429, ["z.txt"], "artifacts/a.txt: ResponseError('too many 429 error responses')"),
     ],
 )
-def test_a_server_that_refuses_one_thing_gets_the_others(
-    tmp_path, server, caplog, requests, status, files, steps, said
-):
+def test_a_server_that_refuses_one_thing_gets_the_others(tmp_path, server, caplog, requests, status, files, said):
     run, before = finished(tmp_path / "run"), len(caplog.messages)
     with refusing(server, requests, status) as proxy:
         uri = proxy.uri
@@ -303,7 +259,6 @@ def test_a_server_that_refuses_one_thing_gets_the_others(
         found = of_mlflow(client, run)
         assert (found.info.status, found.data.metrics) == ("FINISHED", {"loss/train": 1.5})
         assert [file.path for file in client.list_artifacts(found.info.run_id)] == files
-        assert [output.step for output in (found.outputs.model_outputs if found.outputs else [])] == steps
         proxy.refused = "^nothing"
         sync(run, uri)
         has_the_rest(client, run)

@@ -84,7 +84,7 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
         last = max(float(when) for _, when in checks.values())
         for rank, (when, line, backend) in enumerate(found):
             why = "no compiler" if rank in FIRST and NODES[rank] == failing else "on another rank"
-            said = f"compute.attention: this project's kernels fail here: {why}; PyTorch's are taken"
+            said = f"compute.attention: the Triton kernels fail: {why}; using PyTorch's attention (sdpa)"
             assert when > last
             assert (line, backend) == ((said, "sdpa") if failing else (None, "triton"))
 

@@ -22,7 +22,7 @@ from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
 
 CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 OPTIMIZER = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
@@ -43,16 +43,16 @@ def _measured(stage: int, precision: str) -> list[Any]:
     outcomes = []
     for step in STEPS:
         if step == 2:
-            outcomes.append(engine.step(step, step * 8, micro_batches(layout, step)))
+            outcomes.append(engine.step(step, firsts(layout, step), micro_batches(layout, step)))
             continue
         with engine.measured() as norms:
-            outcomes.append(engine.step(step, step * 8, micro_batches(layout, step)))
+            outcomes.append(engine.step(step, firsts(layout, step), micro_batches(layout, step)))
         assert norms.error is None, norms.error
         for sums in (norms.parameters, norms.activations):
             dist.all_reduce(sums)
         found.append(by_layer(norms.names, norms.parameters, norms.layers, norms.activations, engine.gradient_norm))
     plain = engine_of(settings)
-    again = [plain.step(step, step * 8, micro_batches(layout, step)) for step in STEPS]
+    again = [plain.step(step, firsts(layout, step), micro_batches(layout, step)) for step in STEPS]
     assert [one.loss for one in outcomes] == [one.loss for one in again]
     engine.close()
     return found

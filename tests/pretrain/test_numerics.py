@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -61,10 +61,10 @@ def losing(lost: str) -> Iterator[None]:
                 model.layers[0].register_forward_hook(lambda _, inputs, output: without_second(uses, output))
             return super().initialize(model, *given, **named)
 
-        def step(self, step: int, position: int, batches: list[Any], *given: Any) -> Any:
+        def step(self, step: int, firsts: Sequence[int], batches: list[Any], *given: Any) -> Any:
             if lost == "a label of step 2" and self._rank == 1 and step == 1:
                 batches[0]["labels"].view(-1)[0] = IGNORE_INDEX
-            return super().step(step, position, batches, *given)
+            return super().step(step, firsts, batches, *given)
 
     def without_second(uses: list[Tensor], output: Tensor) -> Tensor:
         uses.append(output)

@@ -31,7 +31,7 @@ from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, firsts, micro_batches, own_layout, run_config
 from tests.slow import slow
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads": 4}
@@ -89,7 +89,7 @@ def _passes(precision: str) -> tuple[float, float]:
         for step in range(2):
             counted.bytes = 0
             with counted:
-                engine.step(step, 8 * step, [batch] * count)
+                engine.step(step, range(count), [batch] * count)
         whole = counted.bytes
         counted.bytes = 0
         with counted:
@@ -107,7 +107,8 @@ def test_on_one_rank_no_hook_fetches_weights():
 
 def _hooks_inside(stage: int, precision: str) -> int:
     engine = engine_of(run_config(stage, precision=precision))
-    engine.step(0, 0, micro_batches(own_layout(), 0))
+    layout = own_layout()
+    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
     inside = list(engine.module.modules())[1:]  # DeepSpeed has two on the model itself
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in inside)
     engine.close()
@@ -240,7 +241,7 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     from pretrain.engine.deepspeed_private import wrapped
 
     layout, engine = own_layout(), engine_of(run_config(2))
-    engine.step(0, 0, micro_batches(layout, 0))
+    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
     copies = HostCopies(engine)
     copy = copies.take()
     state = wrapped(engine.deepspeed).state
@@ -260,7 +261,7 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     copy._done = Done()
     late = threading.Thread(target=finish_when_asked)
     late.start()
-    engine.step(1, 8, micro_batches(layout, 1))
+    engine.step(1, firsts(layout, 1), micro_batches(layout, 1))
     waited = asked.is_set()
     asked.set()
     late.join()
@@ -402,7 +403,7 @@ def _waits_of_a_step(name: str, optimizer: str) -> list[str]:
             rows = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
             batches = [with_facts(batch) for batch in rows]
             with Waits() as found:
-                engine.step(step, 8 * step, batches, {"stop": False, "save": True})
+                engine.step(step, firsts(own_layout(), step), batches, {"stop": False, "save": True})
         assert engine.applied
         assert engine.gradient_norm > 0.01  # so it was clipped
         engine.close()

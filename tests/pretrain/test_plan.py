@@ -159,7 +159,7 @@ def allocated(*case: Any) -> dict[str, float]:
         for number in range(2):
             gc.collect()
             memory.peak = memory.allocated
-            engine.step(number, 0, [batch, batch])
+            engine.step(number, [0, 1], [batch, batch])
     optimizer = engine.deepspeed.optimizer.optimizer
     parameters = list(engine.deepspeed.module.parameters())
     shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]  # at stage 3
@@ -361,7 +361,10 @@ def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, caps
     [
         (["--gpus", 8, "--gpu", "a100"], "--gpu: 'a100' isn't known; choose a100-40gb, a100-40gb-pcie, a100-80gb, "),
         (["--gpu", "a100-80gb"], "--gpus: missing; give the number of GPUs, or --gpu cpu"),
-        (["--gpus", 8, "--gpu", "cpu"], "--gpu cpu: it is this machine's, so leave out --gpus, --nodes and --price"),
+        (
+            ["--gpus", 8, "--gpu", "cpu"],
+            "--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price",
+        ),
         ([*ASKED, "--nodes", 3], "--gpus: 8 can't be divided evenly among 3 nodes"),
         (
             [*ASKED, "--gpus", 48],

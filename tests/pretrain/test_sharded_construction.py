@@ -12,7 +12,7 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import LiveMemory
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
@@ -102,7 +102,7 @@ def trained(
     model = engine.deepspeed.module
     losses = []
     for step in range(3):
-        engine.step(step, 0, micro_batches(layout, step))
+        engine.step(step, firsts(layout, step), micro_batches(layout, step))
         losses.append(engine.take_metrics()["train/loss"])
     tied = model.lm_head.weight is model.embedding.weight
     buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]

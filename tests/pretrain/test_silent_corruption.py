@@ -24,7 +24,7 @@ from pretrain.training.callbacks.silent_errors.memory_at_rest import checksum, i
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import engine_of, flip, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, firsts, flip, micro_batches, run_config
 from tests.slow import slow
 
 # Steps that are computed twice
@@ -81,7 +81,7 @@ def trained(
         trainer.before = SimpleNamespace(step=step, position=step * rows)
         wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
         with wrong, replay.during_step(trainer):
-            outcome = engine.step(step, step * rows, batches)
+            outcome = engine.step(step, firsts(layout, step), batches)
         numbers.append((outcome.loss, engine.gradient_norm))
         found.append(replay.found)
         assert every is None or replay.found or replay.clean == step + 1

@@ -31,7 +31,7 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
 
 
 def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, huge: int | None = None) -> Any:
-    """Trains a run whose losses are `spoil(loss, position of the step)`.
+    """Trains a run whose losses are `spoil(loss, position of the rank's first row in the step)`.
 
     After step `huge`, a weight of each parameter is huge on all ranks, as after a wrong update.
 
@@ -42,12 +42,12 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     take_step, taken = Engine.step, []
 
-    def step(engine: Any, step: int, position: int, batches: list, *arguments: Any) -> Any:
+    def step(engine: Any, step: int, firsts: list[int], batches: list, *arguments: Any) -> Any:
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
         with engine.deepspeed.module.register_forward_hook(
-            lambda _, __, losses: {name: spoil(loss, position) if spoil else loss for name, loss in losses.items()}
+            lambda _, __, losses: {name: spoil(loss, firsts[0]) if spoil else loss for name, loss in losses.items()}
         ):
-            outcome = take_step(engine, step, position, batches, *arguments)
+            outcome = take_step(engine, step, firsts, batches, *arguments)
         if step + 1 == huge:
             make_huge(engine.deepspeed)
         return outcome

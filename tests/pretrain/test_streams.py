@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.pretrain.happens_before import HOST, Access, First, Freed, Marked, Record, Wait, needed, program, races
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, firsts, micro_batches, run_config
 from tests.slow import slow
 from tests.tables import each
 
@@ -105,7 +105,7 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
                 copies, layout = HostCopies(engine), BatchLayout(rank, ranks, 2, 2)
                 for step in range(2):
                     begun, copy = len(record), copies.take()
-                    engine.step(step, 4 * ranks * step, micro_batches(layout, step))
+                    engine.step(step, firsts(layout, step), micro_batches(layout, step))
                     copy.finish()
                 engine.close()
             whole = program(record)

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import example_sizes
+from pretrain.config.batch import BatchPlan
 from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
@@ -84,11 +85,16 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
 
 
 def test_the_rows_before_a_step_are_those_of_the_steps_before_it():
+    """On 2 ranks, with 4 rows in a micro-batch: 1, 2 and 3 micro-batches a step."""
     ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 5, "global_batch_size": 16}]
-    for batch in ({"global_batch_size": 24, "ramp_up": ramp}, {"global_batch_size": 24}):
-        config = run_config(batch=batch)
-        rows = list(itertools.accumulate(map(config.batch.rows, range(9)), initial=0))
-        assert [config.batch.rows_before(step) for step in range(10)] == rows
+    ramped = [1, 1, 2, 2, 2, 3, 3, 3, 3]
+    for changes, counts in (({"ramp_up": ramp}, ramped), ({}, [3] * 9)):
+        batch = run_config(batch={"global_batch_size": 24, "micro_batch_size": 4, **changes}).batch
+        plan = BatchPlan(batch, ranks=2)
+        assert [batch.rows_before(step) for step in range(10)] == [8 * sum(counts[:step]) for step in range(10)]
+        for start in range(10):
+            assert list(plan.accumulations(start, 9)) == counts[start:]
+        assert list(plan.accumulations(1, 4)) == counts[1:4]
 
 
 def test_the_rows_of_a_billion_steps_are_not_counted_one_by_one():

@@ -303,7 +303,8 @@ def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_create
 
 
 @each("answers", ["refuses", "stays silent"])
-def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, client, caplog, answers):
+def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, client, caplog, monkeypatch, answers):
+    monkeypatch.setattr(tracking, "SECONDS_FOR_THE_REST", 2.0)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if answers == "stays silent":
@@ -312,7 +313,7 @@ def test_training_does_not_wait_for_an_mlflow_that_is_not_there(tmp_path, uri, c
         for step in range(250):
             tracker.log(step, {"loss": step})
         assert len(read_metrics(tmp_path)) == 250
-        tracker.close("FINISHED", timeout=2)
+        tracker.close("FINISHED")
     assert any(f"pretrain sync {tmp_path}" in message for message in caplog.messages)
     assert len(caplog.messages) <= 2
     assert [sync(tmp_path, uri), sync(tmp_path, uri)] == [250, 0]

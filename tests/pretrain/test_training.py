@@ -292,7 +292,7 @@ def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, m
     assert (TrackedRun.load(old).status, TrackedRun.load(old).ended) == ("FAILED", died.ended)
     assert [(one.attempt, one.outcome, one.step, one.killed) for one in restarts.read(old)] == [(3, "failed", 7, True)]
     assert status.read(run).state == "stopped"
-    assert "MLflow: none on a disk that nodes share; set tracking.mlflow.uri to a server's\n" in done.stdout
+    assert "MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server\n" in done.stdout
     assert (TrackedRun.load(run).uri, [*tmp_path.glob("runs/*")]) == (None, [])
 
 

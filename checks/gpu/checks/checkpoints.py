@@ -79,9 +79,9 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     if source:
         restore(engine, source)
     else:
-        loader = TrainingBatches(setup.stream, setup.plan.layout).loader(STEPS, 0)
-        for step, batches in enumerate(loader):
-            assert engine.step(step, step * 8, batches).applied
+        layout = setup.plan.layout
+        for step, batches in enumerate(TrainingBatches(setup.stream, layout).loader(STEPS, 0)):
+            assert engine.step(step, layout.firsts(step * 8, len(batches)), batches).applied
     saver = Saver(engine, setup.origin)
     saver.start(TrainState(STEPS, STEPS * 8, []))
     saved = saver.wait()

@@ -3,13 +3,10 @@
 import functools
 import re
 
+from data_pipeline.cleaning.wikitext.namespaces import names
 
-def _names(block: str) -> frozenset[str]:
-    return frozenset(word.replace("_", " ") for word in block.split())
-
-
-# Names of the argument that is the text which a template shows, and of the one that a quotation shows.
-TEXT_NAMES = _names(
+# Names of the argument with the text that a template shows, and of the one that a quotation shows.
+TEXT_NAMES = names(
     """
     text label lt quotetext content
     texto texte testo tekst teksti tekstas teksts teksto textus szöveg metin inhalt inhoud contenu contenido conteúdo
@@ -19,7 +16,7 @@ TEXT_NAMES = _names(
     テキスト 本文 文 文本 正文 文字 内容 內容 텍스트 내용
     """
 )
-QUOTATION_NAMES = TEXT_NAMES | _names(
+QUOTATION_NAMES = TEXT_NAMES | names(
     """
     quote quotation
     citation zitat cita citazione citação citaat citat citát cytat citació sitat sitaatti lainaus idézet alıntı aipamen
@@ -37,7 +34,7 @@ _NUMBERS = "123456789"
 class Arguments(list[str]):
     """The positional arguments of a template: unnamed ones in order, and numbered ones ("1=") at their positions.
 
-    `named` has the others, by their names in lower case.
+    `named`: all other arguments, by their names in lower case.
     """
 
     def __init__(self) -> None:
@@ -50,7 +47,7 @@ class Arguments(list[str]):
 
 
 def arguments_of(rest: str) -> Arguments:
-    """The arguments of a template, whose name isn't in `rest`.
+    """The arguments of a template; `rest` is the template without its name.
 
     "a|x=1|b"  ->  ["a", "b"], named {"x": "1"}        "2=b|1=a"  ->  ["a", "b"]        "2=b"  ->  ["", "b"]
     """
@@ -75,12 +72,12 @@ def normalised(name: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 12)
 def is_quotation(name: str) -> bool:
-    """Whether the normalised name of a template says, in one of many languages, that it quotes."""
+    """Whether the normalised name of a template means a quotation, in one of many languages."""
     return _QUOTES.search(name) is not None and not name.startswith(("cite", "cita "))
 
 
 def named_quotation(source: str) -> str:
-    """The text of a template that quotes, if the text has a name; otherwise "".
+    """The named text of a template that quotes; "" if its text has no name.
 
     "Quote-la|text=Veni|author=C"  ->  a line "Veni"        "Quote request|date=May"  ->  ""
     """

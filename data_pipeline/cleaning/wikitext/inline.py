@@ -1,8 +1,8 @@
-"""Unknown templates: in the middle of a sentence, one is replaced by its argument that reads as prose.
+"""Unknown templates: in the middle of a sentence, an argument that reads as prose replaces the template.
 
 Otherwise the sentence would have a hole: "built in {{year|1900}} by" would become "built in by". Templates that aren't
-words of the sentence (a note, a flag) are recognised by their position (after a word or a sentence), by the form of
-their arguments and by their name. What leaves a hole nevertheless is counted by name.
+part of the sentence (a note, a flag) are recognised by their position (after a word or a sentence), by the form of
+their arguments and by their name. Templates that still leave a hole are counted by name.
 """
 
 import re
@@ -13,7 +13,7 @@ from data_pipeline.cleaning.wikitext.namespaces import FILE_SUFFIXES, LANGUAGES
 from data_pipeline.cleaning.wikitext.superscripts import MARKS
 from data_pipeline.cleaning.wikitext.templates import coordinates, is_number, measure, with_unit
 
-# Around a template's number on the page and its text, until its line is complete; no page contains them.
+# Until its line is complete, these stand around a template's number on the page and its text. No page contains them.
 _OPEN, _THEN, _CLOSE = "\x01", "\x03", "\x02"
 _PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_THEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _PLACEHOLDER_AND_SPACE = re.compile(rf"{_PLACEHOLDER.pattern} *")
@@ -22,7 +22,7 @@ _MARKUP = ("=", "*", "#", ":", ";", "|", "!")  # markup that a line can begin wi
 _LONGEST, _LONGEST_NAME = 1000, 60
 _CONTEXT = 8  # characters of context on each side
 
-# Names, in lower case, of templates whose argument is no text, by their purpose.
+# Names, in lower case, of templates whose arguments aren't text, by their purpose.
 _NO_TEXT_NAMES = {
     "notes and references, by number or key": """
         ref, refn, ref harvard, ref label, note, notes, nb, fn, fnb, fnr, fn label, rn, rnb, an, anb, gr, hnote,
@@ -78,9 +78,9 @@ _SENTENCE_GOES_ON = re.compile(r",? +[\"“„«(]*([^\W\d_])")
 
 
 class Placeholders:
-    """Stand-ins for the templates of a page that may leave a hole, until their lines are complete.
+    """Placeholders for the templates of a page that may leave a hole, until their lines are complete.
 
-    `holes` counts those that left one, by their names in lower case.
+    `holes` counts the templates that left a hole, by their names in lower case.
     """
 
     def __init__(self, holes: Counter[str]) -> None:
@@ -88,10 +88,10 @@ class Placeholders:
         self._names: list[str] = []
 
     def replace(self, name: str, written: str, source: str, begins_line: bool) -> str | None:
-        """The placeholder of an unknown template; "" if it has no words, None if it is no part of a sentence.
+        """The placeholder of an unknown template; "" if it has no words, None if it isn't part of a sentence.
 
-        `name` is `written` in lower case; `source` is the inside of the template. If that is long or has several lines,
-        it is a box where it `begins_line`, elsewhere a hole.
+        `name` is `written` in lower case; `source` is the inside of the template. A long template, or one of several
+        lines, is a box if it `begins_line`, else a hole.
         """
         rest = source.partition("|")[2]
         if name in _NO_TEXT or (name.startswith(_NO_TEXT_BEGINNINGS) and not coordinates(rest)):
@@ -112,7 +112,7 @@ class Placeholders:
 
         "built in \x010\x031900\x02 by"  ->  "built in 1900 by"        "by them. \x010\x03A 7\x02"  ->  "by them. "
         """
-        if _OPEN not in line and _CLOSE not in line:  # only one of them if {{#switch}} has split an argument
+        if _OPEN not in line and _CLOSE not in line:  # {{#switch}} may have split an argument, and left one of the two
             return line
         pieces, position, before = list[str](), 0, ""
         for placeholder in _PLACEHOLDER.finditer(line):
@@ -129,7 +129,7 @@ class Placeholders:
 
 
 def _text(written: str, source: str) -> str | None:
-    """The words that an unknown template stands for: "" if none of its arguments reads as prose, None for a box.
+    """The words of an unknown template: "" if no argument reads as prose, None for a box.
 
     "chiarire|la prima|quale?"  ->  "la prima"        "M|10|k|m"  ->  "10 km"        "NazNB|CA|ITA"  ->  "ITA"
     "TeX"  ->  "TeX"                                  "link|de|text=Ziel"  ->  "Ziel"     "OEIS|id=A1"  ->  ""
@@ -157,13 +157,12 @@ def _text(written: str, source: str) -> str | None:
 
 
 def _is_prose(argument: str) -> bool:
-    return bool(
-        _WORD.search(argument) and not argument.lower().endswith(FILE_SUFFIXES) and not _IDENTIFIER.fullmatch(argument)
-    )
+    is_name = argument.lower().endswith(FILE_SUFFIXES) or _IDENTIFIER.fullmatch(argument)
+    return _WORD.search(argument) is not None and not is_name
 
 
 def without_edges(line: str) -> str:
-    r"""A line without placeholders before its markup, which they would hide, and at its end unless a colon is before.
+    r"""A line without placeholders before its markup, which they would hide, and at its end, except after a colon.
 
     "== A ==\x010\x03b\x02"  ->  "== A =="        "\x010\x03b\x02* c"  ->  "* c"        "a: \x010\x03b\x02"  as it is
     """
@@ -191,7 +190,7 @@ def _amid_a_sentence(before: str, after: str) -> bool:
     return (not before.strip() or before.endswith(" ")) and following is not None and following[1].islower()
 
 
-# Conversion markup (Chinese, Serbian, Kazakh …), -{…}-, which writes one word in several scripts.
+# Conversion markup -{…}- writes one word in several scripts (Chinese, Serbian, Kazakh …).
 _VARIANT_FLAGS = re.compile(r" *(?:[A-Za-z+-]|zh[a-z-]*)(?: *; *(?:[A-Za-z+-]|zh[a-z-]*))* *\|")
 _VARIANT_RULE = re.compile(r"[^:;]*?=>")
 _VARIANT_CODE = re.compile(r" *[a-z]{2,3}(?:-[a-z]+)* *:")
@@ -200,7 +199,7 @@ _HIDDEN_FLAGS = frozenset("HT-")
 
 
 def first_variant(inside: str) -> str:
-    """The first variant of a conversion markup, in which templates, links and inner markup are text already.
+    """The first variant of a conversion markup. Templates, links and inner markup in `inside` are text already.
 
     "zh-hans:计算机;zh-hant:電腦"  ->  "计算机"        "A|zh-cn:软件; zh-tw:軟體"  ->  "软件"
     "名"  ->  "名"        "H|zh-cn:a;zh-tw:b"  ->  ""

@@ -1,8 +1,8 @@
 """Wikitext to plain text.
 
-A full parser builds a tree of the page to throw most of it away (mwparserfromhell: 4 MB/s, this: 20 MB/s on the same
-core). Here every construct is a token of one regular expression, and a stack pairs those that nest, so the time is
-linear in the length of the page whatever it looks like: markup that is never closed costs no more than markup that is.
+A full parser builds a tree of the page and throws most of it away (mwparserfromhell: 4 MB/s, this module: 20 MB/s on
+the same core). Here every construct is a token of one regular expression, and a stack pairs nested tokens. So the time
+is linear in the length of any page, also of one whose markup is never closed.
 """
 
 import functools
@@ -36,14 +36,14 @@ def plain_text(
 ) -> str:
     """The prose of a page: paragraphs, headings and list items, one to a line, at most one blank line between them.
 
-    Dropped: templates (except known ones with text, such as {{convert}}, and unknown ones with an argument that reads
-    as prose in the middle of a sentence), tables, files, categories, language links, references, comments, galleries,
-    code blocks, magic words, formulas that aren't a line of plain symbols, and headings with nothing below them. Links
-    keep their labels, external ones too. Never raises, whatever the markup.
+    Dropped: tables, files, categories, language links, references, comments, galleries, code blocks, magic words,
+    formulas that aren't a line of plain symbols, headings with nothing below them, and templates. Known templates with
+    text, such as {{convert}}, stay; so do unknown ones in the middle of a sentence whose argument reads as prose.
+    All links keep their labels. Never raises, whatever the markup.
 
-    `title` replaces {{PAGENAME}}, and the year of `timestamp` {{CURRENTYEAR}}. `hidden_namespaces` are this wiki's
-    normalised names for files and categories, in addition to the names known here. `holes` counts the templates, by
-    name, that left a hole in a sentence.
+    `title` replaces {{PAGENAME}}, and the year of `timestamp` {{CURRENTYEAR}}. `hidden_namespaces`: this wiki's
+    normalised names for files and categories, in addition to the names known here. `holes` counts the templates that
+    left a hole in a sentence, by name.
 
         "'''Ulm''' is a [[city]] on the [[Danube|river]]{{sfn|A|p=2}}.<ref>B</ref>\n== See also ==\n[[Category:Ulm]]"
         ->  "Ulm is a city on the river."
@@ -74,10 +74,9 @@ _MARKUP = re.compile(r"(&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,31});)|[
 
 
 def _drop_hidden(text: str) -> str:
-    """Removes comments and elements whose content is no prose.
+    """Removes comments and elements without prose.
 
-    The content of <nowiki> stays. Its markup characters become entities, which are decoded after all markup has been
-    processed.
+    The content of <nowiki> stays. Its markup characters become entities, which are decoded at the end.
     """
     kept = []
     position = 0
@@ -109,7 +108,7 @@ _FORMULAS = ("math", "chem", "ce")
 
 
 def _literal(text: str) -> str:
-    """Replaces markup characters by entities, so that they aren't markup. Existing entities stay as they are."""
+    """Replaces markup characters by entities, so that they aren't markup. Entities stay as they are."""
     return _MARKUP.sub(lambda markup: markup[1] or f"&#{ord(markup[0])};", text)
 
 
@@ -173,7 +172,7 @@ def _resolve_nested(text: str, nesting: "_Nesting") -> str:
 
 
 class _Nesting:
-    """The constructs that are open at a position in the page, each with its pieces of text."""
+    """The open constructs at a position in the page, each with its pieces of text."""
 
     def __init__(self, title: str, year: str, hidden: frozenset[str], placeholders: Placeholders) -> None:
         """`title` and `year` are the page's; `hidden` are the namespaces and prefixes whose links show no text."""
@@ -192,9 +191,9 @@ class _Nesting:
         self.out.append(_link_text(inside, self._hidden))
 
     def close(self, kind: str) -> None:
-        """Ends the innermost open construct of this kind, if any. Constructs opened inside it were never closed.
+        """Closes the innermost open construct of this kind, if any. Constructs opened inside it were never closed.
 
-        A link can't begin outside a template, table or variant and end inside it.
+        A link that begins outside a template, table or variant can't end inside.
         """
         if not self._open[kind] or (kind == "link" and self._outer[-1][0] != "link"):
             self.out.append("}-" if kind == "variant" else "")
@@ -244,8 +243,7 @@ class _Nesting:
     def _abandon(self) -> None:
         """Gives up on the innermost construct, which was never closed. Its text goes to the construct around it.
 
-        The first line of a template (its name) or a table (its attributes) is dropped. The lines of table cells are
-        dropped later.
+        The first line of a template (its name) or a table (its attributes) is dropped; table cells are dropped later.
         """
         kind, inside = self._outer[-1][0], self.out
         self.out = self._pop()
@@ -286,7 +284,7 @@ def _link_text(inside: str, hidden: frozenset[str]) -> str:
         elif namespace in SISTER_PROJECTS:
             target = rest
     if bar and label.strip():
-        return _QUOTES.sub("", label) if "''" in label else label  # its quotes pair up within it
+        return _QUOTES.sub("", label) if "''" in label else label  # quotes pair up within a label
     target = target.replace("_", " ").lstrip("#")
     if bar:
         return _TITLE_QUALIFIER.sub("", target.rpartition(":")[2])
@@ -323,7 +321,7 @@ _BODY = 9  # below every heading
 def _assemble(lines: list[str], placeholders: Placeholders) -> str:
     """Joins the cleaned lines, without empty sections.
 
-    It works from the last line to the first: a heading stays if text or a deeper heading remains below it.
+    Lines are visited from the last to the first: a heading stays if text or a deeper heading remains below it.
     """
     kept: list[str] = []
     below = 0
@@ -391,7 +389,7 @@ def _heading(line: str) -> tuple[int, str]:
 
 
 def _tidy_brackets(line: str) -> str:
-    """Removes what a removed template has left in brackets.
+    """Removes spaces and marks that a removed template has left in brackets.
 
     "Ulm ( ) is"  ->  "Ulm is"        "Rome (; born 1900 )"  ->  "Rome (born 1900)"
     """
@@ -414,7 +412,7 @@ def _without_quotes(line: str) -> str:
     elided = _elided(line) if bold % 2 and italic % 2 else -1
     pieces, position = [], 0
     for run in _QUOTES.finditer(line):
-        # More than five in a row: quotes around something that is no longer there.
+        # More than five in a row are quotes around text that was removed.
         literal = "'" if len(run[0]) == 4 or run.start() == elided else ""
         pieces += [line[position : run.start()], literal]
         position = run.end()
@@ -422,7 +420,7 @@ def _without_quotes(line: str) -> str:
 
 
 def _elided(line: str) -> int:
-    """The position where ''' is an apostrophe and the start of italics: preferably after a word of one letter."""
+    """The position where ''' means an apostrophe, then italics: preferably after a word of one letter; −1 for none."""
     candidates = [run.start() for run in _QUOTES.finditer(line) if len(run[0]) == 3]
 
     def rank(start: int) -> int:

@@ -1,7 +1,7 @@
 """Names that decide whether a wikilink is text: of file and category namespaces, languages, projects; and redirects.
 
-Names are spelled as `normalised_namespace` returns them. The English names work in every wiki, the others in one. Names
-that begin titles in other wikis ("Imagine: John Lennon") are left out: files are also recognised by their suffix.
+Names are spelled as `normalised_namespace` returns them. English names work in every wiki, the others in one. Names
+that begin titles in other wikis ("Imagine: John Lennon") are left out, since files are also recognised by their suffix.
 """
 
 import re
@@ -17,12 +17,12 @@ def normalised_namespace(name: str) -> str:
     return _MARKS.sub("", name.replace("_", " ")).strip().lower()
 
 
-def _names(block: str) -> frozenset[str]:
-    """The words of a text, with underscores replaced by spaces."""
+def names(block: str) -> frozenset[str]:
+    """The words of a text, with spaces for underscores."""
     return frozenset(word.replace("_", " ") for word in block.split())
 
 
-FILE_NAMESPACES = _names(
+FILE_NAMESPACES = names(
     """
     file image media
     archivo arquivo attēls bestand afbeelding berkas bild bildo billede bilde dosiero dosya datei datoteka delwedd
@@ -44,7 +44,7 @@ FILE_NAMESPACES = _names(
     """
 )
 
-CATEGORY_NAMESPACES = _names(
+CATEGORY_NAMESPACES = names(
     """
     category
     catagóir catégorie categoria categoría categorie categuria catigurìa catigoría bólkur flokkur kategori kategoria
@@ -66,7 +66,7 @@ CATEGORY_NAMESPACES = _names(
 )
 
 # Codes of Wikipedias, closed ones included: [[de:Titel]] without a leading colon is a language link, not text.
-LANGUAGES = _names(
+LANGUAGES = names(
     """
     aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg
     bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo ce ceb ch cho
@@ -84,7 +84,7 @@ LANGUAGES = _names(
 )
 
 # [[wikt:word]] reads as "word".
-SISTER_PROJECTS = _names(
+SISTER_PROJECTS = names(
     """
     w wikipedia-en wikt wiktionary s wikisource q wikiquote b wikibooks n wikinews v wikiversity voy wikivoyage c
     commons m meta species wikispecies d wikidata mw
@@ -97,7 +97,7 @@ FILE_SUFFIXES = (
 )
 
 # {{PAGENAME}} and similar words, which stand for the article's title: the English names, and those of some wikis.
-PAGE_NAMES = _names(
+PAGE_NAMES = names(
     """
     pagename fullpagename basepagename subpagename rootpagename articlepagename subjectpagename
     seitenname vollerseitenname nompage nombredepagina nombredepágina nomepagina paginanaam nomedapagina nomedapágina
@@ -140,7 +140,7 @@ _LINK = r"\s*:?\s*\[\["
 _KNOWN = re.compile(
     rf"\s*[#＃](?:{'|'.join(re.escape(word).replace('_', '[ _]') for word in _KEYWORDS.split())}){_LINK}", re.IGNORECASE
 )
-# A page with nothing but "#Word [[link]]" and categories is no article, whatever the word means.
+# A page that only has "#Word [[link]]" and categories isn't an article, whatever the word means.
 _ALONE = re.compile(
     rf"\s*[#＃][^\s#*:;\[\]{{}}|]{{1,40}}{_LINK}[^\[\]\n]*\]\]\s*(?:(?:\[\[[^\[\]]*\]\]|\{{\{{[^{{}}]*\}}\}})\s*)*"
 )

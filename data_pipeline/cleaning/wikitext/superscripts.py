@@ -1,12 +1,12 @@
-"""Superscripts and subscripts: 10<sup>6</sup> isn't 106, and 1<sup>st</sup> is 1st.
+"""Superscripts and subscripts as text: 10<sup>6</sup> isn't 106, and 1<sup>st</sup> is 1st.
 
-Only when a line is complete, without quotes, tags and templates, is it known what stands before a superscript. Until
-then a character that no page contains marks where one begins, from a tag or from a template.
+What stands before a superscript is known once its line has no quotes, tags and templates left. Until then, a character
+that no page contains marks where a superscript begins.
 """
 
 import re
 
-# EXPONENT is RAISED before a variable, which always makes a power.
+# EXPONENT marks a superscript that begins with a variable: it is always a power.
 RAISED, EXPONENT, LOWERED = "\x04", "\x05", "\x06"
 MARKS = RAISED + EXPONENT + LOWERED
 
@@ -41,7 +41,7 @@ def raised(text: str) -> str:
 
 
 def without_marks(line: str) -> str:
-    r"""A complete line, in which a power has its caret, and an index its underscore if numbers would merge.
+    r"""A complete line with a caret for each power, and an underscore for an index that would merge with a number.
 
     "10\x046"  ->  "10^6"        "1\x04st"  ->  "1st"        "x\x061"  ->  "x1"        "101\x062"  ->  "101_2"
     """

@@ -1,4 +1,4 @@
-"""Known templates that are words of their sentence, parser functions, and formulas that are a line of text."""
+"""The text of known templates that are part of a sentence, of parser functions, and of simple formulas."""
 
 import html
 import re
@@ -43,12 +43,12 @@ _UNITS = {
 
 
 def has_text(name: str) -> bool:
-    """Whether a template of this normalised name has text. A cheap check, before the template's parts are joined."""
+    """Whether a template with this normalised name has text. Cheap, since the template's parts needn't be joined."""
     return name in _VALUES or name.startswith(_FAMILIES) or name.partition(":")[0].rstrip() in _FUNCTIONS
 
 
 def template_text(source: str) -> str:
-    """The text of a template. `source` is its inside, in which links and inner templates are text already.
+    """The text of a template. Links and inner templates in `source`, its inside, are text already.
 
     "convert|5|km|mi"  ->  "5 km"        "lang|code=fr|text=mot"  ->  "mot"        "Infobox person|name=A"  ->  ""
     """
@@ -74,7 +74,7 @@ def is_number(text: str) -> bool:
 
 
 def measure(arguments: list[str]) -> str:
-    """A number, or several with words between them, and a unit; "" for numbers that nothing joins.
+    """A number, or several with words between them, and a unit; "" for numbers that no word joins.
 
     ["10", "k", "m"]  ->  "10 km"        ["4", "-", "6"]  ->  "4–6"        ["26", "2035"]  ->  ""
     """
@@ -95,7 +95,7 @@ def coordinates(source: str) -> str:
 
 
 def _argument(number: int) -> Value:
-    """The text that has a name, or the argument `number`, from 0, or from -1 counted from the end; else ""."""
+    """The named text, or the argument `number`, counted as an index of Python; else ""."""
     return lambda arguments: arguments.text() or "".join(arguments[number:][:1])
 
 
@@ -124,7 +124,7 @@ def _prefix(text: str) -> Value:
 
 
 def _quoted(arguments: Arguments) -> str:
-    """The text that has a name, else the first argument, else the longest that ends as a sentence does.
+    """The named text, else the first argument, else the longest that ends like a sentence.
 
     ["left", "To be."]  ->  "To be."        author="B"  ->  ""        szó="To be.", költő="B"  ->  "To be."
     """
@@ -264,7 +264,7 @@ _NAMES: dict[str, Value] = {
     "as of": _as_of,
     "start date, end date, birth date, death date, birth date and age, start date and age, dts": _date,
     "height": lambda arguments: " ".join(
-        f"{arguments.named[unit]} {unit}" for unit in ("m", "cm", "ft", "in") if arguments.named.get(unit)
+        f"{value} {unit}" for unit in ("m", "cm", "ft", "in") if (value := arguments.named.get(unit))
     ),
     "us$, usd": _prefix("US$"),
     "gbp, £": _prefix("£"),

@@ -1,1 +1,1 @@
-"""`launch doctor`: checks machines before a run. Each check has its own process and time limit."""
+"""`launch doctor`: checks machines before a run. Each check runs in a process with a time limit."""

@@ -1,7 +1,7 @@
 """The checks of `launch doctor`: their settings and findings, and the program that runs one check.
 
-A check is a function of this folder that takes the settings and returns its findings. Its process imports only what the
-check needs. It ends by itself at its time limit, even if it waits for a dead file system or its parent is gone.
+A check is a function in this folder, from settings to findings. Its process imports only what the check needs. The
+process ends at its time limit, even if it waits for a dead file system or its parent is gone.
 """
 
 import json
@@ -13,17 +13,21 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Level = Literal["ok", "warning", "error"]
-_REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the check, its time limit and its settings, as JSON
-_REPORT = "findings: "  # begins the line with them, among whatever else a check's process prints
+_REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the variable with the check, its time limit and its settings, as JSON
+_REPORT = "findings: "  # begins the line with the findings; a check's process may print other lines
 _LONGEST_ERROR = 200  # characters
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a check: the number of ranks on its node and in all, and facts of the run file.
+    """The settings of a check.
 
     Attributes:
-        locked: a file beside the run directory that the head holds locked.
+        ranks_here: number of ranks on the node.
+        all_ranks: number of ranks on all nodes.
+        workers: number of loader processes of a rank.
+        directory: the run directory.
+        locked: a file beside the run directory that the head has locked.
         tracking: MLflow's URI; "" if the run file sets none, None if MLflow is off.
         run_file: the run file and its overrides.
     """
@@ -39,12 +43,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a report. An `error` would stop a run; a `warning` makes it slower or less safe.
+    """A line of the report. An `error` would stop a run; a `warning` makes a run slower or less safe.
 
     Attributes:
-        expected: what the check expected; empty if all is well.
-        remedy: what to do; empty if all is well.
-        node: the name of the machine; empty for a finding of all machines.
+        expected: what the check expected; "" if all is well.
+        remedy: what to do; "" if all is well.
+        node: the name of the machine; "" for a finding about all machines.
     """
 
     check: str
@@ -57,8 +61,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check: its name in findings, its `function` in this folder, its time limit in seconds, and what to do if it
-    fails."""
+    """A check: its name in findings, its `function` in this folder, its time limit, and what to do if it fails."""
 
     title: str
     function: str
@@ -66,11 +69,12 @@ class Check:
     remedy: str = "find out what the check waits for: a file system, a driver"
 
     def request(self, settings: Settings) -> dict[str, str]:
-        """The environment that asks this program for the check."""
+        """The environment in which this program runs the check."""
         return {_REQUEST: json.dumps([self.function, self.seconds, asdict(settings)])}
 
     def findings(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> list[Finding]:
-        """What a process has found, of a `rank` or of nobody, that ended with this exit code and these lines."""
+        """The findings of a process that has ended with the exit code `code` after `last_lines`. `rank`: how the
+        failure of a rank's process begins; "": it is no rank."""
         reports = [line.removeprefix(_REPORT) for line in last_lines if line.startswith(_REPORT)]
         if reports:
             return [Finding(**finding) for finding in json.loads(reports[-1])]
@@ -88,7 +92,7 @@ NODE_CHECKS = [
     Check("tracking", "machine.tracking"),
 ]
 RUN_FILE = Check("run file", "machine.run_file", 300)  # once for all nodes
-# Of ranks together. A network file system makes starting Python and importing torch slow; DeepSpeed may compile.
+# Checks of all ranks together. Importing torch from a network file system is slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
 ALL_REDUCE = Check("all-reduce", "ranks.all_reduce", 180, _REACHABLE)
 NUMERICS = Check("numerics", "ranks.numerics", 300, remedy="")

@@ -1,4 +1,4 @@
-"""Checks the machines of a run at the same time, each through an agent, then all of their ranks together."""
+"""Checks the machines of a run, each through an agent and all at once; then checks all ranks together."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from launch.tools.doctor.machine import locked_file
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
-_SECONDS_TO_START = 120.0  # a node's Python, on a slow file system
+_SECONDS_TO_START = 120.0  # of Python on a slow file system
 _POLL_SECONDS = 0.1
 _PROGRAM = [sys.executable, "-P", "-m", checks.__name__]
 _INDENT = 9
@@ -34,9 +34,9 @@ _WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hy
 def machines(
     ranks: int | None, hostfile: Path | None, ssh: list[str], cluster: Path | None
 ) -> tuple[list[Node], Access]:
-    """The hosts of `hostfile`, else the nodes of the SLURM allocation that this process is in, else this machine.
+    """The hosts of `hostfile`, else the nodes of this SLURM allocation, else this machine.
 
-    A node of 0 ranks has one for each GPU, or one. Raises UserError for a file that can't be read.
+    0 ranks of a node mean one for each GPU, or one. Raises UserError for a file that can't be read.
     """
     if hostfile:
         nodes = hosts.read(hostfile)
@@ -56,35 +56,32 @@ def doctor(
     path: Path | None,
     overrides: list[str],
     as_json: bool,
-    with_numerics: bool = False,
+    with_numerics: bool,
 ) -> int:
-    """Prints what was found; returns 0 if nothing would stop a run, else 1. Raises UserError for a wrong run file.
+    """Prints the findings; returns 1 if one would stop a run, else 0. Raises UserError for a wrong run file.
 
-    `with_numerics`: whether DeepSpeed is compared with a plain loop, on the first node.
+    `with_numerics`: also compares DeepSpeed with a plain loop, on the first node.
     """
     if with_numerics and path is None:
         raise UserError("--numerics: give RUN.yaml; DeepSpeed is checked with its settings")
-    findings = list(_examined(nodes, access, _settings(path, overrides), with_numerics))
+    settings = Settings()
+    if path:
+        config = load(path, overrides, RunConfig)
+        mlflow = config.tracking.mlflow
+        settings = Settings(
+            workers=config.data.workers,
+            directory=str(Path(config.run.directory).absolute()),
+            tracking=(mlflow.uri or "") if mlflow else None,
+            run_file=(str(path.absolute()), *overrides),
+        )
+    findings = list(_examined(nodes, access, settings, with_numerics))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
     return int(any(finding.level == "error" for finding in findings))
 
 
-def _settings(path: Path | None, overrides: list[str]) -> Settings:
-    if path is None:
-        return Settings()
-    config = load(path, overrides, RunConfig)
-    mlflow = config.tracking.mlflow
-    return Settings(
-        workers=config.data.workers,
-        directory=str(Path(config.run.directory).absolute()),
-        tracking=(mlflow.uri or "") if mlflow else None,
-        run_file=(str(path.absolute()), *overrides),
-    )
-
-
 @dataclass(frozen=True)
 class Program:
-    """A check that an agent runs with this `environment`. `rank` is how its failure begins."""
+    """A check that an agent runs with `environment`. `rank` as in `Check.findings`."""
 
     check: Check
     agent: Agent
@@ -95,7 +92,7 @@ class Program:
 def _of_ranks(
     check: Check, settings: Settings, places: list[tuple[Agent, int]], address: str, port: int
 ) -> list[Program]:
-    """A check that ranks make together, so many with each agent, which meet at `address` and `port`."""
+    """A check by ranks together, which meet at `address` and `port`. `places`: number of ranks of each agent."""
     world = sum(ranks for _, ranks in places)
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     programs: list[Program] = []
@@ -135,14 +132,14 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
                 pair = [(first, min(2, machine.gpus or 2))]
                 together.append(_of_ranks(NUMERICS, settings, pair, "127.0.0.1", machine.port))
         for programs in together:
-            # the first that has anything to say is rank 0, or a rank that failed
+            # the first process with findings is rank 0, or a rank that failed
             yield from next(filter(None, _run(programs).values()), [])
         for name, reason in pool.problems.items():
             yield Finding("node", "error", reason, "an answer", "a run can't start there either", name)
 
 
 def other_versions(findings: list[Finding]) -> Iterator[Finding]:
-    """Faults of nodes that have the declared versions, but not those of the first such node."""
+    """Errors of nodes that have the declared versions, but other ones than the first such node."""
     fine = [one for one in findings if (one.check, one.level) == ("versions", "ok")]
     for one in fine:
         if one.found != fine[0].found:
@@ -151,7 +148,7 @@ def other_versions(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _run(programs: list[Program]) -> dict[int, list[Finding]]:
-    """Runs programs at the same time. Returns what they have found, by number, in the order of their answers."""
+    """Runs programs at the same time. Returns their findings, by number, in the order of their ends."""
     agents = list(dict.fromkeys(program.agent for program in programs))
     answers: dict[int, list[Finding]] = {}
     started, running = time.monotonic(), dict(enumerate(programs))
@@ -173,7 +170,7 @@ def _run(programs: list[Program]) -> dict[int, list[Finding]]:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """The findings in their order, wrapped at 80 columns. Nodes on which a check found the same share a line."""
+    """The findings, wrapped at 80 columns. Nodes with the same finding of a check share a line."""
     several = len({finding.node for finding in findings if finding.node}) > 1
     alike: dict[Finding, list[str]] = {}
     for one in findings:

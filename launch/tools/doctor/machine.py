@@ -1,5 +1,4 @@
-"""The checks of one machine: installed packages, GPUs, memory, the run directory, the run file with its corpora,
-MLflow."""
+"""Checks one machine: installed packages, GPUs, memory, the run directory, the run file with its corpora, MLflow."""
 
 import contextlib
 import fcntl
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pynvml
@@ -20,7 +19,7 @@ from packaging.requirements import Requirement
 from data_pipeline.foundation.atomic import lock
 from data_pipeline.foundation.errors import UserError, one_line
 from data_pipeline.foundation.formatting import counted, human_size, masked
-from data_pipeline.foundation.packages import PACKAGE
+from data_pipeline.foundation.packages import PACKAGE, version_of
 from data_pipeline.foundation.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.device_speed import product_flops
@@ -47,7 +46,7 @@ _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure 
 
 
 def versions(settings: Settings) -> list[Finding]:
-    """The installed packages against what this project declares."""
+    """Compares the installed packages with the versions that this project declares."""
     try:
         declared = metadata(PACKAGE).get_all("Requires-Dist") or []
     except PackageNotFoundError:
@@ -55,26 +54,19 @@ def versions(settings: Settings) -> list[Finding]:
         return [Finding("versions", "warning", found, "", _INSTALL)]
     wrong = []
     for needed in map(Requirement, declared):
-        number = _version(needed.name)
+        number = version_of(needed.name)
         if needed.marker and not needed.marker.evaluate({"extra": ""}):
             continue
         if not (number and needed.specifier.contains(number, prereleases=True)):
             found = f"{needed.name} {number or 'is missing'}"
             expected = f"{needed.name} {needed.specifier}".strip()
             wrong.append(Finding("versions", "error", found, expected, _INSTALL))
-    numbers = (f"{name} {_version(name)}" for name in (PACKAGE, "torch", "deepspeed", "mlflow"))
+    numbers = (f"{name} {version_of(name)}" for name in (PACKAGE, "torch", "deepspeed", "mlflow"))
     return wrong or [Finding("versions", "ok", ", ".join([f"python {platform.python_version()}", *numbers]))]
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
 def gpus(settings: Settings) -> list[Finding]:
-    """Whether each rank has a GPU, and nobody else uses them."""
+    """Whether each rank has a GPU, and the GPUs are free."""
     number, ranks = count_gpus(), settings.ranks_here
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
@@ -96,7 +88,7 @@ def gpus(settings: Settings) -> list[Finding]:
 
 
 def memory(settings: Settings) -> list[Finding]:
-    """What is free for the ranks and their loaders. The model's own memory is what `pretrain plan` shows."""
+    """The memory for ranks and their loaders. `pretrain plan` shows the model's memory."""
     ranks, workers = settings.ranks_here, settings.workers
     free, needed = available_memory(), ranks * (_RANK + workers * _WORKER)
     found = Finding("memory", "ok", f"{free / 1e9:.1f} GB free")
@@ -114,21 +106,21 @@ def memory(settings: Settings) -> list[Finding]:
 
 
 def existing(directory: Path) -> Path:
-    """The directory, or the nearest one above it that exists."""
+    """The directory or, if it doesn't exist, the nearest one above it."""
     return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
 
 
 @contextlib.contextmanager
 def locked_file(directory: Path) -> Iterator[Path | None]:
-    """A new locked file in `directory` for the duration of the block; None if it can't be created or locked soon.
+    """Within the block, a new locked file in `directory`; None if it can't be created or locked soon.
 
-    A thread creates and locks it, because on a dead file system that never returns.
+    A thread creates and locks the file, since on a dead file system this never returns.
     """
     with contextlib.ExitStack() as files:
         names: list[str] = []
 
         def create() -> None:
-            with contextlib.suppress(OSError):  # the checks say what is wrong with the directory
+            with contextlib.suppress(OSError):  # the checks report what is wrong with the directory
                 file = files.enter_context(tempfile.NamedTemporaryFile(dir=existing(directory), prefix=".doctor-"))
                 lock(file, None)
                 names.append(file.name)
@@ -140,7 +132,7 @@ def locked_file(directory: Path) -> Iterator[Path | None]:
 
 
 def run_directory(settings: Settings) -> list[Finding]:
-    """Writes files beside the run's."""
+    """Whether the run directory's file system takes files, has room and speed, and has locks."""
     if settings.directory is None:
         return []
     place = existing(Path(settings.directory))
@@ -169,7 +161,7 @@ def _written(place: Path, folder: Path) -> Finding:
 
 
 def _locks(folder: Path, locked: str | None) -> Finding:
-    """`locked`: a file that another process, perhaps on another node, has created and locked."""
+    """Whether file locks work. `locked`: a file that another process, perhaps on another node, has locked."""
     wrong = ""
     with (folder / "lock").open("w") as file:
         try:
@@ -190,7 +182,7 @@ def _locks(folder: Path, locked: str | None) -> Finding:
 
 
 def run_file(settings: Settings) -> list[Finding]:
-    """Whether the run file is valid for these ranks, and its corpora are there."""
+    """Whether the run file is valid for these ranks, and its corpora exist."""
     from data_pipeline.foundation import config_file  # a check imports only what it needs
     from pretrain import config as configs
     from pretrain.training import preflight
@@ -236,7 +228,7 @@ def tracking(settings: Settings) -> list[Finding]:
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of an error: that of the one which it follows from, such as the network's."""
+    """The reason of the error that began a chain, such as the network's."""
     while origin := error.__cause__ or error.__context__:
         error = origin
     return getattr(error, "strerror", None) or one_line(error)

@@ -1,6 +1,6 @@
-"""The checks of all ranks together: a sum over the ranks, and DeepSpeed's numerics. Rank 0 has the findings.
+"""Checks all ranks together: the speed of an all-reduce, and DeepSpeed's numerics. Rank 0 returns the findings.
 
-The environment of a rank has RANK and the like, as in a run.
+The environment of a rank has RANK etc., as in a run.
 """
 
 import time
@@ -20,11 +20,11 @@ from pretrain.run.rank_environment import rank_environment
 
 _LOOPS = 5
 _SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
-_SECONDS_OF_A_LOOP = 1.0  # at most, about: on a slow network less is sent
+_SECONDS_OF_A_LOOP = 1.0  # about the maximum: on a slow network, less is sent
 
 
 def all_reduce(settings: Settings) -> list[Finding]:
-    """How fast all ranks sum what each has."""
+    """The speed of an all-reduce over all ranks."""
     kind, here = device_type(), rank_environment()
     device = torch.device(kind, local_gpu(here.local_rank, torch.cuda.device_count()) if kind == "cuda" else 0)
     if kind == "cuda":
@@ -41,7 +41,7 @@ def all_reduce(settings: Settings) -> list[Finding]:
 
 
 def _seconds(size: int, device: torch.device) -> float:
-    """Of an all-reduce of `size` bytes, by the slowest rank."""
+    """The time of an all-reduce of `size` bytes on the slowest rank."""
     values, ranks = torch.ones(size // 4, device=device), dist.get_world_size()
     dist.all_reduce(values)
     if values[0].item() != ranks or values[-1].item() != ranks:
@@ -57,8 +57,8 @@ def _seconds(size: int, device: torch.device) -> float:
 
 
 def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
-    """Of an all-reduce of `size` bytes over `ranks`: nccl-tests' bus bandwidth, 2(n-1)/n · size/time, which each rank
-    sends in a ring. `gpu`: the name of the GPUs; None: on CPUs."""
+    """The bus bandwidth of an all-reduce of `size` bytes over n `ranks`, as in nccl-tests: 2(n-1)/n · size/time, which
+    each rank sends in a ring. `gpu`: the name of the GPUs; None: on CPUs."""
     if ranks == 1:
         return Finding("all-reduce", "ok", f"one rank on {gpu or 'the CPU'}, so nothing is exchanged")
     reached = 2 * (ranks - 1) / ranks * size / seconds / 1e9
@@ -76,18 +76,15 @@ def numerics(settings: Settings) -> list[Finding]:
         from pretrain.engine import versions
 
         found = zero_numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
-        untested = None if versions.is_tested() else versions.NEWEST
+        untested = None if versions.is_tested() else versions.TESTED
         return [] if rank else [comparison(found.trained, found.wrong, untested)]
 
 
 def comparison(trained: str, wrong: str, tested: str | None) -> Finding:
-    """Of DeepSpeed's training. `tested`: its tested version if it is another one."""
+    """The finding about DeepSpeed's numerics. `tested`: the tested version, if another one is installed."""
     expected = "the weights of a plain loop, to the bit, after each step"
     if not wrong:
         return Finding("numerics", "ok", f"{trained}: {expected}")
-    remedy = (
-        f"install deepspeed {tested} (constraints.txt)"
-        if tested
-        else "don't train with these settings, and report this"
-    )
+    install = f"install deepspeed {tested} (constraints.txt)"
+    remedy = install if tested else "don't train with these settings, and report this"
     return Finding("numerics", "error", f"{trained}: {wrong}", expected, remedy)

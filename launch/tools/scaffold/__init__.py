@@ -1,1 +1,1 @@
-"""`launch init`: finds the format of the user's text and what this machine can train, and writes the files for both."""
+"""`launch init`: detects the format of the user's text and what this machine can train, and writes a run's files."""

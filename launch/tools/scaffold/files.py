@@ -1,4 +1,4 @@
-"""Writes a user's first corpus file and run file from the templates in this folder. Both extend files that ship."""
+"""Writes a first corpus file and run file from the templates in this folder. Both extend files that ship."""
 
 import math
 import re
@@ -39,22 +39,22 @@ from pretrain.models import FAMILIES
 _TEMPLATES = Path(__file__).with_name("templates")
 _SAMPLES = Path(data_pipeline.__file__).with_name("samples")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_CORPORA = {  # by objective, the shipped corpus file whose rows and tokens the first one takes
+_CORPORA = {  # by objective, the shipped corpus file that the first corpus file extends
     **dict.fromkeys(("span_corruption", "iid_denoising", "prefix_lm", "full_lm"), "c4-published"),
     "ul2": "c4-ul2",
     "denoising": "c4-bart",
     **dict.fromkeys(("causal_lm", "causal_infilling"), "c4-causal"),
     "masked_lm": "c4-bert",
 }
-_OBJECTIVES = {"bart": "denoising"}  # of a family, where it isn't the first that the family accepts
-_SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # has the text that ships
+_OBJECTIVES = {"bart": "denoising"}  # of a family, if it isn't the first that the family accepts
+_SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # the corpus of the text that ships
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
 _TEXTBOOK = """\
 optimizer: {{name: adamw, learning_rate: {rate:.1e}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
 schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate:.1e}}}"""
-_RATES = {"t5-v1.1-1m": 3e-3, "t5-v1.1-5m": 2e-3, "t5-v1.1-15m": 1e-3}  # smaller models take larger ones
-# The speedrun's recipe: docs/results/speedrun.md. Models with muP take the rates of its width.
+_RATES = {"t5-v1.1-1m": 3e-3, "t5-v1.1-5m": 2e-3, "t5-v1.1-15m": 1e-3}  # small models need larger rates
+# The speedrun's recipe (docs/results/speedrun.md), whose rates muP transfers to other widths.
 _RECORD = """\
 optimizer: {{name: muon, learning_rate: 1.0e-2, adamw_learning_rate: 2.0e-2, newton_schulz_dtype: {precision}}}
 schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
@@ -74,7 +74,8 @@ class Wanted:
     """What the user wants to train, and for how long. None: `launch init` chooses.
 
     Attributes:
-        text: a path, a glob or a URL of `text_format`; None: the text that ships.
+        text: a path, glob or URL; None: the text that ships.
+        text_format: the format of `text`.
         corpus: a finished corpus instead of text.
         model: a file of configs/models.
         family: a key of SERIES, if there is no `model`.
@@ -94,23 +95,23 @@ class Wanted:
     hours: float = 1.0
 
     def models(self) -> tuple[str, ...]:
-        """The models to choose from, from the smallest on. Raises UserError for one that doesn't ship."""
+        """The models to choose from, smallest first. Raises UserError for a family or size that doesn't ship."""
         if self.model and (self.family or self.size):
             raise UserError("--model: names a family and a size already; leave out --family and --size")
         return (self.model,) if self.model else models_of(self.family or DEFAULT, self.size)
 
 
 def write_first_files(wanted: Wanted) -> list[str]:
-    """Writes NAME.corpus.yaml, unless there is a corpus already, and NAME.run.yaml into the current folder.
+    """Writes NAME.run.yaml and, unless a finished corpus is given, NAME.corpus.yaml into the current folder.
 
-    Returns lines that say what was chosen and why, what else there is, and the next commands. Without a size, the model
-    is the largest that this machine can train in `hours`. Raises UserError, before anything is written, for a name that
-    is no file name, an unknown model or format, text that no reader reads, and a file that exists.
+    Returns lines that say what was chosen and why, the alternatives, and the next commands. Without a size, the model
+    is the largest that this machine can train in `hours`. Raises UserError, before anything is written, for a wrong
+    name, an unknown model or format, text that no reader can read, and a file that exists.
     """
     name, text, corpus = wanted.name, wanted.text, wanted.corpus
     if not _NAME.fullmatch(name):
         raise UserError(f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it")
-    formats = [known for known in OPTIONS if known != "pairs"]  # these need an objective of their own
+    formats = [known for known in OPTIONS if known != "pairs"]  # pairs need another objective
     if wanted.text_format is not None and wanted.text_format not in formats:
         raise UserError(f"--format: {wanted.text_format!r}; expected one of {', '.join(formats)}")
     if text and corpus:
@@ -126,14 +127,15 @@ def write_first_files(wanted: Wanted) -> list[str]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
     objective = _objective(config, wanted.objective)
-    sources, lines = sources_of(text, wanted.text_format) if text else ([] if corpus else _shipped(), [])
+    shipped = [] if text or corpus else load(paths.config(_SHIPPED), [], CorpusConfig).sources
+    sources, lines = sources_of(text, wanted.text_format) if text else (shipped, [])
     sources, found = cut(sources)
     sample = sample_of(sources)
     set_activity("measuring this machine")
     machine = Machine.this()
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
     lengths = objective.shape
-    if isinstance(objective, MaskedLM):  # the head's FLOPs are those of the tokens that are predicted
+    if isinstance(objective, MaskedLM):  # the head computes only the tokens that are predicted
         lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
     set_activity("choosing the model and its steps")
     text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
@@ -144,7 +146,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
     if not corpus:
         is_cut = any(PART in source.options for source in sources)
         is_divided = any(source.split for source in sources)
-        whole_files = all(source.format == "text" for source in sources)  # a document each, of any size
+        whole_files = all(source.format == "text" for source in sources)  # each file is a document, of any size
         contents[corpus_file] = _filled(
             "corpus",
             run=run_file,
@@ -180,7 +182,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
 
 
 def _chosen_model(wanted: Wanted, first_run: FirstRun) -> str:
-    """The model, why it is this one, and which others there are."""
+    """A line that says which model was chosen and why, and what the alternatives are."""
     read = f"{first_run.tokens_per_parameter:.2g} tokens a parameter"
     if wanted.model or wanted.size:
         return f"model: {first_run.model}; the run reads {read} ({TOKENS_PER_PARAMETER} are usual)"
@@ -200,55 +202,48 @@ def _chosen_objective(config: ModelConfig, objective: Objective) -> str:
     return f"{said}. Others: --objective {', '.join(others)}" if others else said
 
 
-def _shipped() -> list[SourceConfig]:
-    return load(paths.config(_SHIPPED), [], CorpusConfig).sources
-
-
 def _objectives(config: ModelConfig) -> list[str]:
-    """What the model can learn from plain text."""
+    """The objectives with which the model can learn from plain text."""
     return [one for one in FAMILIES[config.family].objectives if one in _CORPORA]
 
 
 def _objective(config: ModelConfig, name: str | None) -> Objective:
-    """What rows are for, in the corpus of this model; they are no longer than the model has positions.
+    """The objective of the model's corpus: `name`, or the family's. Its rows fit into the model's positions.
 
-    Raises UserError for the `name` of an objective that its family doesn't learn."""
+    Raises UserError for an objective that the family doesn't learn.
+    """
     known = _objectives(config)
     if name and name not in known:
         raise UserError(f"--objective: {config.family} doesn't learn {name!r}; expected one of {', '.join(known)}")
     name = name or _OBJECTIVES.get(config.family, known[0])
-    changes = [f"rows.objective={{name: {name}}}"] if name != _of_corpus(name).name else []
-    objective = _of_corpus(name, changes)
+    changes = [f"rows.objective={{name: {name}}}"] if name != _corpus_for(name).rows.objective.name else []
+    objective = _corpus_for(name, changes).rows.objective
     if config.longest_sequence and config.longest_sequence < objective.shape[0]:
         return objective.model_copy(update={"length": config.longest_sequence})
     return objective
 
 
 def _corpus_for(objective: str, changes: Sequence[str] = ()) -> CorpusConfig:
-    """The corpus file that an objective's rows and tokens are taken from, with `changes`."""
+    """The shipped corpus file of an objective, with `changes`."""
     return load(paths.config(f"configs:corpora/{_CORPORA[objective]}.yaml"), changes, CorpusConfig)
 
 
-def _of_corpus(objective: str, changes: Sequence[str] = ()) -> Objective:
-    return _corpus_for(objective, changes).rows.objective
-
-
 def _changes(objective: Objective, config: ModelConfig, vocab_size: int) -> str:
-    """What differs from the corpus file that the objective's rows and tokens are taken from, as lines of YAML."""
-    rows: dict[str, Any] = {}
-    if objective.name != _of_corpus(objective.name).name:
+    """Lines of YAML with the differences from the objective's shipped corpus file."""
+    rows, shipped = dict[str, Any](), _corpus_for(objective.name)
+    if objective.name != shipped.rows.objective.name:
         rows["name"] = objective.name
     if objective.shape[0] == config.longest_sequence:
-        rows["length"] = config.longest_sequence  # the model has no positions for more
+        rows["length"] = config.longest_sequence  # the model has no more positions
     tokenizer: dict[str, Any] = {"vocab_size": vocab_size}
-    if objective.sentinels > _corpus_for(objective.name).tokenizer.sentinels:
+    if objective.sentinels > shipped.tokenizer.sentinels:
         tokenizer["sentinels"] = objective.sentinels
     lines = f"tokenizer: {_flow(tokenizer)}   # as many as the text can fill, and the model has\n"
     return lines + (f"rows: {{objective: {_flow(rows)}}}\n" if rows else "")
 
 
 def _as_written(source: SourceConfig) -> dict[str, Any]:
-    """The keys of a source in the corpus file. A name that is the format's is left out."""
+    """The keys of a source in the corpus file; its name is left out if it is the format's."""
     without = {"name"} if source.name == source.format else None
     keys = source.model_dump(exclude_unset=True, exclude=without)
     if isinstance(source.path, str):
@@ -258,7 +253,7 @@ def _as_written(source: SourceConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The parts of a run file that say how the model learns, and lines that say why these."""
+    """The optimizer and the curriculum of a run file, as YAML; `said` has lines that explain the choice."""
 
     optimizer: str
     curriculum: str
@@ -266,7 +261,7 @@ class _Recipe:
 
     @classmethod
     def of(cls, first_run: FirstRun, machine: Machine, long_spans: bool) -> "_Recipe":
-        """`long_spans`: whether rows have the objective and the length that the curriculum is for."""
+        """The recipe for a run. `long_spans`: whether the curriculum suits the rows' objective and length."""
         steps = first_run.steps
         if not first_run.config.mup:
             rate = _RATES.get(first_run.model, 3e-4)
@@ -322,6 +317,6 @@ def _filled(template: str, **values: object) -> str:
 
 
 def _flow(value: Any) -> str:
-    """`value` as YAML reads it back, in one line."""
+    """`value` as YAML in one line."""
     listed = yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return listed.removeprefix("[").removesuffix("]\n")

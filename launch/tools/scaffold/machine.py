@@ -1,4 +1,4 @@
-"""What this machine can train in some hours: its speed and precision, and the model and the steps that fit."""
+"""Finds what this machine can train in some hours: its speed and precision, the model and the number of steps."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 
-SERIES = {  # by what a user calls them: the shipped models of one family and form, from the smallest on
+SERIES = {  # by the name for users: the prefix and the sizes of shipped models, smallest first
     "t5gemma2": ("t5gemma2", ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b")),
     "t5": ("t5-v1.1", ("1m", "5m", "15m", "small", "base", "large", "xl", "xxl")),
     "bart": ("bart", ("base", "large")),
@@ -29,7 +29,7 @@ SERIES = {  # by what a user calls them: the shipped models of one family and fo
 DEFAULT = "t5gemma2"
 _HOUR = 3600.0
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-_MOST_EPOCHS = 40  # beyond, repeated text teaches nothing more (Muennighoff et al. 2023)
+_MOST_EPOCHS = 40  # more repetitions teach nothing (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
 _MFU = 0.31  # of a GPU; the default of pretrain plan
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/device_speed.py
@@ -39,7 +39,8 @@ Precision = Literal["bf16", "fp32"]
 
 
 def models_of(series: str, size: str | None = None) -> tuple[str, ...]:
-    """The names of its models in configs/models: all, or that of one `size`. Raises UserError, which lists them."""
+    """The names of a series' models in configs/models, or of the model of one `size`. Raises UserError, with the known
+    names."""
     if series not in SERIES:
         raise UserError(f"--family: {series!r}; expected one of {', '.join(SERIES)}")
     prefix, sizes = SERIES[series]
@@ -59,7 +60,7 @@ def model_named(name: str) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine: its number of GPUs, its name, its FLOP/s in wide matmuls, and how the FLOP/s are `known`."""
+    """This machine. `flops`: FLOP/s in wide matmuls; `known`: how they are known."""
 
     gpus: int
     name: str
@@ -78,7 +79,7 @@ class Machine:
         return cls(gpus, f"{gpus} × {device.name}", gpus * flops, known, precision)
 
     def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
-        """The time that training a model takes for a row: its FLOPs by the FLOP/s that its width reaches."""
+        """The time of training on a row: the row's FLOPs, divided by the FLOP/s that the model's width reaches."""
         share = _MFU if self.gpus else cpu_share(config.width)
         return count_flops(outline(config), Sizes.of_example(*lengths)) / (share * self.flops)
 
@@ -93,7 +94,7 @@ def _precision(multiplies_bf16: bool) -> Precision:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """A first run: steps of `batch` rows; each step takes about `seconds` and has `tokens`."""
+    """A first run. A step has `batch` rows and `tokens` tokens, and takes about `seconds`."""
 
     model: str
     config: ModelConfig
@@ -120,28 +121,24 @@ def run_within(
     lengths: tuple[int, int],
     rows: float,
 ) -> FirstRun:
-    """The largest model of `names`, from the smallest on, that reads 20 tokens a parameter within `hours`, else the
-    smallest, with as many steps as fit.
+    """The largest model of `names` that reads 20 tokens a parameter within `hours`, else the smallest, with as many
+    steps as fit. `names` has the smallest model first.
 
-    `vocabulary` is the largest that the text can fill; each model takes at most its own. `lengths` are those of a row.
-    The text has `rows` of them; steps end where the text has been read 40 times.
+    `vocabulary`: the largest that the text can fill; a model takes at most its own. `lengths`: of a row's input and
+    target. `rows`: number of rows of the text; the run ends after it has read the text 40 times.
     """
     chosen = None
     for name in names:
-        config = _with_vocabulary(model_named(name), vocabulary + sentinels)
+        config, most = model_named(name), vocabulary + sentinels
+        config = config.model_copy(update={"vocab_size": min(config.vocab_size or most, most)})
         possible = hours * _HOUR / machine.seconds_of_row(config, lengths)
         if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * outline(config).num_parameters():
             break
         chosen = name, config, possible
     assert chosen
     name, config, possible = chosen
-    most = min(possible, max(1.0, _MOST_EPOCHS * rows))
-    bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, most / _FEWEST_STEPS), max(1.0, rows))
+    total = min(possible, max(1.0, _MOST_EPOCHS * rows))
+    bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS), max(1.0, rows))
     batch = 2 ** int(math.log2(bound))
     seconds = hours * _HOUR * batch / possible
-    return FirstRun(name, config, max(1, int(most / batch)), batch, seconds, batch * sum(lengths))
-
-
-def _with_vocabulary(config: ModelConfig, most: int) -> ModelConfig:
-    """`config` with at most so many tokens."""
-    return config.model_copy(update={"vocab_size": min(config.vocab_size or most, most)})
+    return FirstRun(name, config, max(1, int(total / batch)), batch, seconds, batch * sum(lengths))

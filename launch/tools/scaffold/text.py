@@ -1,4 +1,4 @@
-"""Inspects a user's text, by its names, first bytes and a sample: formats, columns, vocabulary size."""
+"""Inspects a user's text by its names, first bytes and a sample: finds formats, columns and the vocabulary size."""
 
 import itertools
 import math
@@ -20,36 +20,36 @@ from data_pipeline.stages.documents import text_of
 from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files
 from data_pipeline.tokenizer.training import largest_vocabulary
 
-_FORMATS = {  # by the end of a name, without the ending of its compression
+_FORMATS = {  # by the ending of a name, without the compression's ending
     **{f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow", "wet", "warc")},
     **{".txt": "text", ".md": "text", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
-_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # how names begin; hidden files are no text either
-PART = "max_document_bytes"  # the option by which few files are cut
-_MOST_DAMAGED = 0.1  # of the records of a source: more aren't damaged but of another format or encoding
-_SHOWN, _SHOWN_CHARACTERS = 3, 70  # texts, and of each
+_METADATA = ("README", "LICENSE", "_SUCCESS", *_OF_DATASETS)  # beginnings of names that aren't text
+PART = "max_document_bytes"  # the option that cuts files into parts
+_MOST_DAMAGED = 0.1  # of a source's records; with more, the format or encoding is another one
+_SHOWN, _SHOWN_CHARACTERS = 3, 70  # texts, and characters of each
 _LONGEST_NAME = 100  # of a column
-_ENCODING = "{encoding: "  # in what readers say
+_ENCODING = "{encoding: "  # in readers' messages
 _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
-_SAMPLE, _SAMPLE_FILES, _REMOTE_FILES = 300_000, 200, 8  # bytes, files, and those of a store, each 4 MB
-_PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # of a compressed file
-_ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or text: the 256 rows of 568 tokens that are evaluated
-_FEWEST, _FEWEST_BYTES = 20, 8_600  # of which 30 % can be held out, so that two rows of T5's are left to train on
-_ENOUGH_FILES, _PARTS = 20, 1000  # of fewer files the last parts are held out, of more some files
+_SAMPLE, _SAMPLE_FILES, _REMOTE_FILES = 300_000, 200, 8  # bytes, local files, remote files (4 MB are read of each)
+_PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # bytes of text per byte of a compressed file
+_ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or bytes: the 256 rows of 568 tokens of an evaluation
+_FEWEST, _FEWEST_BYTES = 20, 8_600  # 30 % of them can be held out, and two of T5's rows are left to train on
+_ENOUGH_FILES, _PARTS = 20, 1000  # fewer files are cut into parts, of which the last ones are held out
 _SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
-_CERTAIN = 0.9  # of the tokens that the sample gives: what is held out isn't trained on
+_CERTAIN = 0.9  # of the tokens that the sample gives, since held-out text isn't trained on
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of the texts, some 300 kB.
+    """A sample of the texts, about 300 kB.
 
     Attributes:
-        bytes: about how many bytes of text all files have.
-        documents: about how many documents all files have.
-        damaged: a line about each source with damaged records.
+        bytes: estimated bytes of text in all files.
+        documents: estimated number of documents in all files.
+        damaged: a line for each source with damaged records.
     """
 
     texts: list[bytes]
@@ -58,13 +58,13 @@ class Sample:
     damaged: list[str] = field(default_factory=list)
 
     def shown(self) -> list[str]:
-        """The beginning of the first texts, a line each, and what is damaged."""
+        """Lines with the beginnings of the first texts, and with the damage."""
         texts = [text.decode() for text in self.texts[:_SHOWN]]
         cut = [f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text for text in texts]
         return [f"text {number}: {printable(text)}" for number, text in enumerate(cut, 1)] + self.damaged
 
     def held_out(self) -> float:
-        """The share to hold out: 1 %, or more of few documents. Raises UserError for too little text."""
+        """The share to hold out: 1 %, more if there are few documents. Raises UserError for too little text."""
         if self.bytes < _FEWEST_BYTES or self.documents < _FEWEST:
             found = f"{counted(self.documents, 'document')}, {self.bytes / 1000:.1f} kB"
             least = f"expected {_FEWEST} or more, of which some are held out, and {_FEWEST_BYTES / 1000:.1f} kB"
@@ -73,10 +73,10 @@ class Sample:
         return round(min(0.3, max(0.01, share)), 2)
 
     def vocabulary(self, largest: int) -> int:
-        """The size of a vocabulary, at most `largest`: half of the tokens that the text gives beyond its characters.
+        """The vocabulary size, at most `largest`: the characters, and half of the further tokens that the text gives.
 
-        sentencepiece says how many tokens the sample gives. All of the text gives more, by a power of its size: the
-        one by which the sample gives more than its half, or less, at most the root (measured in prose: 0.6 to 0.8).
+        sentencepiece tells how many tokens the sample gives. The number for the whole text grows by a power of its
+        size. The power is estimated from the sample and its half, and is at most 0.5 (measured in prose: 0.6 to 0.8).
         """
         config = TokenizerConfig()
         possible = largest_vocabulary(config, self.texts)
@@ -91,14 +91,14 @@ class Sample:
 
 
 def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], list[str]]:
-    """The sources of the files at `text`, a path, a glob or a URL, and lines about what is left out.
+    """The sources of the files at `text`, a path, glob or URL, and lines about files that are left out.
 
-    The format is `text_format`, else that of each file's name, else of its first bytes. Raises UserError for files that
-    no reader reads, with what to do.
+    The format is `text_format`, else it is detected from a file's name, else from its first bytes. Raises UserError for
+    files that no reader can read, with the way out.
     """
     try:
         files = list_files(SourceConfig(format="text", path=text))
-    except (NoSuchFile, StoreError) as error:  # not there yet; the name must do
+    except (NoSuchFile, StoreError) as error:  # if the text comes later, its name tells the format
         if named := text_format or _named(_ending(text)):
             return [SourceConfig(format=named, path=text)], []
         if isinstance(error, StoreError):
@@ -139,8 +139,10 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
 
 
 def cut(sources: Sequence[SourceConfig]) -> tuple[list[SourceConfig], list[str]]:
-    """`sources`, in which a file of plain text is a document, or of few such files a part of one, so that the end of
-    the last can be held out; and lines about the files that are there."""
+    """`sources` with options for plain text, and lines about the files.
+
+    A file of plain text becomes a document. Few files are cut into parts, so that the last parts can be held out.
+    """
     found, lines = list[SourceConfig](), list[str]()
     for source in sources:
         files, what = _files_of(source), source.format
@@ -159,9 +161,9 @@ def cut(sources: Sequence[SourceConfig]) -> tuple[list[SourceConfig], list[str]]
 
 
 def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
-    """A sample of all sources for training, from files spread over all of them; None if there is no file yet.
+    """A sample of all sources for training, from files spread over each source; None if there are no files yet.
 
-    Raises UserError for a source of which nothing can be read, or too little, with what the reader says.
+    Raises UserError, with the reader's message, if nothing of a source can be read, or too little.
     """
     texts: dict[bytes, None] = {}
     documents = read = whole = 0
@@ -191,7 +193,7 @@ def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
 
 
 def _files_of(source: SourceConfig) -> list[InputFile]:
-    """The files of a source; none if they aren't there yet."""
+    """The files of a source; none if they don't exist yet."""
     try:
         return list_files(source)
     except (NoSuchFile, StoreError):
@@ -199,7 +201,7 @@ def _files_of(source: SourceConfig) -> list[InputFile]:
 
 
 class _Damage:
-    """What the readers say about the records of a source that they can't read."""
+    """The damage of a source that readers have reported: number of records, and the first message."""
 
     def __init__(self, source: SourceConfig):
         self.source, self.records, self.first, self._advice = source, 0, "", ""
@@ -212,7 +214,7 @@ class _Damage:
             self._advice = "" if is_known else advice(file.path, self.source.format, reason)
 
     def said(self, texts: int) -> list[str]:
-        """A line, if there is damage beside so many texts. Raises UserError if there is no text, or much damage."""
+        """A line about the damage beside so many `texts`. Raises UserError if there is no text, or much damage."""
         if not texts:
             raise UserError(f"--text: {self.first + self._advice or 'holds no text'}")
         if self.records > _MOST_DAMAGED * (texts + self.records):
@@ -221,13 +223,13 @@ class _Damage:
 
 
 def _said(file: InputFile, position: str, reason: str) -> str:
-    """Damage in a line. Options have their place in a corpus file, which isn't written then."""
+    """A line about damage. An option that helps belongs into a corpus file, which `launch init` hasn't written."""
     way_out = " in a corpus file, or convert the files to UTF-8" if _ENCODING in reason else ""
     return f"{file.name}: {position}: {reason}{way_out}" if position else reason
 
 
 def _texts(file: InputFile, damage: _Damage) -> Iterator[bytes]:
-    """The texts of a file, up to where it can't be read on."""
+    """The texts of a file, up to damage that ends it."""
     source, stats = damage.source, ReadStats()
     try:
         given = Input(file.path, options=source.options, is_sample=True)
@@ -245,18 +247,18 @@ def _texts(file: InputFile, damage: _Damage) -> Iterator[bytes]:
 
 
 def _ending(name: str) -> str:
-    """ ".json.gz" of "a/b.json.gz", "" of a name without one."""
+    """The ending of a name: "a/b.json.gz" -> ".json.gz"; "" if it has none."""
     endings = PurePosixPath(name).suffixes
     return "".join(endings[-2:] if endings and endings[-1] in _COMPRESSED else endings[-1:])
 
 
 def _named(ending: str) -> str | None:
-    """The format that names with this ending have."""
+    """The format of names with this ending, if known."""
     return _FORMATS.get(PurePosixPath(ending.lower()).stem)
 
 
 def _format_of(file: InputFile, ending: str) -> str:
-    """The format of a file by its name and its first bytes. Raises UserError if no reader reads it."""
+    """The format of a file by its name and first bytes. Raises UserError if no reader can read the file."""
     named, look = _named(ending), look_of(file.path)
     if look and (look.certain or not ending) and named not in look.formats:
         if look.certain and (not look.formats or (named and look.formats == ("text",))):
@@ -270,13 +272,13 @@ def _format_of(file: InputFile, ending: str) -> str:
 
 
 def _glob(files: Sequence[InputFile], ending: str) -> str:
-    """A pattern for the names with this ending; datasets keeps cached tables beside its own."""
+    """A pattern for names with this ending. A folder of the library datasets may also have its cached tables."""
     of_datasets = ending == ".arrow" and any(PurePosixPath(file.name).name.startswith("data-") for file in files)
     return "data-*.arrow" if of_datasets else f"*{ending}"
 
 
 def _saved_splits(folder: Path) -> tuple[list[SourceConfig], list[str]] | None:
-    """The splits of a DatasetDict that `save_to_disk` wrote; None for any other folder."""
+    """The splits of a DatasetDict that `save_to_disk` has written; None for any other folder."""
     names = (read_valid_json(folder / "dataset_dict.json", dict[str, list[str]]) or {}).get("splits", [])
     held_out = next((name for name in _HELD_OUT if name in names), None)
     sources, left_out = [], []
@@ -292,7 +294,7 @@ def _saved_splits(folder: Path) -> tuple[list[SourceConfig], list[str]] | None:
 
 
 def _with_column(source: SourceConfig, file: InputFile) -> SourceConfig:
-    """`source`, if it is a table, with the column that has the longest strings, unless one is called "text"."""
+    """`source`; if it is a table without a column "text", with the column of the longest strings as its text."""
     try:
         options, names = _columns(source, file)
     except DamagedInput as error:
@@ -310,9 +312,9 @@ def _with_column(source: SourceConfig, file: InputFile) -> SourceConfig:
 
 
 def _columns(source: SourceConfig, file: InputFile) -> tuple[dict[str, Any], list[str]]:
-    """The options that the rows of a table need, and the names of its columns; none for what is no table.
+    """The options that a table needs, and the names of its columns; none for a file that is no table.
 
-    Raises DamagedInput if they can't be read, and UserError for rows without names.
+    Raises DamagedInput if the names can't be read, UserError if there are none.
     """
     options: dict[str, Any] = {}
     if source.format == "csv":
@@ -335,12 +337,12 @@ def _columns(source: SourceConfig, file: InputFile) -> tuple[dict[str, Any], lis
 
 
 def _is_a_value(name: str) -> bool:
-    """Whether a field of the first row is no name of a column, but a number or a text."""
+    """Whether a field of the first row is a number or a text, not the name of a column."""
     return len(name) > _LONGEST_NAME or "\n" in name or name.replace(".", "", 1).isdigit()
 
 
 def _length(source: SourceConfig, file: InputFile, damage: _Damage) -> float:
-    """The mean length of the first strings in the column of the text; 0 where they aren't any."""
+    """The mean length of the first strings in the text's column; 0 if there are none."""
     stats, records = ReadStats(), list[Record]()
     try:
         given = Input(file.path, options=source.options, is_sample=True)

@@ -5,7 +5,7 @@ CONFIG = "config.yaml"
 BUFFERS = "buffers.safetensors"
 """The values that a model computes with and doesn't train, such as an imported BART's final_logits_bias.
 
-Only buffers that aren't all zeros are written, and most checkpoints have no such file.
+Only buffers that aren't all zeros are written; most checkpoints have no such file.
 """
 
 

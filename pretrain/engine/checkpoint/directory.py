@@ -1,9 +1,8 @@
-"""The directories of a run's checkpoints: RUN/checkpoints/step-00001000, and the file `latest`, which names one of
-them.
+"""Finds and sets aside the checkpoints of a run, in directories such as RUN/checkpoints/step-00001000. The file
+`latest` names the latest.
 
-Only names of this form count; any other name, in the directory or in `latest`, is ignored. A run's directory in the
-memory of a node has checkpoints under the same names. This module also finds the latest valid checkpoint. It imports no
-PyTorch, because launchers use it.
+Only names of this form count; other names, in the directory or in `latest`, are ignored. A run's directory in the
+memory of a node has checkpoints under the same names. This module imports no PyTorch, because launchers use it.
 """
 
 import logging
@@ -30,7 +29,7 @@ def checkpoint_directory(run: Path, step: int) -> Path:
 
 
 def step_in_name(name: str) -> int | None:
-    """The step in the name of a checkpoint's directory; None for any other name."""
+    """The step in the name of a checkpoint's directory; None if the name has another form."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -42,10 +41,10 @@ def all_steps(run: Path) -> list[int]:
 
 
 def candidates(run: Path) -> tuple[list[Path], str | None]:
-    """The checkpoints that `run` could resume from, in the order to try them, and what is wrong with `latest`.
+    """The checkpoints that `run` could resume from, newest first, and the problem with `latest`, if any.
 
-    They are the one that `latest` names and those before it, newest first. If `latest` is missing or names no
-    checkpoint, they are all checkpoints, and the second value describes the problem.
+    These are the checkpoint that `latest` names, and the checkpoints before it. If `latest` is missing or names no
+    checkpoint, they are all checkpoints.
     """
     newest_first = all_steps(run)[::-1]
     named, problem = _latest(run)
@@ -55,17 +54,17 @@ def candidates(run: Path) -> tuple[list[Path], str | None]:
 
 
 def set_aside(directory: Path) -> Path:
-    """Renames a checkpoint from which nothing sound was computed, so that no run resumes from it; its new path."""
+    """Renames an unsound checkpoint, so that no run resumes from it. Returns its new path."""
     aside = directory.with_name(f"unsound-{directory.name}")
     if aside.exists():
-        shutil.rmtree(aside)  # of the same step, from an attempt before
-    directory.rename(aside)
-    return aside
+        shutil.rmtree(aside)  # of the same step, from an earlier attempt
+    return directory.rename(aside)
 
 
 def set_aside_after(run: Path, step: int) -> str:
-    """Sets the checkpoints of `run` after `step` aside: they may be wrong. The oldest of all stays in any case, since
-    the run would begin anew. Returns what is to be said of that after an error, "" if nothing is."""
+    """Sets the checkpoints of `run` after `step` aside, since they may be wrong. The oldest checkpoint stays in any
+    case: without it the run would begin anew. Returns the end of an error message about this; "" if nothing was
+    done."""
     steps = all_steps(run)
     kept = [one for one in steps if one <= step] or steps[:1]
     if len(kept) < len(steps):
@@ -87,7 +86,7 @@ def _latest(run: Path) -> tuple[int | None, str]:
     path = run / "checkpoints" / "latest"
     try:
         found = path.lstat()
-        # a FIFO would wait for a writer, and the message about a link's target would show a file elsewhere
+        # a FIFO would wait for a writer, and a message about a link would show the content of a file elsewhere
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LONGEST:
             return None, f"{path}: names no checkpoint: expected a small regular file"
         name = path.read_text(errors="replace").strip()
@@ -100,10 +99,11 @@ def _latest(run: Path) -> tuple[int | None, str]:
 
 
 def release_memory(run: Path) -> str | None:
-    """Removes what `run` has in this node's memory, unless the disk has no checkpoint as new; then returns a message.
+    """Removes the checkpoints of `run` in this node's memory, unless they are newer than those on disk: then returns a
+    message.
 
-    The same command resumes from there, as long as the machine isn't started again. If it has begun already, as after
-    a requeue, nothing is removed.
+    The same command resumes from the memory until the machine is rebooted. If the run has started again already, as
+    after a requeue, nothing is removed.
     """
     node = node_memory.path(run)
     if node is None or _removed(node, run):
@@ -116,13 +116,15 @@ def release_memory(run: Path) -> str | None:
 
 
 def remove_left_in_memory() -> None:
-    """Removes what runs of this user have left that were killed, unless it is newer than their checkpoints on disk."""
+    """Removes the checkpoints in memory that killed runs of this user have left, unless they are newer than those on
+    disk."""
     for node, run in node_memory.runs():
         _removed(node, run)
 
 
 def _removed(node: Path, run: Path | None) -> bool:
-    """Removes a run's directory in memory if no supervisor uses it and it has nothing newer than the disk."""
+    """Removes a run's directory in memory if no supervisor uses it and the disk has a checkpoint as new. Returns True
+    if it did."""
     with node_memory.locked(node) as is_there:
         if not is_there or node_memory.is_used(node):
             return False
@@ -148,7 +150,7 @@ def checkpoint_in(path: Path) -> Path:
 def newest(run: Path) -> Path | None:
     """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
 
-    Raises FailedError if the run has checkpoints but none of them is valid.
+    Raises FailedError if the run has checkpoints and none of them is valid.
     """
     from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
 
@@ -165,9 +167,8 @@ def is_valid(directory: Path) -> bool:
 def first_valid(
     run: Path, damage: Callable[[Path], str | None], candidates_and_problem: tuple[list[Path], str | None]
 ) -> Path | None:
-    """The first of the `candidates` of `run` without `damage`; what is wrong with those before it is logged.
-
-    None if there are none. Raises FailedError if all of them are damaged.
+    """The first of the candidates of `run` without `damage`; None without candidates. The damage of those before it is
+    logged. Raises FailedError if all candidates are damaged.
     """
     directories, problem = candidates_and_problem
     found = [problem] if problem else []
@@ -184,9 +185,9 @@ def first_valid(
 
 
 def damage(directory: Path, check: "Callable[[Path, checkpoint_index.Index], None]") -> str | None:
-    """What is wrong with a checkpoint: its index, or what `check` finds.
+    """The damage of a checkpoint: of its index, or what `check` finds. None: no damage.
 
-    Raises MissingPackage: nothing is damaged then, and no earlier checkpoint would do.
+    Raises MissingPackage, which is no damage: an earlier checkpoint wouldn't help.
     """
     from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
 

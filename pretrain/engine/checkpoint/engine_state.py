@@ -78,16 +78,16 @@ class Copy:
 
 
 def copy_bytes(engine: Engine) -> int:
-    """About the bytes of a copy of this rank's state: its parameters, two moments and, if it is kept, the average."""
+    """Approximate bytes of a copy of this rank's state: parameters, two moments and the moving average, if kept."""
     tensors = 3 if engine.config.optimizer.ema_decay is None else 4
     return 4 * tensors * sum(fragment.size for fragment in fragments(engine.deepspeed))
 
 
 class HostCopies:
-    """Copies an engine's state again and again to the same host memory: fresh memory costs more than the copy.
+    """Copies an engine's state, each time to the same host memory, since new memory costs more than the copy.
 
-    The memory has the content of a safetensors file. `allocate` makes that many bytes of it; by default it is memory of
-    this process, page-locked if a GPU copies. PyTorch takes the next power of two of page-locked bytes, unless
+    The memory has the content of a safetensors file. `allocate` returns so many bytes of memory. By default this is
+    memory of the process, page-locked if a GPU copies. PyTorch takes the next power of two of page-locked bytes, unless
     PYTORCH_ALLOC_CONF has pinned_max_round_threshold_mb.
     """
 
@@ -102,8 +102,8 @@ class HostCopies:
         wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
 
     def take(self) -> Copy:
-        """Begins a copy. The one before must not be used any more. Raises what `allocate` does, or RuntimeError if the
-        system locks no more pages."""
+        """Begins a copy. The copy before must not be used any more. Raises the errors of `allocate`, and RuntimeError
+        if the system locks no more pages."""
         copy, deepspeed = Copy(), self._engine.deepspeed
         optimizer = wrapped(deepspeed)
         state: dict[Tensor, dict[str, Tensor]] = optimizer.state
@@ -128,7 +128,7 @@ class HostCopies:
                     for name in (PARAMETER, *copy.pieces[one.name].states):
                         values = buffer.data if name == PARAMETER else state[buffer][name].detach()
                         to, source = copy.tensors[f"{name}/{one.name}"], one.view(values)
-                        if swapped(deepspeed, number):  # it is in memory only now
+                        if swapped(deepspeed, number):  # the buffer is in memory only now
                             to.copy_(source)
                         else:
                             copy.pending.append((to, source))
@@ -138,7 +138,7 @@ class HostCopies:
         return copy
 
     def _lay_out(self, shapes: dict[str, list[int]], on_gpu: bool) -> None:
-        """Has memory for tensors of these shapes, which an optimizer may change in its first step."""
+        """Allocates memory for tensors of these shapes. An optimizer may change the shapes in its first step."""
         if shapes == self._shapes:
             return
         beginning, sizes = bytearray(header(shapes)), [math.prod(shape) for shape in shapes.values()]
@@ -154,7 +154,7 @@ class HostCopies:
 
 
 def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
-    """The scalars among the optimizer's states of each flat buffer, which are read from the device together."""
+    """The scalars among the optimizer's states of each flat buffer, read from the device in one transfer."""
     single = [{name: value for name, value in one.items() if not value.dim()} for one in slots]
     values = [value.float() for one in single for value in one.values()]
     read = iter(torch.stack(values).tolist() if values else [])
@@ -162,10 +162,10 @@ def _scalars(slots: list[dict[str, Tensor]]) -> list[dict[str, float]]:
 
 
 def restore(engine: Engine, directory: Path, weights_only: bool = False) -> None:
-    """Loads a checkpoint's parameters and optimizer state, or its weights alone, into an engine. All ranks call it
+    """Loads a checkpoint's parameters and optimizer state, or its weights alone, into an engine. All ranks call this
     together.
 
-    Each rank reads what it owns. The files must have been verified before.
+    Each rank reads its own fragments. The files must have been verified before.
     """
     stored, optimizer = StoredTensors(directory), wrapped(engine.deepspeed)
     for fragment in in_memory(engine.deepspeed):

@@ -1,5 +1,5 @@
-"""The description of a checkpoint: index.json, which is written last, and rank-00000.json, which has the fragments in
-the safetensors file beside it. Reads no tensors."""
+"""Writes and reads the description of a checkpoint: index.json, which is written last, and rank-00000.json, which lists
+the fragments in the safetensors file beside it. Reads no tensors."""
 
 import json
 import mmap
@@ -39,17 +39,17 @@ class File:
 
     @classmethod
     def of(cls, path: Path, progress: Callable[[], None] = lambda: None) -> "File":
-        """That of the file `path`. Calls `progress` as it is read."""
+        """The size and checksum of the file `path`. Calls `progress` while it reads."""
         return cls(path.stat().st_size, sha256(path, progress))
 
     def matches(self, path: Path, progress: Callable[[], None]) -> bool:
-        """True if `path` has this content. Calls `progress` as it is read."""
+        """True if `path` has this content. Calls `progress` while it reads."""
         return File.of(path, progress) == self
 
 
 @dataclass(frozen=True)
 class MappedFile:
-    """Size and checksum of a file of tensors in a node's memory, where a sha256 would take ten times as long."""
+    """Size and checksum of a file of tensors in a node's memory. A sha256 would take ten times as long."""
 
     bytes: NonNegativeInt
     xxh3: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -67,7 +67,8 @@ class MappedFile:
 class Origin:
     """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
-    `mixture` gives the number of rows of each corpus before a position. `resumed`: the step that it has resumed from.
+    `mixture` has the number of rows of each corpus before a position. `resumed`: the step that the run has resumed
+    from.
     """
 
     run: Path
@@ -84,12 +85,15 @@ class Origin:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of index.json, where the keys of `train_state` stand beside the others.
+    """The content of index.json. In the file, the keys of `train_state` are beside the others.
 
-    `train_state`: the progress of the run when it saved the checkpoint. `consumed`: the rows consumed of each corpus.
-    `config_fingerprint` is the sha256 of the resolved run file. `files` has a path below the checkpoint as key.
-    `weights` is the fingerprint of the fp32 weights when they were used, before they were copied. `family_from` is the
-    package that offered the model's family; "" if it ships.
+    Attributes:
+        train_state: the progress of the run when it saved the checkpoint.
+        consumed: the number of consumed rows of each corpus.
+        config_fingerprint: the sha256 of the resolved run file.
+        files: by path below the checkpoint.
+        weights: the fingerprint of the fp32 weights in use, before they were copied.
+        family_from: the package that offers the model's family; "" for a family of this project.
     """
 
     train_state: TrainState
@@ -145,10 +149,9 @@ class Index:
 
 
 ANOTHER_RUN = "start a new run with --fresh or another run.directory"
-# a section's kind, by which its other keys differ too; contents of what keys of a run file name, and those keys
-_KIND = re.compile(r"\.(name|family)$")
-_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")
-_NAMED = {"tokenizer_sha256": "data.train.0.corpus's tokenizer", "wrapper.teacher_sha256": "wrapper.teacher"}
+_KIND = re.compile(r"\.(name|family)$")  # the kind of a section; if it differs, the section's other keys aren't listed
+_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")  # checksums of content,
+_NAMED = {"tokenizer_sha256": "data.train.0.corpus's tokenizer", "wrapper.teacher_sha256": "wrapper.teacher"}  # by key
 _CHECKSUM = "checksum"  # of the index's other keys
 
 
@@ -180,8 +183,8 @@ def read(directory: Path) -> Index:
 
 
 def _model(identity: Identity, family_from: str = "") -> ModelConfig:
-    """The model of `identity`. Raises ValueError if it is missing or invalid, MissingPackage if its family's package
-    isn't installed, or another version in which the family has other settings."""
+    """The model of `identity`. Raises ValueError if it is missing or invalid. Raises MissingPackage if the package of
+    its family isn't installed, or in another version with other settings."""
     model = identity.get("model")
     family = model.get("family") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(family, str):
@@ -207,7 +210,7 @@ def verify(
 ) -> None:
     """Raises FailedError naming the first file that doesn't match the index.
 
-    `share` selects among the files, sorted by name. `progress` is called as the files are read.
+    `share` selects among the files, sorted by name. `progress` is called while files are read.
     """
     missing_or_short(directory, index)
     for name in sorted(index.files)[share]:
@@ -216,7 +219,7 @@ def verify(
 
 
 def missing_or_short(directory: Path, index: Index) -> None:
-    """Raises FailedError naming the first file that is missing or hasn't the size that the index says."""
+    """Raises FailedError naming the first file that is missing or has another size than in the index."""
     for name, expected in sorted(index.files.items()):
         path = directory / name
         if not path.is_file():
@@ -229,8 +232,10 @@ def missing_or_short(directory: Path, index: Index) -> None:
 class Piece:
     """Elements `start` … `start` + `size` − 1 of a flattened parameter of `shape`.
 
-    `scalars` are the optimizer's scalars for the parameter. `states` names the optimizer states with the parameter's
-    layout; `whole` names those of other shapes, which this rank writes for the whole parameter.
+    Attributes:
+        scalars: the optimizer's scalars for the parameter.
+        states: the names of the optimizer states with the parameter's layout.
+        whole: the names of the states of other shapes, which this rank writes for the whole parameter.
     """
 
     start: Size
@@ -262,7 +267,7 @@ def write_table(directory: Path, rank: int, pieces: dict[str, Piece]) -> Files:
 def write_run_index(
     directory: Path, described: Files, origin: Origin, train_state: TrainState, weights: str | None = None
 ) -> Index:
-    """`write_index` for a run that stands at `train_state`. `weights`: their fingerprint."""
+    """Writes the index of a run's checkpoint at `train_state`. `weights`: the fingerprint of the weights."""
     return write_index(
         directory,
         described,
@@ -279,7 +284,7 @@ def write_run_index(
 def write_index(directory: Path, described: Files, **values: Any) -> Index:
     """Writes the index, the last file of a checkpoint, with the other `values` of `Index`.
 
-    Files that are `described` are not read again; the others are brought to the disk.
+    Files that are `described` are not read again. The others are flushed to the disk and read.
     """
     files = dict(described)
     for path in directory.rglob("*"):

@@ -1,11 +1,11 @@
-"""Checkpoints in the memory of each node, taken every few steps. After a failure, a run resumes from the newest.
+"""Takes checkpoints in the memory of each node every few steps. After a failure, a run resumes from the newest.
 
-They have the files that `save.py` writes, in the node's directory in a memory file system. Each rank's file of tensors
-stays mapped, and the state is copied right into it. A rank has two such files and fills them in turn, so there is
-always a complete checkpoint. All ranks take the same steps: they vote along with the sums of each step. When all ranks
-have copied their state, the first rank of each node gives the checkpoint its name.
+A checkpoint in memory has the files that `save.py` writes, in the node's directory in a memory file system. Each rank's
+file of tensors stays mapped, and the state is copied right into it. A rank has two such files and fills them in turn,
+so that there is always a complete checkpoint. The ranks vote along with the sums of each step, so that all of them save
+the same step. When all ranks have copied their state, the first rank of each node gives the checkpoint its name.
 
-A lost node takes its memory with it. So on several nodes each rank also sends its files to a rank of the next node,
+A lost node takes its memory with it. So on several nodes, each rank also sends its files to a rank of the next node,
 which keeps them beside its own files (Wang et al. 2023, Gemini).
 """
 
@@ -44,31 +44,29 @@ _MOST_BYTES = 1 << 30  # of a message
 
 
 def interval(seconds: float, step: float) -> int:
-    """Steps from one checkpoint that takes `seconds` to the next, 1000 at most, where a step takes `step` seconds."""
+    """Steps between checkpoints, 1000 at most. A checkpoint takes `seconds`, and a training step `step` seconds."""
     return max(1, min(1000, round(seconds / (_SHARE * step) + 0.5)))
 
 
 def run_name(directory: Path) -> str | None:
-    """The token that tells a run from others that were in its directory, as RUN/checkpoints or a node's memory has it.
-
-    None if there were never checkpoints in memory.
-    """
+    """The token that tells a run from other runs that were in its directory; None if there were never checkpoints in
+    memory. RUN/checkpoints and a node's memory have it."""
     found = read_valid_json(directory / _RUN_NAME, dict[str, str])
     return found.get("run") if found else None
 
 
 def memory_bytes(engine: Engine, nodes: int) -> int:
-    """About the bytes that checkpoints in memory take for this rank of a run on so many nodes: a copy of its state in
-    each slot. On a GPU the page-locked copy comes on top, which isn't in the memory file system."""
-    copies = 2 if nodes > 1 else 1  # those of another node's rank too
+    """Approximate bytes of this rank's checkpoints in memory, in a run on so many nodes: a copy of its state in each
+    slot. On a GPU there is also the page-locked copy, which isn't in the memory file system."""
+    copies = 2 if nodes > 1 else 1  # a rank of another node, too
     return copies * _SLOTS * copy_bytes(engine)
 
 
 class MemoryCheckpoints:
     """Takes checkpoints in memory while a run trains. All ranks create one and call it together.
 
-    `node` is the run's directory in this node's memory, and `nodes` has the ranks of each. `every`: steps from one to
-    the next; "auto": as few as cost less than one percent of the time. Raises FailedError if a node has no room.
+    `node`: the run's directory in this node's memory. `nodes`: the ranks of each node. `every`: steps between
+    checkpoints; "auto": as few as take 0.2 % of the time. Raises FailedError if a node has no room.
     """
 
     def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
@@ -83,7 +81,7 @@ class MemoryCheckpoints:
         self._storing: threading.Thread | None = None
         self._began, self._seconds = time.monotonic(), 0.0
         self.problem: str | None = None
-        """Why there are no more of them, once this rank or another can't take one."""
+        """Why no more checkpoints are taken, once this rank or another can't take one."""
         name = on_rank_0(self._name_run, str)
         on_each_rank(lambda: self._prepare(name))  # before the first slot is filled
         self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
@@ -97,8 +95,8 @@ class MemoryCheckpoints:
         return name
 
     def _prepare(self, name: str) -> None:
-        """On the first rank of a node, removes checkpoints but the one that this run has resumed from, and puts into
-        each slot the files that no rank owns."""
+        """On the first rank of a node, removes all checkpoints but the one that this run has resumed from, and puts the
+        files that no rank owns into each slot."""
         if not self._first_of_node:
             return
         origin = self._origin
@@ -111,13 +109,13 @@ class MemoryCheckpoints:
         write_json(self._node / _RUN_NAME, {"run": name})
 
     def due(self, step: int) -> bool:
-        """True if this rank would take a checkpoint after `step`: it is time, and the one before is stored."""
+        """True if this rank is ready for a checkpoint after `step`: it is time, and the last checkpoint is stored."""
         stored = self._storing is None or not self._storing.is_alive()
         return self.problem is None and stored and step - self._step >= self._every
 
     def take(self, train_state: TrainState) -> None:
-        """Begins to copy the state of this rank. The ranks must have agreed that all are due, and the step must be in
-        the log of metrics: a run may resume after it."""
+        """Begins to copy the state of this rank. All ranks must be due, and the step must be in the file of metrics,
+        since a run may resume after it."""
         started = time.perf_counter()
         if self._storing is not None:
             self.close()
@@ -136,7 +134,7 @@ class MemoryCheckpoints:
         self._storing.start()
 
     def _store(self, slot: "_Slot", copy: "Copy | Exception", train_state: TrainState) -> None:
-        """Completes the copy, and a checkpoint of it if that of each rank is complete. Called in a thread."""
+        """Completes the copy, and the checkpoint, if all ranks have completed theirs. Called in a thread."""
         try:
             files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
             if self._neighbours:
@@ -153,7 +151,7 @@ class MemoryCheckpoints:
             return
         write_run_index(slot.directory, files, self._origin, state)
         slot.directory.rename(slot.place)
-        for step in all_steps(self._node)[:-_SLOTS]:  # the one that was resumed from
+        for step in all_steps(self._node)[:-_SLOTS]:  # the checkpoint that was resumed from
             shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
 
     def _exchange(self, slot: "_Slot", files: Files) -> None:
@@ -179,13 +177,13 @@ class MemoryCheckpoints:
         self._began = now
 
     def forget(self) -> None:
-        """Drops the checkpoints in memory: the run has gone back to a step before it."""
+        """Drops the checkpoints in memory, since the run is rewound to an earlier step."""
         self.close()
-        dist.barrier()  # all ranks' files, and what other nodes keep of them, are stored
+        dist.barrier()  # the files of all ranks are stored, on other nodes too
         for slot in self._slots:
             slot.withdraw()
         if self._first_of_node:
-            for step in all_steps(self._node):  # the one that was resumed from
+            for step in all_steps(self._node):  # the checkpoint that was resumed from
                 shutil.rmtree(checkpoint_directory(self._node, step), ignore_errors=True)
         dist.barrier()
         self._step = 0
@@ -196,19 +194,19 @@ class MemoryCheckpoints:
 
 
 class _Slot:
-    """One of the files that this rank fills by turns, beside those that it keeps for ranks of another node.
+    """A file that this rank fills in turn with another, beside the files that it keeps for ranks of another node.
 
-    They are in `directory`, and then in the checkpoint that they are a part of: `place` says where. `page_locked`: the
-    copies that a GPU makes, from which this rank's file is then filled.
+    The files are in `directory` at first, then in a checkpoint; `place` is where they are now. `page_locked`: the
+    copies that a GPU makes, from which this rank's file is filled.
     """
 
     def __init__(self, engine: Engine, node: Path, rank: int, number: int, page_locked: HostCopies | None):
         self.directory = self.place = node / "checkpoints" / f".slot-{number}"
-        self.files: dict[int, Tensor] = {}  # the bytes of tensors' files by rank, mapped
+        self.files: dict[int, Tensor] = {}  # by rank: the bytes of the file of tensors, mapped
         self.copies = page_locked or HostCopies(engine, partial(self.file, rank))
 
     def file(self, rank: int, size: int) -> Tensor:
-        """The bytes (size,) of the file of the tensors of `rank`. Raises OSError if there is too little memory."""
+        """The bytes (size,) of the file of tensors of `rank`. Raises OSError if there is too little memory."""
         if rank not in self.files or self.files[rank].numel() != size:
             path = self.directory / f"{rank_file(rank)}.safetensors"
             path.unlink(missing_ok=True)
@@ -216,24 +214,25 @@ class _Slot:
         return self.files[rank]
 
     def room(self, rank: int, files: Files) -> list[Tensor]:
-        """Where the files of a rank of another node arrive: the table of its fragments, and parts of its tensors."""
+        """Memory for the files of a rank of another node: for the table of its fragments, and in parts for its
+        tensors."""
         table = torch.empty(files[f"{rank_file(rank)}.json"].bytes, dtype=torch.uint8)
         return [table, *self.file(rank, files[f"{rank_file(rank)}.safetensors"].bytes).split(_MOST_BYTES)]
 
     def keep(self, tables: dict[int, Tensor]) -> None:
-        """Writes the tables of the fragments of ranks of another node, whose tensors are in their files by now."""
+        """Writes the tables of ranks of another node. Their tensors are in their files already."""
         for rank, table in tables.items():
             (self.directory / f"{rank_file(rank)}.json").write_bytes(table.numpy().tobytes())
 
     def withdraw(self) -> None:
-        """Takes the checkpoint's name from the files, if they are one. The first of the node's ranks does it for all:
-        none fills its file before."""
+        """Takes the checkpoint's name from the files, if they have one. The node's first rank to call this does it for
+        all, before any of them fills its file."""
         with contextlib.suppress(FileNotFoundError):
             self.place.rename(self.directory)
         self.place = self.directory
 
     def describe(self, rank: int, copy: Copy | Exception) -> Files:
-        """Completes the copy and writes the table of this rank's fragments; returns the descriptions of its files."""
+        """Completes the copy and writes the table of this rank's fragments. Returns the descriptions of its files."""
         if isinstance(copy, Exception):
             raise copy
         copy.finish()
@@ -247,12 +246,12 @@ class _Slot:
 def memory_file(path: Path, size: int) -> Tensor:
     """The bytes (size,) of a new file in a memory file system. Raises OSError if the file system is full."""
     with path.open("x+b") as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # else a write to a full file system would be a SIGBUS
+        os.posix_fallocate(file.fileno(), 0, size)  # otherwise writing to a full file system would raise SIGBUS
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
 def _neighbours(own: int, nodes: list[list[int]]) -> tuple[int, list[int]]:
-    """The rank of the next node that keeps the files of the rank `own`, and the ranks whose files that one keeps."""
+    """The rank of the next node that keeps the files of the rank `own`, and the ranks whose files `own` keeps."""
     to: dict[int, int] = {}
     for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
         to |= {rank: following[index % len(following)] for index, rank in enumerate(node)}

@@ -29,13 +29,12 @@ from pretrain.engine.ranks import first_value, from_rank_0, of_all_ranks, on_ran
 from pretrain.run import node_memory, watchdog
 
 logger = logging.getLogger(__name__)
-_Key = tuple[int, str]  # a step, and the checksum of its index: attempts may differ
+_Key = tuple[int, str]  # a step, and the checksum of its index, which differs between attempts
 
 
 def newest(run: Path, last: int) -> Path | None:
-    """The checkpoint that a run resumes from: the latest valid one on disk, or a newer one in memory (`newer`).
-
-    None if there is none. Raises FailedError if all that are on disk are damaged and memory has none.
+    """The checkpoint that a run resumes from: the latest valid one on disk, or a newer one in memory (`newer`); None if
+    there is none. Raises FailedError if all checkpoints on disk are damaged and there is none in memory.
     """
     damaged = on_disk = None
     try:
@@ -50,21 +49,21 @@ def newest(run: Path, last: int) -> Path | None:
 
 def newest_verified(run: Path) -> Path | None:
     """The latest checkpoint on disk whose content is verified."""
-    # a network file system may show other hosts older ones
+    # on rank 0, since a network file system may show older checkpoints to other hosts
     found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
     return first_valid(run, _damage_on_any_rank, found)
 
 
 def _damage_on_any_rank(directory: Path) -> str | None:
-    """The damage of a checkpoint that the first rank with any has found. Each rank verifies its share."""
+    """The damage of a checkpoint, by the first rank that has found any. Each rank verifies its share of the files."""
     return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
 
 
 def newer(run: Path, resume: Path | None, last: int) -> Path | None:
-    """A checkpoint newer than `resume` from the nodes' memory, else `resume`.
+    """The newest checkpoint in the nodes' memory if it is newer than `resume`, else `resume`.
 
-    On one node, the checkpoint stays in memory, unless the run ends or stops with step `last`, which must be on disk.
-    With several, it goes to the run directory, which they all see.
+    On one node, the checkpoint stays in memory, unless its step is `last`, the step with which the run ends or stops:
+    this step must be on disk. On several nodes, the checkpoint is copied to the run directory, which all nodes see.
     """
     name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
     node = node_memory.given()
@@ -77,7 +76,7 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     held = [dict(one) for one in of_all_ranks([*own.items()], list[tuple[_Key, dict[str, bool]]])]
     for key in sorted({key for one in held for key in one}, reverse=True):
         where = _holders([one.get(key, {}) for one in held])
-        on_all = all(key in one for one in held)  # else a node is new, or a rank has no directory in memory
+        on_all = all(key in one for one in held)  # otherwise a node is new, or a rank has no directory in memory
         if where is None or not (on_all or len(nodes) > 1):
             continue
         step, _ = key
@@ -91,17 +90,17 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
 
 
 def _holders(files: list[dict[str, bool]]) -> dict[str, int] | None:
-    """The rank that has each file of a checkpoint, from what each rank tells: by name, whether the file is there. The
-    last such rank; None if a file is nowhere."""
+    """The last rank that has each file of a checkpoint; None if no rank has one of the files. `files`: for each rank,
+    the names of files, with True if the file is there."""
     where = {name: rank for rank, told in enumerate(files) for name, there in told.items() if there}
     return where if all(told.keys() <= where.keys() for told in files) else None
 
 
 def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool]]:
-    """The checkpoints after that step in `node`, each with its files and whether they are there; those of other nodes'
-    ranks may not be.
+    """The checkpoints in `node` after the step `after`, each with the names of its files, and True if the file is
+    there: files of other nodes' ranks may not be.
 
-    Each of the `ranks` of a node tells of its share of them.
+    Each of the `ranks` of a node lists its share of the files.
     """
     share = slice(ranks.index(dist.get_rank()), None, len(ranks))
     held: dict[_Key, dict[str, bool]] = {}
@@ -116,7 +115,8 @@ def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool
 
 
 def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path | None:
-    """Copies a checkpoint to `run`, each file by the rank that `where` names; its new path, None if one is damaged."""
+    """Copies a checkpoint to `run`, each file by the rank in `where`. Returns its new path; None if a file is
+    damaged."""
     final, rank = checkpoint_directory(run, step), dist.get_rank()
     source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final), Path)
     mine = [name for name, holder in where.items() if holder == rank]
@@ -134,7 +134,7 @@ def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) 
         return None
     if index and rank == min(where.values()):
         replace(index, files=copied).write(temporary)
-        shutil.rmtree(final, ignore_errors=True)  # of the same step, from an attempt before; it wasn't valid
+        shutil.rmtree(final, ignore_errors=True)  # of the same step, from an earlier attempt; it wasn't valid
         commit(temporary, final)
         set_latest(run, step)
     dist.barrier()

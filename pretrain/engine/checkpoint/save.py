@@ -1,14 +1,14 @@
 """Saves a run as named fragments of fp32 parameters and optimizer state, in safetensors and JSON files.
 
-Each rank writes the fragments that it owns, by parameter name and offset. `rank-00000.safetensors` has a tensor
-"STATE/NAME" for each fragment. STATE is "parameter" or the optimizer's own name for a state, such as "exp_avg".
-`rank-00000.json` lists the fragments. Optimizer state in another shape than its parameter, such as row means, is
-written whole, by the rank that owns the parameter's first element. Nothing is pickled. A checkpoint gets its name when
-the files of all ranks are on disk.
+Each rank writes its own fragments, by parameter name and offset. `rank-00000.safetensors` has a tensor "STATE/NAME" for
+each fragment. STATE is "parameter" or the optimizer's name of a state, such as "exp_avg". `rank-00000.json` lists the
+fragments. Optimizer state in another shape than its parameter, such as row means, is written whole, by the rank that
+owns the parameter's first element. Nothing is pickled. A checkpoint gets its name when the files of all ranks are on
+disk.
 
 Training continues while its state is copied (`engine_state.py`). A thread on each rank writes the copy and tells the
-other ranks; the thread of rank 0 then completes the checkpoint. Only when a finite loss has been computed from the
-saved state, `latest` names the checkpoint and older checkpoints are removed.
+other ranks; the thread of rank 0 then completes the checkpoint. `latest` names the checkpoint, and older checkpoints
+are removed, only after a finite loss has been computed from the saved state.
 """
 
 import shutil
@@ -63,10 +63,12 @@ class Saved:
 
 @dataclass
 class _Writing:
-    """A save in progress on this rank. It sets `advanced` whenever it makes progress.
+    """A save in progress on this rank.
 
-    `parts_ended` counts its parts: this rank's files, and the rest, which rank 0 does when all ranks' are there. The
-    first of `proofs` says whether a finite loss was computed from the state.
+    Attributes:
+        parts_ended: number of finished parts: this rank's files, and the rest, which rank 0 does after all ranks'
+        files. advanced: set whenever the save makes progress. proofs: the first is True if a finite loss was computed
+        from the saved state.
     """
 
     saved: Saved
@@ -90,13 +92,13 @@ class Saver:
 
     @property
     def writes(self) -> bool:
-        """True if the current save hasn't ended on this rank. When it has on all, `wait` returns at once."""
+        """True if the current save hasn't ended on this rank. If it has ended on all ranks, `wait` returns at once."""
         return self._thread.is_alive()
 
     def start(self, train_state: TrainState, weights: str | None = None) -> Saved | None:
         """Copies the state of the run and begins to write it. Returns the outcome of the previous save.
 
-        `weights`: their fingerprint.
+        `weights`: the fingerprint of the weights.
         """
         started = time.perf_counter()
         before = self.wait()
@@ -107,37 +109,39 @@ class Saver:
         temporary = from_rank_0(temporary_path(final), Path)
         self._writing = _Writing(Saved(final, train_state.step), copy)
         arguments = (self._writing, train_state, temporary, buffers, weights)
-        # a daemon, so that a process that ends with an error doesn't wait for it
+        # a daemon thread, so that a process that ends with an error doesn't wait for it
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         copy.seconds += time.perf_counter() - started
         self._thread.start()
         return before
 
     def prove(self) -> None:
-        """Notes that a finite loss was computed from the state that was last saved: `latest` may name it."""
+        """Notes that a finite loss was computed from the last saved state, so that `latest` may name the checkpoint."""
         if self._writing is not None:
             self._writing.proofs.put(True)
 
     def wait(self) -> Saved | None:
-        """Waits for the current save to succeed or fail and returns its outcome, on every rank; None if there is none.
+        """Waits until the current save has succeeded or failed, and returns its outcome, on every rank; None if there
+        is no save.
 
-        The ranks wait in rounds. In each they agree on whether any still writes and any makes progress, so a save may
-        take longer than `faults.hang_timeout_seconds`. The rank whose write hangs stays behind the others' marks.
+        The ranks wait in rounds. In each round, they agree on whether any rank still writes, and whether any makes
+        progress, so that a save may take longer than `faults.hang_timeout_seconds`. A rank whose write hangs has fewer
+        marks than the others.
         """
         if (writing := self._writing) is None:
             return None
-        writing.proofs.put(False)  # unless it is proven already
+        writing.proofs.put(False)  # has no effect if the save is proven already
         unfinished, marked = 1, 0
         with watchdog.slow_phase():
             while unfinished:
                 self._thread.join(_ROUND_SECONDS)
-                busy, ended = self._thread.is_alive(), writing.parts_ended  # in this order: both have ended then
+                busy, ended = self._thread.is_alive(), writing.parts_ended  # in this order: both have ended if not busy
                 for _ in range(marked, ended):
                     watchdog.mark()
                 marked, advanced = ended, writing.advanced.is_set()
                 writing.advanced.clear()
                 ranks = torch.tensor([busy, advanced], dtype=torch.int32, device=self._engine.device)
-                dist.all_reduce(ranks)  # on how many each holds
+                dist.all_reduce(ranks)  # the numbers of busy ranks, and of ranks that make progress
                 unfinished, advanced_anywhere = ranks.tolist()
                 if advanced_anywhere:
                     watchdog.alive()
@@ -191,8 +195,8 @@ class Saver:
     def _clean_up(self, saved: Saved) -> None:
         """Updates `latest` and removes old checkpoints. An error here doesn't undo the save.
 
-        Checkpoints after this step, from an attempt before the run was resumed further back, stay: they will be
-        overwritten. So does the one that this attempt has resumed from: it is known to be sound.
+        The checkpoint that this attempt has resumed from stays, since it is known to be sound. Checkpoints of later
+        steps stay too: they are of an earlier attempt, and will be overwritten.
         """
         run, settings = self._origin.run, self._origin.settings
         try:
@@ -214,8 +218,7 @@ class Saver:
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Gives a whole checkpoint its name, instead of one from an attempt that got this far before the run was resumed
-    from an earlier one."""
+    """Gives a complete checkpoint its name. A checkpoint of the same step, from an earlier attempt, is removed."""
     replaced = final.rename(temporary_path(final)) if final.exists() else None
     commit(temporary, final)
     if replaced:
@@ -225,13 +228,14 @@ def _put_in_place(temporary: Path, final: Path) -> None:
 def write_together(
     write: Callable[[], Files], train_state: TrainState, group: dist.ProcessGroup
 ) -> tuple[Files, TrainState]:
-    """Writes this rank's files; returns those of all ranks, and the state with the damaged blocks that any has met.
+    """Writes this rank's files. Returns the files of all ranks, and the state with the damaged blocks that any rank has
+    skipped.
 
-    Called in a thread of each rank. Raises FailedError on all of them if one can't write its files.
+    Called in a thread of each rank. Raises FailedError on all ranks if one can't write its files.
     """
     files = on_each_rank(write, group)
     told = of_all_ranks((files, train_state), tuple[Files, TrainState], group)
-    # each rank meets only the damage in its own share of the rows
+    # each rank skips only the damaged blocks in its own share of the rows
     skipped = {(one.corpus, one.shard, one.offset): one for _, state in told for one in state.skipped}
     everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}
     return everything, replace(told[0][1], skipped=[skipped[key] for key in sorted(skipped)])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from data_pipeline.foundation.atomic import atomic_file
 from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.foundation.formatting import first_few
 from data_pipeline.foundation.json_file import read_json
 from data_pipeline.foundation.safetensors_file import os_errors
 from pretrain import models
@@ -28,12 +29,13 @@ from pretrain.models.model import Model
 from pretrain.run import watchdog
 
 PARAMETER = "parameter"  # the name of the fp32 weights beside the optimizer's states
+_NAMES_SHOWN = 5
 _BLOCK = 1 << 22  # bytes
 _BLOCKS_BETWEEN_FLUSHES = 1 << 8
 
 
 def header(shapes: Mapping[str, list[int]]) -> bytes:
-    """The beginning of a safetensors file of fp32 tensors, whose elements follow in the same order."""
+    """The header of a safetensors file of fp32 tensors, whose elements follow in the same order."""
     about, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 4 * math.prod(shape)
@@ -46,11 +48,11 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 def write_part(
     directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
 ) -> Files:
-    """Writes a rank's safetensors file, whose bytes `image` (bytes,) has, and the table of its fragments; returns
-    their descriptions.
+    """Writes a rank's safetensors file with the bytes `image` (bytes,), and the table of its fragments. Returns their
+    descriptions.
 
-    Computes the sha256 on the way, so that nothing is read back. Calls `progress` after each block, which is on the
-    disk soon: a write that gets on can be told from one that hangs.
+    The sha256 is computed while writing, so that nothing is read back. `progress` is called after each block. Blocks
+    are flushed to the disk regularly, so that a slow write isn't taken for a hang.
     """
     name = f"{rank_file(rank)}.safetensors"
     content = image.numpy().data
@@ -78,8 +80,7 @@ def verify_share(stored: "StoredTensors") -> None:
 
 
 def verify_together(directory: Path, config: models.ModelConfig) -> None:
-    """Raises FailedError on all ranks, of which each verifies its share, if a checkpoint is damaged or not of this
-    model."""
+    """Raises FailedError on all ranks if a checkpoint is damaged or not of this model. Each rank verifies its share."""
     problem = None
     try:
         stored = StoredTensors(directory)
@@ -100,11 +101,6 @@ def load_weights(model: Model, directory: Path) -> None:
     load_buffers(model, directory)
 
 
-def _shortened(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 class StoredTensors:
     """The tensors of a checkpoint by name and range, whichever ranks wrote them.
 
@@ -115,8 +111,8 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # with the file of each
-        self._opened: dict[str, Any] = {}  # to open a file reads the places of all its tensors
+        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # by parameter: its pieces, each with its file
+        self._opened: dict[str, Any] = {}  # opening a file reads its header
         for rank in range(self.index.world_size):
             for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
                 self._pieces.setdefault(name, []).append((piece, f"{rank_file(rank)}.safetensors"))
@@ -125,10 +121,10 @@ class StoredTensors:
                 raise FailedError(f"{directory}: damaged: the tables of the ranks disagree on {name}: {problem}")
 
     def verify(self, share: slice = slice(None), progress: Callable[[], None] = lambda: None) -> None:
-        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN.
+        """Raises FailedError if a file doesn't match the index and the tables, or a tensor holds NaN, or a parameter
+        infinity.
 
-        Parameters must also be finite. `share` selects among the files, sorted by name. `progress` is called as they
-        are read.
+        `share` selects among the files, sorted by name. `progress` is called while files are read.
         """
         index.verify(self.directory, self.index, share, progress)
         self.check_shapes(self.index.model, "the model it names")
@@ -152,7 +148,7 @@ class StoredTensors:
             "extra": [name for name in found if name not in expected],
             "misshapen": [f"{one} {found[one]} for {expected[one]}" for one in both if found[one] != expected[one]],
         }
-        problems = [f"{kind}: {_shortened(names)}" for kind, names in kinds.items() if names]
+        problems = [f"{kind}: {first_few(names, _NAMES_SHOWN)}" for kind, names in kinds.items() if names]
         if problems:
             raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 
@@ -238,9 +234,9 @@ def _incomplete(pieces: list[Piece]) -> str | None:
 
 
 def _damage(tensor: Tensor, elements: int | None, finite: bool) -> str | None:
-    """The damage of a stored tensor, if there is any. `elements` is None for a state with a shape of its own.
+    """The damage of a stored tensor, if any. `elements`: the expected number; None for a state with its own shape.
 
-    A parameter must be `finite`. A second moment may overflow; its element then no longer changes.
+    `finite`: infinity is damage, too, as in a parameter. A second moment may overflow; its element then stays as it is.
     """
     if tensor.dtype != torch.float32:
         return f"is {str(tensor.dtype).removeprefix('torch.')}, expected float32"

@@ -1,6 +1,6 @@
-"""Trained models: loads a checkpoint into a single process, saves weights as a checkpoint, averages checkpoints.
+"""Loads the model of a checkpoint into a single process, saves weights as a checkpoint, and averages checkpoints.
 
-A run can start from a checkpoint of weights; `evaluate`, `export` and `generate` can read it.
+A run can start from a checkpoint of weights, and `evaluate`, `export` and `generate` can read it.
 """
 
 import shutil
@@ -40,7 +40,7 @@ from pretrain.models.model import Model
 from pretrain.run.train_state import TrainState
 
 MODEL = "model.yaml"
-AVERAGE_OF = "average_of"  # in the identity of the checkpoint: what it is the mean of
+AVERAGE_OF = "average_of"  # key in the identity of an averaged checkpoint: the checkpoints it is the mean of
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def save_weights(
 ) -> None:
     """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
-    `state` is the model's `state_dict()`; the checkpoint keeps its parameters and buffers. The file MODEL in it is the
-    `model:` section of a run file, which may extend it. `origin` and `run_file`: the index of the checkpoint whose step
-    and data it takes over, and the run file there; by default it is of step 0.
+    `state`: the model's `state_dict()`, of which the checkpoint keeps parameters and buffers. The file MODEL in the
+    checkpoint is the `model:` section of a run file; run files may extend it. `origin`: the index of a checkpoint whose
+    step and data the new checkpoint takes over; None: step 0. `run_file`: the run file to copy.
     """
     progress = origin.train_state if origin else TrainState.new()
     model = models.outline(config)
@@ -130,7 +130,7 @@ def last_checkpoints(run: Path, number: int) -> list[Path]:
 
 
 def _identity(stored: StoredTensors) -> dict[str, object]:
-    """The facts that weights of one model have in common."""
+    """The facts that checkpoints must have in common to be averaged."""
     model = stored.index.model
     return {
         **{f"model.{name}": value for name, value in model.architecture().items()},
@@ -139,10 +139,10 @@ def _identity(stored: StoredTensors) -> dict[str, object]:
 
 
 def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
-    """Writes the checkpoint `out` with the mean of the weights of `checkpoints`; returns the number of parameters.
+    """Writes the checkpoint `out` with the mean of the weights of `checkpoints`. Returns the number of parameters.
 
-    It has weights only; its step and data are those of the last of `checkpoints`. `ema`: takes the moving averages
-    of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32.
+    `out` has weights only; its step and data are those of the last of `checkpoints`. `ema`: averages the moving
+    averages of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32.
 
     Izmailov et al. 2018; T5Gemma 2's authors average their last five checkpoints. Raises UserError if the
     checkpoints are of different models, FailedError if one is damaged.

@@ -1,4 +1,4 @@
-"""Optimizers, and the map from parameters to the flat tensors that ZeRO gives to optimizers."""
+"""Optimizers, and the map from parameters to the flat tensors that ZeRO passes to optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,19 +32,18 @@ def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def keep_average(optimizer: Optimizer, decay: float) -> None:
-    """Keeps an exponential moving average of the fp32 parameters (Polyak and Juditsky 1992) among the states.
+    """Keeps an exponential moving average of the fp32 parameters (Polyak and Juditsky 1992) among the optimizer's
+    states, so that ZeRO shards and offloads it, and checkpoints have it.
 
-    So it is sharded, offloaded and saved as they are. `pretrain average --ema` makes a checkpoint of it. It begins with
-    the parameters after the first step, and is then decay · average + (1 − decay) · parameters. Each element has its
-    own, so it doesn't matter how ZeRO cuts the parameters, or that it calls the optimizer for one flat buffer at a
-    time.
+    The average begins with the parameters after the first step, and is then decay · average + (1 − decay) · parameters,
+    for each element by itself, so that it doesn't depend on how ZeRO shards parameters, or that ZeRO calls the
+    optimizer for one flat buffer at a time. `pretrain average --ema` makes a checkpoint of the average.
     """
 
     @torch.no_grad()
     def update(stepped: Optimizer, *_: Any) -> None:
-        for buffer in (
-            buffer for group in stepped.param_groups for buffer in group["params"] if buffer.grad is not None
-        ):
+        updated = (one for group in stepped.param_groups for one in group["params"] if one.grad is not None)
+        for buffer in updated:
             states = stepped.state[buffer]
             if AVERAGE in states:
                 states[AVERAGE].lerp_(buffer, 1 - decay)

@@ -21,7 +21,7 @@ from pretrain.engine.optimizers.flat_buffers import (
 )
 
 ROWS, COLUMNS, ELEMENTS = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"
-_ELEMENTS_IN_CACHE = 1 << 19  # of a tile, 2 MB; in smaller ones calls of operations take more than the cache saves
+_ELEMENTS_IN_CACHE = 1 << 19  # of a tile, 2 MB: with smaller tiles, calls of operations cost more than the cache saves
 
 
 class Adafactor(Sharded):
@@ -31,7 +31,7 @@ class Adafactor(Sharded):
         U = g / √V; for a matrix, V is approximated by R Cᵀ / mean(R)
         p ← (1 − rate · decay) p − rate · max(ε₂, RMS(p)) · U / max(1, RMS(U) / clipping_threshold)
 
-    Every rank holds the means of all tensors in its flat buffers: they are small.
+    Every rank holds the means of all tensors in its flat buffers, since they are small.
     """
 
     config: AdafactorConfig
@@ -83,11 +83,11 @@ class Adafactor(Sharded):
 
 @dataclass(frozen=True)
 class Tile:
-    """The same rows and columns of matrices of one shape, at `offset` in a flat buffer: a small one that fits a CPU's
-    cache, or many matrices at once.
+    """The same rows and columns of matrices of one shape, at `offset` in a flat buffer: a part of a matrix that fits a
+    CPU's cache, or many matrices at once.
 
-    `numbers`: the matrices, by their numbers among the buffer's parameters: `repeats` × `run`. Those of a run are
-    contiguous; the runs lie at a distance of `period`.
+    `numbers`: the matrices, by their numbers among the buffer's parameters, repeats × `run`. The matrices of a run are
+    contiguous; the runs begin `period` elements apart.
     """
 
     numbers: tuple[int, ...]
@@ -112,15 +112,15 @@ class Tile:
         return () if len(self.numbers) == 1 else (len(self.numbers) // self.run, self.run)
 
     def index(self, device: torch.device) -> Any:
-        """An index that gives those of the matrices (*lead) from values of all parameters (parameters,)."""
+        """An index that selects the values of the matrices (*lead) from values of all parameters (parameters,)."""
         numbers = torch.tensor(self.numbers, device=device)
         return self.numbers[0] if len(self.numbers) == 1 else numbers.view(self.lead)
 
 
 def tiles(buffer: FlatBuffer, numbers: list[int]) -> list[Tile]:
-    """Tiles that cover what this rank holds of the matrices with these `numbers` among the flat buffer's parameters.
+    """Tiles that cover this rank's fragments of the matrices with these `numbers` among the flat buffer's parameters.
 
-    On a GPU as few as possible: the layers of a model repeat, so that all matrices of one kind are one tile.
+    On a GPU, as few tiles as possible: the layers of a model repeat, so that all matrices of one kind are one tile.
     """
     if not in_whole(buffer.tensor.device):
         return [tile for number in numbers for tile in _parts(buffer, number, _ELEMENTS_IN_CACHE)]
@@ -144,7 +144,7 @@ def _parts(buffer: FlatBuffer, number: int, most: int) -> Iterator[Tile]:
 
 
 def _batches(buffer: FlatBuffer, numbers: list[int]) -> Iterator[Tile]:
-    """Whole matrices, grouped: contiguous ones of one shape make a run, equal runs at one distance a tile."""
+    """Tiles of whole matrices: contiguous matrices of one shape make a run, equal runs at equal distances a tile."""
     runs: list[list[int]] = []
     for number in sorted(numbers, key=lambda number: buffer.fragments[number].offset):
         fragment = buffer.fragments[number]
@@ -177,10 +177,10 @@ class _SecondMoments:
         self._buffer = buffer
         self._names: list[list[str]] = []
         sizes: list[int] = []
-        counts: list[int] = []  # how many elements each mean is over
+        counts: list[int] = []  # of the elements of each mean
         factored: list[int] = []
-        self._starts: dict[tuple[int, str], int] = {}  # of a part in the vector, by parameter
-        # of elements: parameter, offset in vector and flat buffer, size
+        self._starts: dict[tuple[int, str], int] = {}  # by parameter and part: offset in the vector
+        # of parameters that aren't factored: number, offsets in vector and flat buffer, size
         self._runs: list[tuple[int, int, int, int]] = []
         for number, fragment in enumerate(buffer.fragments):
             start = sum(sizes)
@@ -228,12 +228,12 @@ class _SecondMoments:
         return sums.float()
 
     def add(self, sums: Tensor, weight: Tensor, least: float) -> None:
-        """Moves the moments towards the means of `sums`, those of all ranks, by `weight`."""
+        """Moves the moments by `weight` towards the means of `sums`, which are over all ranks."""
         self._vector.lerp_((sums / self._counts).add_(least), weight.to(self._vector.dtype))
 
     def scales(self) -> Tensor:
-        """The factors of the gradient's elements for g / √V, laid out like the vector: those of a matrix by
-        their row's and by their column's."""
+        """The factors that give g / √V, laid out like the vector: an element of a matrix has those of its row and of
+        its column."""
         means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths, unsafe=True)
         roots = torch.where(self._is_row, means.sqrt(), 1.0).float()
         return self._vector.rsqrt().mul_(roots.repeat_interleave(self._lengths, output_size=len(self._vector)))

@@ -1,4 +1,4 @@
-"""AdamW, and AdamWScale of nanoT5 (Nawrot 2023, section 3): its steps are relative to the size of each tensor."""
+"""AdamW, and AdamWScale of nanoT5 (Nawrot 2023, section 3), whose steps are relative to the size of each tensor."""
 
 import math
 from typing import Any
@@ -54,8 +54,8 @@ class AdamWScale(Sharded):
             if decay:
                 values.mul_(1 - decay)
             return
-        # The same as one AdamW for each parameter, which reads and writes each element once. AdamW decays before its
-        # update and divides √v by √(1 − β₂ᵗ) before it adds ε.
+        # The same by an AdamW for each parameter, which reads and writes each element once. AdamW decays before its
+        # update, and divides √v by √(1 − β₂ᵗ) before it adds ε.
         eps = self.config.eps / math.sqrt(1 - beta2 ** int(state["step"]))
         for fragment, rate in zip(buffer.fragments, (rates * (1 - decay)).tolist(), strict=True):
             if not fragment.size:

@@ -1,5 +1,5 @@
-"""The flat fp32 tensors that an optimizer updates under ZeRO, the fragments of parameters in them, and optimizers that
-need a whole parameter to update one of its elements. AdamW, which some of these use, on a flat buffer."""
+"""The flat fp32 tensors that an optimizer updates under ZeRO, and the fragments of parameters in them. `Sharded` is the
+base of optimizers that need a whole parameter to update one of its elements."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Fragment:
 
     @classmethod
     def inside(cls, name: str, shape: tuple[int, ...], place: int, buffer: Tensor) -> "Fragment":
-        """What `buffer` has of a parameter whose first element would be at `place` in it, which may be outside."""
+        """The part of a parameter that is in `buffer`. `place`: offset of the parameter, which may be outside."""
         first, last = max(place, 0), min(place + torch.Size(shape).numel(), buffer.numel())
         if last <= first:
             return cls(name, shape, 0, 0, buffer, 0)
@@ -42,7 +42,7 @@ class Fragment:
 
     @property
     def whole(self) -> bool:
-        """True if it is the whole parameter."""
+        """True if the fragment is the whole parameter."""
         return self.size == torch.Size(self.shape).numel()
 
     def rectangles(self) -> Iterator[tuple[slice, slice]]:
@@ -64,8 +64,8 @@ class Fragment:
 class FlatBuffer:
     """A tensor that an optimizer updates, and the fragments of parameters in it.
 
-    There is one fragment for each parameter of the group, in the same order on every rank. Its size is 0 on a rank that
-    holds none of the parameter.
+    There is a fragment for each parameter of the group, in the same order on every rank. A rank that holds none of the
+    parameter has a fragment of size 0.
     """
 
     tensor: Tensor
@@ -83,7 +83,7 @@ class FlatBuffer:
 
     @cached_property
     def _runs(self) -> tuple[Tensor, Tensor]:
-        """The parameter and the length of each run of elements that belong to one; padding belongs to none, −1."""
+        """The number of the parameter, −1 for padding, and the length of each run of elements of one parameter."""
         runs, end = [], 0
         for number, fragment in enumerate(self.fragments):
             runs += [(-1, fragment.offset - end), (number, fragment.size)] if fragment.size else []
@@ -93,25 +93,25 @@ class FlatBuffer:
         return numbers, lengths
 
     def spread(self, factors: Tensor) -> Tensor:
-        """The factor (parameters,) of each element's parameter, laid out like the flat buffer; 0 for padding."""
+        """Each parameter's factor (parameters,) for each of its elements, laid out like the flat buffer; 0: padding."""
         numbers, lengths = self._runs
         padded = F.pad(factors.to(self.tensor.dtype), (0, 1))  # −1 is the last
         return padded[numbers].repeat_interleave(lengths, output_size=self.tensor.numel())
 
 
 def in_whole(device: torch.device) -> bool:
-    """True if optimizers update a whole flat buffer in few operations: on a GPU each operation costs a launch. On a
-    CPU, many operations on parts that stay in the cache are faster."""
+    """True if optimizers update a whole flat buffer in few operations, since each costs a launch on a GPU. On a CPU,
+    many operations on parts that stay in the cache are faster."""
     return device.type not in IN_PARTS
 
 
 IN_PARTS = frozenset({"cpu"})  # types of devices
-_ELEMENTS_OF_A_PART = 1 << 17  # what stays in the cache
-_ELEMENTS_OF_A_NORM = 1 << 14  # of which a GPU sums squares in fp32; an fp64 norm would copy the flat buffer to fp64
+_ELEMENTS_OF_A_PART = 1 << 17  # that stays in the cache
+_ELEMENTS_OF_A_NORM = 1 << 14  # in fp32 on a GPU: an fp64 norm would copy the flat buffer to fp64
 
 
 def sum_of_squares(values: Tensor) -> Tensor:
-    """() Over a flat buffer of any size, fp64: in fp32, a norm of 25 million elements is off by 0.1%."""
+    """() Sum over a flat buffer of any size, in fp64: in fp32, a norm of 25 million elements is off by 0.1 %."""
     if in_whole(values.device):
         rows = values.numel() // _ELEMENTS_OF_A_NORM
         whole, rest = values.split([rows * _ELEMENTS_OF_A_NORM, values.numel() - rows * _ELEMENTS_OF_A_NORM])
@@ -124,9 +124,9 @@ def sum_of_squares(values: Tensor) -> Tensor:
 class Sharded(Optimizer):
     """Updates ZeRO's flat tensors, which hold fragments of parameters, as if each rank held whole parameters.
 
-    `attach` gives it the layout. Before that, each parameter is a flat buffer with one whole fragment: the same code is
-    then the unsharded reference for sharded steps. A gradient of None counts as zeros, as it does under ZeRO, so that
-    all ranks communicate in the same order.
+    `attach` sets the layout. Without it, each parameter is a flat buffer with one whole fragment: the same code is the
+    unsharded reference for sharded steps. A gradient of None counts as zeros, as under ZeRO, so that all ranks
+    communicate in the same order.
     """
 
     def __init__(self, groups: ParamsT, config: OptimizerConfig):
@@ -142,9 +142,9 @@ class Sharded(Optimizer):
         process_group: ProcessGroup | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Makes `step` update `flat_buffers`, which hold all of the parameters if there is no process group.
+        """Makes `step` update `flat_buffers`. Without a process group, they hold whole parameters.
 
-        `device`: where the process group communicates; flat buffers may be offloaded.
+        `device`: the device on which the process group communicates, since flat buffers may be offloaded.
         """
         self._buffers = {id(buffer.tensor): buffer for buffer in flat_buffers}
         self._process_group, self._device = process_group, device
@@ -163,15 +163,15 @@ class Sharded(Optimizer):
     ) -> None:
         """Updates the flat buffer's `values` (size,) from its `gradient` (size,).
 
-        `state` holds the buffer's state by name, as checkpoints store it: tensors (size,) and scalars. It is empty
-        before the first step.
+        `state`: the buffer's state by name, as checkpoints store it: tensors (size,) and scalars. Empty before the
+        first step.
         """
         raise NotImplementedError
 
     def factored_state(self) -> dict[str, dict[str, Tensor]]:
-        """The optimizer state whose shape differs from its parameter's, by the names of parameter and state.
+        """The optimizer state in another shape than its parameter, by the names of parameter and state.
 
-        Its tensors are whole and the same on every rank; don't modify them. Empty before the first step.
+        The tensors are whole, and the same on every rank; don't modify them. Empty before the first step.
         """
         return {}
 
@@ -206,7 +206,7 @@ def root_mean_squares(buffer: FlatBuffer, sums: Tensor) -> Tensor:
 
 
 def count_step(values: Tensor, state: dict[str, Tensor]) -> None:
-    """Begins a step of AdamW on `values` (size,), whose `state` is empty before the first one."""
+    """Begins a step of AdamW on `values` (size,). `state` is empty before the first step."""
     if not state:
         state["step"] = torch.zeros((), device=values.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)

@@ -1,6 +1,6 @@
-"""Parameter groups: which parameters share which settings.
+"""Sorts parameters into groups that share settings.
 
-The kind of a parameter follows from its module, never from its dimensions: ZeRO-3's partitioned parameters have none.
+The kind of a parameter follows from its module, not from its dimensions: ZeRO-3's sharded parameters have none.
 """
 
 from fnmatch import fnmatchcase
@@ -19,7 +19,7 @@ _NORMS = (RMSNorm, nn.LayerNorm)
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:
-    """The kind of each parameter, by name; a tied matrix is an embedding."""
+    """The kind of each parameter, by name. A tied matrix is an embedding."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     kind_by_id = {
         id(parameter): _kind(path, module, own)
@@ -46,12 +46,12 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The optimizer's groups: named `params`, `lr`, `base_rate` (their peak learning rate), `weight_decay`, the
-    `algorithm` that updates them, and `frozen_until`, the first step in which they learn. Raises UserError with every
-    problem of `config.groups` and `config.freeze`, one line each.
+    """The optimizer's groups. Each has named `params`, `lr`, `base_rate` (the peak learning rate), `weight_decay`, the
+    `algorithm` of the update, and `frozen_until`, the first step in which the parameters train.
 
-    Parameters with equal settings share one group, since each group costs collectives. The first group has the settings
-    of `config` itself, if any has. With muP, all rates are first those of the base width.
+    Parameters with equal settings share a group, since each group costs collectives. A group with the settings of
+    `config` itself comes first. With muP, learning rates of `config` are those of the base width. Raises UserError with
+    all problems of `config.groups` and `config.freeze`, one line each.
     """
     if found := problems(model, config):
         raise UserError("\n".join(found))
@@ -83,7 +83,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
 
 def problems(model: nn.Module, config: OptimizerConfig) -> list[str]:
-    """A line for each pattern of `config.groups` and `config.freeze` that matches no parameter, and one if all
+    """A line for each pattern of `config.groups` and `config.freeze` that matches no parameter, and a line if all
     parameters are frozen. `model` may be on the meta device.
 
     Patterns of the default groups may match nothing: T5 has no biases.
@@ -120,7 +120,7 @@ def _problems_of_freeze(model: nn.Module, freeze: Freeze | None) -> list[str]:
 
 
 def _frozen_until(freeze: Freeze | None, name: str, kind: Kind) -> int:
-    """The first step in which a parameter learns."""
+    """The first step in which a parameter trains."""
     if freeze is None or not any(_matches(pattern, name, kind) for pattern in freeze.match):
         return 0
     return 0 if any(_matches(pattern, name, kind) for pattern in freeze.but) else freeze.until_step

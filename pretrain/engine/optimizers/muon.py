@@ -1,4 +1,4 @@
-"""Muon: momentum made orthogonal, for hidden matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+"""Muon: orthogonalized momentum for hidden matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from pretrain.config.optimizers import MuonConfig
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, count_step, fused_adamw, in_whole
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: lifts small singular values fastest, brings all near 1
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: raises small singular values fastest, and brings all near 1
 
 
 class Muon(Sharded):
@@ -23,8 +23,8 @@ class Muon(Sharded):
 
     where `size` compensates for the matrix's shape (`adjust_lr_fn`). AdamW updates all other parameters.
 
-    Momentum is sharded like the parameters. One rank makes each matrix orthogonal: it receives the fragments of the
-    matrix and sends back those of the result. The matrices are distributed over the ranks by cost.
+    Momentum is sharded like the parameters. Each matrix has a rank that makes it orthogonal: the rank receives the
+    fragments of the matrix, and sends the fragments of the result back. The ranks share the matrices by cost.
     """
 
     config: MuonConfig
@@ -64,7 +64,7 @@ class Muon(Sharded):
     def _step_one_by_one(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
     ) -> None:
-        """The same where every matrix is whole: none of them is copied to be sent."""
+        """`_step_matrices` if every matrix is whole, so that none is copied to be sent."""
         config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
         for fragment, rate in zip(buffer.fragments, rates, strict=True):
             new = fragment.view(gradient)
@@ -76,14 +76,14 @@ class Muon(Sharded):
             fragment.view(values).mul_(1 - decay).sub_(update, alpha=rate)
 
     def _orthogonal(self, buffer: FlatBuffer, direction: Tensor, assigned: "_Assignment") -> list[Tensor]:
-        """Makes each matrix in `direction` (size,) orthogonal; returns this rank's fragments (size,) of the results."""
+        """Makes each matrix in `direction` (size,) orthogonal. Returns this rank's fragments (size,) of the results."""
         pieces = buffer.pieces(direction.to(device=self._device, dtype=_DTYPES[self.config.newton_schulz_dtype]))
         sent = torch.cat([pieces[matrix] for matrix in assigned.order])
         received = self._exchange(sent, assigned.to_others, assigned.from_others)
         fragments = received.split(
             [assigned.sizes[matrix][rank] for rank in range(assigned.ranks) for matrix in assigned.own]
         )
-        most = 1 << 25 if in_whole(received.device) else 1  # elements at once: on a GPU each operation costs a launch
+        most = 1 << 25 if in_whole(received.device) else 1  # elements at once, since a GPU's launches cost time
         for batch in _batches([buffer.fragments[matrix].shape for matrix in assigned.own], most):
             parts = [part for number in batch for part in fragments[number :: len(assigned.own)]]
             shape = buffer.fragments[assigned.own[batch[0]]].shape
@@ -94,7 +94,7 @@ class Muon(Sharded):
         return [result for _, result in sorted(zip(assigned.order, results, strict=True), key=lambda pair: pair[0])]
 
     def _exchange(self, sent: Tensor, to_ranks: list[int], from_ranks: list[int]) -> Tensor:
-        """Sends `to_ranks[r]` elements to rank r and returns those received: `from_ranks[r]` from rank r, in order."""
+        """Sends `to_ranks[r]` elements to rank r. Returns the received ones in order: `from_ranks[r]` from rank r."""
         if self._process_group is None:
             return sent
         received = sent.new_empty(sum(from_ranks))
@@ -117,8 +117,11 @@ class Muon(Sharded):
 class _Assignment:
     """Which rank makes which matrix of a flat buffer orthogonal.
 
-    `own`: this rank's matrices. `order`: all matrices, by rank. `sizes`: the number of elements of each matrix on each
-    rank. `sizes_of_updates`: `size_of_update` of each matrix.
+    Attributes:
+        own: this rank's matrices.
+        order: all matrices, by rank.
+        sizes: the number of elements of each matrix on each rank.
+        sizes_of_updates: `size_of_update` of each matrix.
     """
 
     def __init__(self, buffer: FlatBuffer, sizes: list[list[int]], rank: int, adjust_lr_fn: str):
@@ -132,7 +135,7 @@ class _Assignment:
 
 
 def balanced(costs: list[float], ranks: int) -> list[list[int]]:
-    """Positions in `costs` for each rank: the costliest first, each to the rank with the lowest total so far."""
+    """Positions in `costs` for each rank. The costliest come first; each goes to the rank with the lowest total."""
     owned: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0.0] * ranks
     for position in sorted(range(len(costs)), key=lambda position: -costs[position]):
@@ -143,13 +146,13 @@ def balanced(costs: list[float], ranks: int) -> list[list[int]]:
 
 
 def _cost(shape: tuple[int, ...]) -> float:
-    """Multiplications of one Newton–Schulz step."""
+    """The multiplications of a Newton–Schulz step."""
     least, most = sorted(shape)
     return least * least * (2.0 * most + least)
 
 
 def _batches(shapes: list[tuple[int, ...]], most: int) -> list[list[int]]:
-    """Positions in `shapes`, grouped by shape: a group has at most `most` elements together, or one matrix."""
+    """Positions in `shapes`, grouped by shape. A group has at most `most` elements in all, or one matrix."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for position, shape in enumerate(shapes):
         by_shape.setdefault(shape, []).append(position)

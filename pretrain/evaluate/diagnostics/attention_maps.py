@@ -1,8 +1,7 @@
-"""Attention maps: pictures of how much each token attends to each other token, for each layer and head."""
+"""The hook `attention`: pictures of the attention weights of each layer and head."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from pretrain.models.model import Model, shift_right
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INCHES = 1.1  # of a panel, if its axes have no words
+_INCHES = 1.1  # minimum size of a panel
 _INCHES_PER_TOKEN = 0.14
 
 
@@ -52,7 +51,7 @@ class AttentionPictures:
             row = {key: values[:1] for key, values in next(evaluation.batches(corpus)).items()}
             with evaluation.whole_model() as model:
                 if held_out.layout.rank == 0:
-                    with evaluation.collectives.shield():  # which puts the model's hooks back
+                    with evaluation.collectives.shield():  # the block restores the model's `record`
                         patterns = attention_patterns(model, row, held_out.tokenizer, self._settings.tokens)
                     title = f"{name}, step {evaluation.step}"
                     images |= {
@@ -93,7 +92,7 @@ def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int
 
 
 def tokens(tokenizer: Tokenizer, ids: Tensor) -> list[str]:
-    """Each of `ids` (n,) as text; a dot for one that has none."""
+    """Each of `ids` (n,) as text; a dot for an id without text."""
     return [tokenizer.decode([id_]).strip() or "·" for id_ in ids.tolist()]
 
 
@@ -105,15 +104,11 @@ def recording_weights(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
     found: list[tuple[str, Tensor]] = []
     try:
         for name, layer in layers.items():
-            layer.record = partial(_append, found, name)
+            layer.record = lambda weights, name=name: found.append((name, weights))
         yield found
     finally:
         for layer in layers.values():
             layer.record = None
-
-
-def _append(found: list[tuple[str, Tensor]], name: str, weights: Tensor) -> None:
-    found.append((name, weights))
 
 
 def _kind(name: str) -> str:
@@ -124,9 +119,9 @@ def _kind(name: str) -> str:
 
 
 def attention_figure(pattern: Pattern, title: str) -> "Figure":
-    """A panel for each layer (row) and head (column), darker where a query attends more; tokens on the outer axes.
+    """A panel for each layer (row) and head (column), darker where a weight is larger; tokens on the outer axes.
 
-    Black is the panel's strongest weight, which its title says: in early training all weights are small.
+    Black is the panel's largest weight, which the title says: in early training all weights are small.
     """
     layers, heads, queries, keys = pattern.weights.shape
     width, height = (max(_INCHES, _INCHES_PER_TOKEN * count) for count in (keys, queries))
@@ -144,5 +139,5 @@ def attention_figure(pattern: Pattern, title: str) -> "Figure":
 
 
 def plain(words: Sequence[str]) -> list[str]:
-    """`words` for matplotlib, to which a dollar sign begins a formula."""
+    """`words` with dollar signs escaped: in matplotlib a dollar sign begins a formula."""
     return [word.replace("$", r"\$") for word in words]

@@ -1,4 +1,5 @@
-"""Held-out loss by groups of targets: early or late in a row, in short or long spans, of common or rare tokens."""
+"""The hook `loss_breakdown`: held-out loss by position of a target, by length of its span and by frequency of the
+token."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -21,10 +22,10 @@ _POWERS = 21  # bins: [0], [1], [2, 3], [4 … 7], … up to a million
 
 
 class LossBreakdown:
-    """A table `loss_breakdown` and a picture of it for each corpus. All groups are by powers of two.
+    """A table `loss_breakdown`, and a picture for each corpus. Groups are bins between powers of two.
 
-    - position: of a target in its row, from 0.
-    - span length: of the masked span that a text token fills, in tokens, where targets have sentinels.
+    - position: the target's position in its row, from 0.
+    - span length: tokens of the masked span that a text token is in, if targets have sentinels.
     - frequency: how often a text token occurs among these targets.
     """
 
@@ -43,7 +44,7 @@ class LossBreakdown:
 
     def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Row]:
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
-        # (targets, their loss, those that the model finds likeliest) for each bin, and for each token
+        # (targets, their loss, hits) for each bin, and for each token
         positions, spans = (torch.zeros(_POWERS, 3, dtype=torch.float64, device=device) for _ in range(2))
         tokens = torch.zeros(vocabulary.size, 3, dtype=torch.float64, device=device)
         for batch in evaluation.batches(corpus, self._settings.rows):
@@ -70,7 +71,7 @@ def power_of_two(values: Tensor) -> Tensor:
 
 
 def span_lengths(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """For each text token after a sentinel in labels (batch, length), the tokens of its span; 0 elsewhere.
+    """For each text token after a sentinel in labels (batch, length), the length of its span; 0 elsewhere.
 
     With sentinels S: [S, 7, 8, S, 9, eos, -100] → [0, 2, 2, 0, 1, 0, 0]
     """
@@ -82,7 +83,7 @@ def span_lengths(labels: Tensor, vocabulary: Vocabulary) -> Tensor:
 
 
 def _bins(by: str, sums: Tensor) -> Iterator[Row]:
-    """The groups of targets: what they are `by`, their `bin`, number of tokens, mean loss in nats and accuracy."""
+    """The rows of the table for one way of grouping, with the mean loss in nats."""
     for number, (tokens, loss, hits) in enumerate(sums.tolist()):
         if tokens:
             first, last = (0, 0) if number == 0 else (2 ** (number - 1), 2**number - 1)

@@ -1,4 +1,4 @@
-"""Norms of gradients, weights, updates and activations by layer, over the steps of a run."""
+"""The hook `norms`: norms of gradients, weights, updates and activations by layer, over the steps of a run."""
 
 import contextlib
 import math
@@ -29,10 +29,10 @@ _PANELS = {
 
 
 class Norms:
-    """Metrics `norms/KIND/LAYER`, a table `norms`, and a picture of it: layers by steps, for each kind.
+    """Metrics `norms/KIND/LAYER` of the last training step, a table `norms`, and a heat map of layers by steps.
 
-    The norms are those of the last training step. A parameter outside the layers, such as the embedding, appears under
-    its module's name. A tied matrix counts once, as the embedding. A skipped step has no norms.
+    A parameter outside the layers, such as the embedding, appears under its module's name. A tied matrix counts once,
+    as the embedding. A skipped step has no norms.
     """
 
     def __init__(self, settings: NormsSettings):
@@ -50,7 +50,7 @@ class Norms:
     def evaluate(self, evaluation: Evaluation) -> Findings:
         measured = self._measured
         if measured is None:
-            return Findings(lines=["norms: this step was skipped, so it has none"])
+            return Findings(lines=["norms: the step was skipped, so there are no norms"])
         if measured.error is not None:
             raise measured.error
         parameters, activations = evaluation.sum(measured.parameters), evaluation.sum(measured.activations)
@@ -72,12 +72,11 @@ def by_layer(
 ) -> list[Row]:
     """The norms of each layer, in the order of `names`, from sums of squares over all ranks.
 
-    Of a layer's parameters in one step they are L2 norms: of the gradient before clipping, of the fp32 weights before
-    the step and of their change, and the ratio of the last two. `activation` is the RMS of the layer's output, over all
-    real tokens of the global batch; None if it isn't a layer.
+    `gradient`, before clipping, `weight`, before the step, and `update` are L2 norms of a layer's fp32 parameters.
+    `activation` is the RMS of the layer's output over all real tokens of the global batch; None outside layers.
 
-    `names`, `parameters`, `layers` and `activations` are those of `StepNorms`. `norm` is that of the whole gradient
-    before clipping.
+    `names`, `parameters`, `layers` and `activations` are fields of `StepNorms`. `norm`: the L2 norm of the whole
+    gradient before clipping.
     """
     owners = [_owner(name, layers) for name in names]
     sums = {owner: torch.zeros(3, dtype=torch.float64) for owner in owners}

@@ -1,4 +1,4 @@
-"""Embeddings of tokens and of positions: metrics of the embedding matrix, and pictures of positions."""
+"""The hooks `embedding` and `positions`: metrics of the embedding matrix, and pictures of positions."""
 
 import math
 from typing import TYPE_CHECKING
@@ -22,12 +22,11 @@ _MOST = 512  # positions on an axis
 
 
 class EmbeddingShape:
-    """Metrics of the rows of the embedding matrix that stand for ids.
+    """Metrics of the rows of the embedding matrix, without those that pad the vocabulary.
 
-    embedding/effective_rank: e to the entropy of the singular values, divided by their sum (Roy & Vetterli 2007); from
-    1, if all rows are multiples of one vector, to d_model.
+    embedding/effective_rank: from 1, if all rows are multiples of one vector, to d_model; see `effective_rank`.
     embedding/mean_norm: the mean L2 norm of the rows.
-    embedding/mean_cosine: the mean cosine of two rows; near 0 if they point everywhere, 1 if all point the same way.
+    embedding/mean_cosine: the mean cosine of two rows; 1 if all rows have the same direction.
     """
 
     def __init__(self, settings: EmbeddingSettings):
@@ -47,12 +46,12 @@ class EmbeddingShape:
 
 
 def embedding(model: Model) -> Tensor:
-    """The rows of the embedding matrix (ids, d_model), without those that only pad it."""
+    """The rows of the embedding matrix (ids, d_model), without those that pad the vocabulary."""
     return next(module for module in model.modules() if isinstance(module, Embedding)).weight[: model.config.vocab_size]
 
 
 def effective_rank(rows: Tensor) -> float:
-    """e to the entropy of the singular values of `rows` (n, d), divided by their sum (Roy & Vetterli 2007)."""
+    """e to the entropy of the singular values of `rows` (n, d), normalized to sum to 1 (Roy & Vetterli 2007)."""
     precise = rows.double()
     values = torch.linalg.eigvalsh(precise.T @ precise).clamp(min=0).sqrt()
     shares = values / values.sum()
@@ -70,7 +69,7 @@ def mean_cosine(rows: Tensor) -> float:
 class PositionPictures:
     """Images `positions/MODULE`: cosines between the vectors of positions, or a curve of biases for each head.
 
-    A model without learned positions gives none.
+    A model without learned positions gives no images.
     """
 
     def __init__(self, settings: PositionsSettings):

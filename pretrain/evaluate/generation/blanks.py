@@ -1,4 +1,4 @@
-"""Masks spans in held-out sentences, for a model to fill, and finds the likeliest fillings of a span."""
+"""Masks spans in held-out sentences for a model to fill, and finds the likeliest fillings of a span."""
 
 import itertools
 import re
@@ -22,17 +22,19 @@ from pretrain.evaluate.generation.texts import input_ids
 from pretrain.models import FAMILIES
 from pretrain.models.stacks import EncoderDecoder
 
-_LENGTHS = range(10, 25)  # of a sentence, in words
+_LENGTHS = range(10, 25)  # words of a sentence
 _WORD = re.compile(r"(?<= )[^\W\d_]+(?= )")
 _WORDS_PER_BLANK = 7
+_WIDTH = 4  # beams for each filling that is asked for
+_LONGEST = 8  # tokens of a filling
 
 
 def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> list[tuple[str, str]]:
     """Pairs (sentence with masked words, sentence) from the first `number` suitable held-out documents.
 
-    A hash of `seed` and of the sentence's number chooses the words to mask: one in seven of those that have a
-    space on each side, and never two neighbours. Masks are <extra_id_k>, or <mask> if the corpus is for denoising or
-    the tokenizer has no sentinels. Raises UserError if it has no mask either.
+    One in seven words with a space on each side is masked, but never two neighbours; a hash of `seed` and of the
+    sentence's number chooses. Masks are <extra_id_k>, or <mask> if the corpus's objective is denoising or the tokenizer
+    has no sentinels. Raises UserError if the tokenizer has neither.
     """
     if not can_blank_out(tokenizer):
         raise UserError("--corpus: masking needs sentinels or a mask token, but the model's tokenizer has neither")
@@ -56,7 +58,7 @@ def blank_out(corpus: Corpus, tokenizer: Tokenizer, number: int, seed: int) -> l
 
 
 def can_blank_out(tokenizer: Tokenizer) -> bool:
-    """True if the tokenizer has a token for a masked span."""
+    """True if the tokenizer has sentinels or a mask token."""
     return tokenizer.sentinels > 0 or tokenizer.vocabulary.mask is not None
 
 
@@ -67,7 +69,7 @@ def beginnings(corpus: Corpus, number: int) -> list[tuple[str, str]]:
 
 
 def held_out_documents(corpus: Corpus, *columns: str) -> Iterator[Any]:
-    """The held-out documents that `corpus` was made from, with these `columns`; none if the copy has no documents."""
+    """The held-out documents of `corpus`, with these `columns`; none if the copy has no documents."""
     for document in all_documents(open_store(corpus.location), *columns, "split"):
         if document.split == "validation":
             yield document
@@ -82,10 +84,6 @@ def _held_out_sentences(corpus: Corpus) -> Iterator[str]:
                 break
 
 
-_WIDTH = 4  # beams for each filling that is asked for
-_LONGEST = 8  # tokens of a filling
-
-
 class Filling(NamedTuple):
     """A filling of a masked span, and its probability under the model."""
 
@@ -95,11 +93,11 @@ class Filling(NamedTuple):
 
 @torch.no_grad()
 def likeliest_fillings(trained: TrainedModel, text: str, number: int) -> list[list[Filling]]:
-    """For each `<extra_id_k>` of `text`, its `number` likeliest fillings of up to 8 tokens, by a beam search.
+    """For each `<extra_id_k>` of `text`, the `number` likeliest fillings of up to 8 tokens, by beam search.
 
-    A filling's probability is that of its tokens and of an end after them, which is another sentinel or EOS.
-    Of several ways to write the same words in tokens, only the likeliest is a filling.
-    Spans before it are filled with their likeliest words. Raises UserError for a model that doesn't fill spans.
+    A filling's probability counts its tokens and its end, another sentinel or EOS. If several sequences of tokens
+    decode to the same text, the likeliest is the filling. Earlier spans have their likeliest fillings. Raises UserError
+    for a model that doesn't fill spans.
     """
     model, tokenizer = trained.model, trained.tokenizer
     if not isinstance(model, EncoderDecoder):

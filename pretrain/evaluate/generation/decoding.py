@@ -1,5 +1,5 @@
-"""Decoding with key-value caches, in one loop for every family. The next token is chosen by the rules of transformers:
-greedily, by sampling, or by beam search."""
+"""`generate`: greedy decoding, sampling and beam search with key-value caches, for every family, by transformers'
+rules."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,10 +18,11 @@ from pretrain.models.stacks import EncoderDecoder
 
 
 class Search:
-    """One text for each example: its likeliest tokens or, at a temperature, samples.
+    """Greedy decoding or, at a temperature, sampling: one text for each example.
 
-    The first axis of every tensor is that of the examples, whose `numbers` determine their samples. `texts` (examples,
-    max_new_tokens) end with eos, then padding. `decided` (examples,): what comes changes them no more.
+    Attributes:
+        texts: (examples, max_new_tokens), each ending with EOS, then padding.
+        decided: (examples,) True if further tokens don't change the text.
     """
 
     def __init__(self, prompt: Tensor, config: ModelConfig, settings: GenerationSettings, numbers: Sequence[int]):
@@ -33,8 +34,8 @@ class Search:
         self.draws = uniform_draws(settings, numbers).to(prompt.device) if settings.temperature > 0.0 else None
 
     def choose(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        """The next tokens (hypotheses, 1), for scores (hypotheses, vocabulary) of all; and the hypotheses
-        (hypotheses,) that they continue, None: each its own."""
+        """The next tokens (hypotheses, 1), for scores (hypotheses, vocabulary), and the hypotheses (hypotheses,) that
+        they continue; None: each continues its own."""
         if self.draws is None:
             tokens = scores.argmax(dim=1)
         else:
@@ -44,26 +45,26 @@ class Search:
         return tokens[:, None], None
 
     def keep(self, examples: Tensor) -> None:
-        """Drops all examples but these (n,)."""
+        """Keeps these examples (n,) and drops the others."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value[examples])
 
 
 class BeamSearch(Search):
-    """Each example keeps its `num_beams` likeliest running hypotheses and its `num_beams` best finished ones.
+    """Beam search. Each example has its `num_beams` likeliest running and its `num_beams` best finished hypotheses.
 
-    Each step considers the 2 · `num_beams` likeliest continuations of an example, so that enough remain if half of them
-    end. Only those that end among the first `num_beams` become finished hypotheses. Scores are log probabilities.
+    A step takes the 2 · `num_beams` likeliest continuations of an example, so that enough remain if half of them end. A
+    continuation that ends becomes a finished hypothesis only among the first `num_beams`. Scores are log probabilities.
     """
 
     def __init__(self, prompt: Tensor, config: ModelConfig, settings: GenerationSettings, numbers: Sequence[int]):
         super().__init__(prompt, config, settings, numbers)
         self.sums = torch.zeros_like(prompt[:, :1], dtype=torch.float32)  # log probabilities of running hypotheses
-        self.running = self.texts[:, None]  # at first one
+        self.running = self.texts[:, None]  # one at first
         self.finished = self.running.repeat(1, settings.num_beams, 1)
-        self.worth = self.sums.new_full((len(prompt), settings.num_beams), -torch.inf)  # of finished hypotheses
-        self.beaten = self.decided[:, None]  # the finished hypotheses can't be beaten
+        self.worth = self.sums.new_full((len(prompt), settings.num_beams), -torch.inf)  # scores of finished hypotheses
+        self.beaten = self.decided[:, None]  # True if no running hypothesis can beat the finished ones
 
     def choose(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
         beams = self.settings.num_beams
@@ -94,13 +95,13 @@ class BeamSearch(Search):
 
 
 def _chosen(texts: Tensor, chosen: Tensor) -> Tensor:
-    """Selects from texts (examples, n, length) those `chosen` (examples, k): (examples, k, length)."""
+    """The texts (examples, k, length) with the indices `chosen` (examples, k), of `texts` (examples, n, length)."""
     return texts.gather(1, chosen[..., None].expand(-1, -1, texts.size(2)))
 
 
 def without_forbidden(scores: Tensor, history: Tensor, step: int, settings: GenerationSettings, eos: int) -> Tensor:
-    """Returns `scores` (rows, vocabulary) with forbidden tokens set to −∞. They are scores of the token after `history`
-    (rows, length), which ends with `step` generated tokens."""
+    """`scores` (rows, vocabulary) of the token after `history` (rows, length), with −∞ for forbidden tokens. `history`
+    ends with `step` generated tokens."""
     if step < settings.min_new_tokens:
         scores = scores.index_fill(1, torch.tensor([eos], device=scores.device), -torch.inf)
     if settings.no_repeat_ngram_size:
@@ -109,7 +110,7 @@ def without_forbidden(scores: Tensor, history: Tensor, step: int, settings: Gene
 
 
 def repeating(history: Tensor, size: int, vocab_size: int) -> Tensor:
-    """(rows, vocabulary) bool: the tokens that would repeat an n-gram of `size` tokens of `history` (rows, length).
+    """True (rows, vocabulary) for tokens that would repeat an n-gram of `size` tokens of `history` (rows, length).
 
     5 6 7 5 6, size 3    →    7
     """
@@ -126,11 +127,11 @@ def repeating(history: Tensor, size: int, vocab_size: int) -> Tensor:
 
 
 def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
-    """Divides `logits` (batch, vocabulary) by the temperature; sets tokens that `top_k`, then `top_p`, exclude to −∞.
+    """`logits` (batch, vocabulary) divided by the temperature, with −∞ for tokens that `top_k`, then `top_p`, exclude.
 
-    Rules and order are those of transformers' warpers. `top_k` keeps the k likeliest tokens and ties with the last of
-    them. `top_p` is nucleus sampling (Holtzman et al. 2020): it renormalises what `top_k` kept and keeps the likeliest
-    tokens, up to and including the one at which their total reaches `top_p`.
+    Rules and order are those of transformers' warpers. `top_k` keeps the k likeliest tokens, and ties with the last of
+    them. `top_p` is nucleus sampling (Holtzman et al. 2020): after renormalization, it keeps the likeliest tokens until
+    their total reaches `top_p`.
     """
     logits = logits / settings.temperature
     if settings.top_k is not None:
@@ -145,7 +146,7 @@ def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
 
 
 def uniform_draws(settings: GenerationSettings, numbers: Sequence[int]) -> Tensor:
-    """(rows, max_new_tokens) fp32 in [0, 1). A row depends only on the seed and its own number."""
+    """Draws (rows, max_new_tokens), fp32 in [0, 1). A row depends on the seed and on its number only."""
     keys = row_keys(settings.seed, "generation", 0, np.asarray(numbers))
     bits = random_bits(keys, 0, settings.max_new_tokens)
     return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
@@ -160,10 +161,10 @@ def sample(logits: Tensor, draw: Tensor) -> Tensor:
     return ids.gather(-1, torch.minimum(rank, last))
 
 
-# Examples that are decided leave the batch once this share of it, or less, is left: leaving costs a copy of the caches.
+# Decided examples leave the batch once at most this share of the batch is undecided: leaving copies the caches.
 LEAVE_AT = 0.75
-_NO_MEMORY = "can't allocate memory"  # PyTorch has no class of its own for this error of a CPU
-NO_TOKEN = -1  # in a history: padding before a prompt
+_NO_MEMORY = "can't allocate memory"  # PyTorch has no exception class for this error on a CPU
+NO_TOKEN = -1  # padding before a prompt, in a history
 
 
 @torch.no_grad()
@@ -175,11 +176,15 @@ def generate(
     *,
     numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Generates ids (batch, at most max_new_tokens) for inputs (batch, length): each row ends with eos, then padding.
+    """Generates ids (batch, at most max_new_tokens) for inputs (batch, length). A row ends with EOS, then padding.
 
-    Inputs are for the encoder, or prompts of a causal model, padded on the left. `attention_mask`, of the same shape,
-    is nonzero at real tokens. The seed and a row's number (`numbers`, by default from 0) determine its samples, in any
-    batch. Probabilities count all rows of a padded vocabulary, as in training and in transformers, but padding is never
+    Args:
+        input_ids: the encoder's inputs or, for a causal model, prompts padded on the left.
+        attention_mask: of the shape of `input_ids`, nonzero at real tokens. None: no padding.
+        settings: default: greedy decoding.
+        numbers: the numbers of the rows, which with the seed determine their samples. None: from 0.
+
+    As in training and in transformers, probabilities count all rows of a padded vocabulary, but padding is never
     chosen. Raises UserError for settings that the model doesn't support, and if there is too little memory.
     """
     settings, config = settings or GenerationSettings(), model.config
@@ -220,10 +225,8 @@ def generate(
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and _NO_MEMORY not in str(error):
             raise
-        texts = f"{len(input_ids)} texts of up to {input_ids.size(1):,} tokens"
-        raise UserError(
-            f"too little memory for {texts} together: {one_line(error)}; give shorter ones, or fewer"
-        ) from None
+        texts = f"{len(input_ids)} texts of up to {input_ids.size(1):,} tokens together"
+        raise UserError(f"too little memory for {texts}: {one_line(error)}; give shorter texts, or fewer") from None
     finally:
         model.train(was_training)
 
@@ -237,20 +240,21 @@ def _check(model: Model, length: int, settings: GenerationSettings) -> None:
         raise UserError(f"an input has {length} tokens, but the model takes {longest} at most")
     prompt = 1 if isinstance(model, EncoderDecoder) else length
     if longest is not None and prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
-        raise UserError(
-            f"max_new_tokens: {settings.max_new_tokens} tokens after {prompt} exceed the {longest} that the model takes"
-        )
+        given = f"{settings.max_new_tokens} tokens after {prompt}"
+        raise UserError(f"max_new_tokens: {given} exceed the {longest} that the model takes")
 
 
 class Decoder:
-    """A model with its caches, for a batch of examples.
+    """A model with its caches, for a batch of examples. All examples have equally many hypotheses, one at first; a row
+    is a hypothesis, in the order of the examples.
 
-    Hypotheses are rows in the order of their examples, each of which has the same number of them, at first one.
-    `prompt` (examples, length): the tokens to start from. `history`: the same, NO_TOKEN at padding.
+    Attributes:
+        prompt: (examples, length) the tokens to start from.
+        history: `prompt` with NO_TOKEN at padding.
     """
 
     def __init__(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None):
-        """Takes the inputs of `generate`. Raises UserError for a model that doesn't generate."""
+        """Takes arguments of `generate`. Raises UserError for a model that doesn't generate text."""
         if not hasattr(model, "new_cache"):
             raise UserError(f"models of the family {model.config.family} don't generate text")
         self._model, self._cache = model, model.new_cache()
@@ -273,8 +277,8 @@ class Decoder:
         return logits
 
     def select(self, rows: Tensor) -> None:
-        """Hypothesis i continues hypothesis `rows[i]`, of the same example, which shares its input, unless their
-        number changes."""
+        """Lets row i continue row `rows[i]`. If the number of rows stays, both rows belong to the same example, whose
+        cache of the input is kept."""
         moved = len(rows) != self._rows
         for cache in _caches(self._cache):
             if moved or not isinstance(cache, MemoryCache):
@@ -286,7 +290,7 @@ class Decoder:
 
 
 def _caches(caches: Any) -> Iterator[KeyValueCache]:
-    """All caches in a family's own lists and tuples."""
+    """All caches in the lists and tuples that a family returns."""
     if isinstance(caches, KeyValueCache):
         yield caches
     else:

@@ -1,4 +1,5 @@
-"""The settings of generation. This module doesn't import torch: settings are checked before a model is opened."""
+"""The settings of generation. This module doesn't import torch, so that settings are checked before a model is
+opened."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,33 +9,32 @@ from data_pipeline.foundation.config_file import Section
 
 
 class GenerationSettings(Section):
-    """The settings of generation; the default is greedy decoding. Names and meanings are those of transformers.
+    """The settings of generation, with transformers' names and meanings. Default: greedy decoding.
 
     All lengths count generated tokens only; transformers' `min_length` also counts the decoder's start token.
     """
 
     max_new_tokens: PositiveInt = 128
-    """The longest answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
     min_new_tokens: NonNegativeInt = 0
-    """The shortest answer, in tokens."""
+    """Minimum length of an answer, in tokens."""
     no_repeat_ngram_size: NonNegativeInt = 0
-    """No n-gram of this size occurs twice, counting the prompt's. 0: no limit."""
+    """No n-gram of this size repeats, the prompt included. 0: no limit."""
     num_beams: PositiveInt = 1
-    """Hypotheses of beam search. 1: no beam search."""
+    """Number of beams in beam search. 1: no beam search."""
     length_penalty: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """A hypothesis's score is its log probability / length^penalty, so that a penalty above 0 favours long
-    hypotheses."""
+    """Beam search divides a hypothesis's log probability by length^penalty. Above 0: favours long answers."""
     early_stopping: bool | Literal["never"] = False
-    """When beam search is finished. true: as soon as it has `num_beams` hypotheses. false: once no running one would be
-    better if it ended now. never: once none could become better at any length."""
+    """When beam search ends. `true`: as soon as `num_beams` hypotheses are finished. `false`: once no running
+    hypothesis would be better if it ended now. `never`: once none could become better at any length."""
     temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Divides the logits before a token is sampled. 0: always the likeliest token."""
+    """Sampling temperature, which divides the logits. 0: greedy decoding."""
     top_k: PositiveInt | None = None
-    """Tokens are sampled among this many of the likeliest. null: all."""
+    """Sample from this many likeliest tokens. null: all tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Tokens are sampled from the smallest set that holds this share of the probability of the `top_k` likeliest."""
+    """Sample from the fewest likeliest tokens that hold this share of the probability, after `top_k`. 1: all tokens."""
     seed: int = 0
-    """Seed of sampling; with a row's number it determines the samples."""
+    """Seed of sampling. Seed and a row's number determine the samples."""
 
     @field_validator("early_stopping", mode="before")
     @classmethod

@@ -1,7 +1,7 @@
-"""Generates text from text, for `pretrain generate`."""
+"""Generates text from text: `answer_texts`, for `pretrain generate` and samples."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -37,22 +37,13 @@ class Answer:
     has_blanks: bool
 
 
-Engine = Callable[[Sequence[list[int]], range], Sequence[list[int]]]
-"""From the ids of some inputs, and the numbers of their texts, to those of their answers."""
-
-
 def answer_texts(
-    trained: TrainedModel,
-    texts: Sequence[str],
-    settings: GenerationSettings,
-    batch_size: int = 16,
-    engine: Engine | None = None,
+    trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
 ) -> Iterator[Answer]:
     """Generates an answer to each text, in order, `batch_size` texts at a time.
 
-    An encoder-decoder reads a text and answers; a causal model continues it. The seed and a text's number determine its
-    samples. `engine`: what generates, by default this project. Raises UserError at once for what the model doesn't
-    support, for example a text that is too long.
+    An encoder-decoder reads a text and answers; a causal model continues the text. Seed and number of a text determine
+    its samples. Raises UserError at once if the model doesn't generate, or a text is too long for it.
     """
     model, tokenizer = trained.model, trained.tokenizer
     family = FAMILIES[model.config.family]
@@ -62,14 +53,12 @@ def answer_texts(
     inputs = [input_ids(tokenizer, text, family) for text in texts]
     _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
 
-    def write(inputs: Sequence[list[int]], numbers: range) -> Sequence[list[int]]:
-        return written(model, inputs, tokenizer.vocabulary, settings, causal, numbers)
-
     def answers() -> Iterator[Answer]:
         for start in range(0, len(texts), batch_size):
             batch = inputs[start : start + batch_size]
             numbers = range(start, start + len(batch))
-            for number, given, row in zip(numbers, batch, (engine or write)(batch, numbers), strict=True):
+            rows = written(model, batch, tokenizer.vocabulary, settings, causal, numbers)
+            for number, given, row in zip(numbers, batch, rows, strict=True):
                 yield _answer(tokenizer, texts[number], given, row, causal)
 
     return answers()
@@ -95,20 +84,20 @@ def written(
     causal: bool,
     numbers: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The ids that a model answers to each of `inputs`, or continues it with, if it is `causal`; see `generate`."""
+    """The generated ids for each of `inputs`: answers or, if the model is `causal`, continuations. See `generate`."""
     ids, mask = padded(inputs, vocabulary.pad, causal, next(model.parameters()).device)
     return generate(model, ids, mask, settings, numbers=numbers).tolist()
 
 
 def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
-    """Those of `ids` before the first EOS, or all."""
+    """The ids before the first EOS."""
     return list(takewhile(lambda id_: id_ != vocabulary.eos, ids))
 
 
 def padded(
     rows: Sequence[Sequence[int]], pad: int, left: bool, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Ids (rows, longest), padded with `pad` on the right or left, and their mask (None if nothing is padded)."""
+    """Ids (rows, longest), padded on the right or left, and their attention mask; None: nothing is padded."""
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     side = "left" if left else "right"
     ids = pad_sequence(tensors, batch_first=True, padding_value=pad, padding_side=side)
@@ -117,8 +106,8 @@ def padded(
 
 
 def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
-    """The ids of an input to answer, with its marks, where `<extra_id_k>` is sentinel k; or those of a prompt to
-    continue: for an empty text, the mark between documents."""
+    """The ids of an input to answer, with BOS and EOS as in training and sentinel k for `<extra_id_k>`; or of a prompt
+    to continue, EOS for an empty text."""
     if family.generates == "continuations":
         return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
     bos = tokenizer.vocabulary.bos
@@ -154,8 +143,7 @@ def split_spans(target_ids: Iterable[int], vocabulary: Vocabulary) -> dict[int, 
 
         targets:  <x> for inviting <y> last </s>    →    {<x>: for inviting, <y>: last}
 
-    A model's output may be malformed: tokens before the first sentinel are dropped, and so are the later spans of a
-    repeated sentinel.
+    Tokens before the first sentinel are dropped, and of a repeated sentinel all spans but the first.
     """
     spans: dict[int, list[int]] = {}
     span: list[int] = []

@@ -1,10 +1,10 @@
-"""The configs of these models."""
+"""The configs of the exported models."""
 
 from transformers import PreTrainedConfig
 
 
 class Config(PreTrainedConfig):
-    """What all have."""
+    """The settings of all models."""
 
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"hidden_size": "d_model", "num_attention_heads": "num_heads"}
@@ -19,7 +19,7 @@ class Config(PreTrainedConfig):
 
 
 class AutoregressiveConfig(Config):
-    """The config with which the model was trained. `embedding_loss` is for training only; nothing here reads it."""
+    """The config of the trained model. `embedding_loss` is for training only; nothing here reads it."""
 
     model_type = "autoregressive_encoder_decoder"
     attribute_map = {**Config.attribute_map, "max_position_embeddings": "max_positions"}
@@ -41,14 +41,14 @@ class AutoregressiveConfig(Config):
     embedding_loss: dict | None = None
 
     def __post_init__(self, **kwargs):
-        # The number of layers in the cache: each decoder layer has two attentions, and both have growing caches.
+        # the layers of the cache: each decoder layer has two attentions, whose caches both grow
         self.num_hidden_layers = self.num_encoder_layers + 2 * self.num_decoder_layers
         kwargs.pop("num_hidden_layers", None)
         super().__post_init__(**kwargs)
 
 
 class EncoderDecoderConfig(Config):
-    """What the modern and the vanilla encoder-decoder have. The decoder starts from padding."""
+    """The settings of the modern and the vanilla encoder-decoder. The decoder starts from padding."""
 
     vocab_size: int = 32128
     attention_dropout_rate: float = 0.0
@@ -59,7 +59,7 @@ class EncoderDecoderConfig(Config):
         return self  # `encoder` and `decoder` are sections of settings, not configs
 
     def kind(self, layer):
-        """The window of a layer's self-attention, None without one, and the base of its rotary positions."""
+        """The window of a layer's self-attention (None: full attention), and its RoPE base."""
         every = self.full_attention_every
         if self.sliding_window is None or (every is not None and (layer + 1) % every == 0):
             return None, self.rope_base
@@ -97,7 +97,7 @@ class ModernConfig(EncoderDecoderConfig):
 
 class VanillaConfig(EncoderDecoderConfig):
     model_type = "vanilla_encoder_decoder"
-    # what the other config has settings for
+    # constants, where the modern encoder-decoder has settings
     post_norm, norm, layer_norm_epsilon, biases = True, "layer", 1e-5, True
     norm_after = qk_norm = cross_rotation = False
     positions, scale_embedding, tie_embeddings = "sinusoidal", True, "all"

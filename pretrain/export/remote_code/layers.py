@@ -1,4 +1,4 @@
-"""The layers of these models, and which keys their queries see."""
+"""The layers of the exported models, and their attention masks."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ GATES: dict[str, Callable] = {"swiglu": F.silu, "geglu": gelu_tanh}
 
 
 class RootMeanSquareNorm(nn.Module):
-    """In fp32 at least. `around_one`: gains are 1 + weight."""
+    """RMSNorm in at least fp32. `around_one`: gains are 1 + weight."""
 
     def __init__(self, width, epsilon, around_one=False):
         super().__init__()
@@ -56,9 +56,8 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """`heads`: d_model, num_heads and, as far as they are set, num_key_value_heads, head_dim, query_pre_attn_scalar.
-
-    Each head of keys and values is for as many consecutive heads of queries. Logits stay within ± `softcap`.
+    """Grouped-query attention. `heads`: d_model, num_heads and, if set, num_key_value_heads, head_dim and
+    query_pre_attn_scalar. Logits stay within ± `softcap`.
     """
 
     def __init__(self, heads, memory_width=None, bias=False, dropout_rate=0.0, softcap=None, head_norm=None):
@@ -74,7 +73,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (head_norm(width) if head_norm else nn.Identity() for _ in range(2))
 
     def keys_and_values(self, x, rotary=None):
-        """Those of `x` (batch, length, width), each (batch, heads, length, width of a head)."""
+        """Keys and values (batch, heads, length, width of a head) of `x` (batch, length, width)."""
         return rotate(self.k_norm(self.heads(self.k(x))), rotary), self.heads(self.v(x))
 
     def forward(self, x, keys, values, mask, rotary=None):
@@ -96,7 +95,7 @@ class Attention(nn.Module):
 
 
 def rotary_embedding(positions, width, base, dtype):
-    """The cosines and sines of `positions` (batch, length), each (batch, 1, length, width / 2); angles in fp32."""
+    """Cosines and sines (batch, 1, length, width / 2) of the angles, in fp32, at `positions` (batch, length)."""
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angles = positions[:, None, :, None].float() * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -115,8 +114,8 @@ def real_positions(mask):
 
 
 def visible(mask, queries, causal=False, window=None):
-    """(batch, 1, queries, keys) True where the last `queries` of the keys see one of `mask` (batch, keys): not a later
-    one if `causal`, and only those less than `window` away. A query that would see none, such as padding, sees all."""
+    """The attention mask (batch, 1, queries, keys) of the last `queries` tokens of `mask` (batch, keys): `causal`, and
+    to keys less than `window` away. A query that would attend to no key, such as padding, attends to all."""
     keys = torch.arange(mask.size(1), device=mask.device)
     away = keys - keys[-queries:, None]
     seen = mask.bool()[:, None] & (away <= 0 if causal else torch.ones_like(away, dtype=torch.bool))

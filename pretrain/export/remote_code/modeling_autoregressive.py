@@ -1,7 +1,7 @@
 """The autoregressive encoder-decoder (Yan 2024), for scoring and generation.
 
-Encoder and decoder read the same tokens, and both are causal, as is cross-attention. All three attentions can therefore
-cache keys and values, and each step processes only the new token.
+Encoder and decoder read the same tokens, and all attention is causal. So all attentions cache keys and values, and a
+step processes only the new token.
 """
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ def layer_norm(config):
 
 
 class CachedAttention(Attention):
-    """`index` is the index of its keys and values in the cache."""
+    """Attention with a cache. `index`: the attention's index in the cache."""
 
     def __init__(self, config, num_heads, bias, index):
         super().__init__(
@@ -26,7 +26,7 @@ class CachedAttention(Attention):
         self.index, self.rotary = index, config.positions == "rotary"
 
     def attend(self, x, memory, mask, positions, cache):
-        """`x` (batch, queries, d_model) attends to `memory`, its new part only."""
+        """`x` (batch, queries, d_model) attends to the cached tokens and to `memory`, the new tokens."""
         rotary = rotary_embedding(positions, self.width, 10_000.0, x.dtype) if self.rotary else None
         keys, values = self.keys_and_values(memory, rotary)
         if cache is not None:
@@ -90,7 +90,7 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _input_embed_layer = "embedding"
     _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
-    _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # only needed for further training
+    _keys_to_ignore_on_load_unexpected = [r"^embedding_loss\."]  # for further training
 
     def __init__(self, config):
         super().__init__(config)
@@ -119,17 +119,16 @@ class AutoregressiveForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """`input_ids` (batch, length) follow the tokens of `past_key_values`; `attention_mask` has those too: (batch,
-        past_length + length).
-
-        `labels` are `input_ids` or -100; they are shifted here. Positions count from the first real token.
+        """`input_ids` (batch, length) follow the tokens of `past_key_values`; `attention_mask` (batch, past length +
+        length) covers both. `labels` are `input_ids` or -100, and are shifted here. Positions count from the first real
+        token.
         """
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         cache = past_key_values if use_cache else None
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if cache is not None and cache.is_compileable:
-            raise ValueError("a static cache is not supported; use the dynamic one, which is the default")
+            raise ValueError("a static cache is not supported; use the dynamic cache, which is the default")
         past_length, length = cache.get_seq_length() if cache is not None else 0, input_ids.size(1)
         if attention_mask is None:
             attention_mask = input_ids.new_ones(len(input_ids), past_length + length)

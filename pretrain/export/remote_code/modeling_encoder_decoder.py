@@ -14,8 +14,8 @@ from .layers import Attention, FeedForward, new_norm, real_positions, rotary_emb
 class Layer(nn.Module):
     """Sublayers, each with norms: x + after(sublayer(norm(x))), or post-norm, norm(x + sublayer(x)).
 
-    `stack`: the section of the stack. `index`: that of the layer's keys and values in the caches. With a
-    `memory_width` there is cross-attention to states of that width.
+    `stack`: the stack's section. `index`: the layer's index in the caches. `memory_width`: the width of the states for
+    cross-attention; None: no cross-attention.
     """
 
     def __init__(self, config, stack, index, memory_width=None):
@@ -37,7 +37,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask, rotary, cache=None, memory=None):
-        """`memory`: the encoder's states, their mask, and the rotary positions of `x` and of states."""
+        """`memory`: the encoder's states, their mask, and the rotary embeddings of `x` and of the states."""
         x = self.add("self_attention", x, lambda x: self.attend(x, mask, rotary, cache))
         if memory is not None:
             x = self.add("cross_attention", x, lambda x: self.attend_across(x, memory, cache))
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The encoder, or with a `memory_width` the decoder, which is causal."""
+    """The encoder or, with a `memory_width`, the causal decoder."""
 
     main_input_name = "input_ids"  # `generate` asks the encoder
 
@@ -87,8 +87,8 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x, mask=None, states=None, states_mask=None, cache=None):
-        """Maps token vectors (batch, length, d_model) to states; with a cache, `x` follows its tokens, and `mask`
-        (batch, past length + length) has these too."""
+        """Maps token vectors (batch, length, d_model) to states. With a cache, `x` follows its tokens, and `mask`
+        (batch, past length + length) covers them too."""
         config, length = self.config, x.size(1)
         past_length = cache.get_seq_length() if cache is not None else 0
         if mask is None or not self.causal:
@@ -106,13 +106,13 @@ class Stack(nn.Module):
             columns = torch.arange(states.size(1), device=x.device)[None]
             states_mask = torch.ones_like(columns) if states_mask is None else states_mask
             both = None, None
-            if config.cross_rotation:  # the positions continue where each row's input ends
+            if config.cross_rotation:  # positions continue after each row's input
                 positions = positions + ((states_mask != 0) * (columns + 1)).amax(dim=1, keepdim=True)
                 both = rotary_of(positions, config.rope_base), rotary_of(columns, config.rope_base)
             memory = states, visible(states_mask, 1), *both
 
         @functools.cache
-        def mask_and_rotary(window, base):  # shared by the layers of a kind
+        def mask_and_rotary(window, base):  # made once for all layers of a kind
             rotary = rotary_of(positions, base) if config.positions == "rotary" else None
             return visible(mask, length, self.causal, window), rotary
 
@@ -169,7 +169,7 @@ class ModernForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls):
-        return False  # `forward` makes the cache: transformers' would apply windows to cross-attention too
+        return False  # `forward` makes the cache: transformers' cache would apply windows to cross-attention too
 
     def get_encoder(self, modality=None):
         return TokenEncoder(self.embedding, self.encoder)
@@ -193,8 +193,8 @@ class ModernForConditionalGeneration(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> Seq2SeqLMOutput:
-        """`decoder_input_ids` (batch, length) follow the tokens of `past_key_values`, and are by default the `labels`
-        shifted right. `decoder_attention_mask` (batch, past length + length) is only needed for padding on the left."""
+        """`decoder_input_ids` (batch, length) follow the tokens of `past_key_values`; default: the `labels` shifted
+        right. `decoder_attention_mask` (batch, past length + length) is needed only for padding on the left."""
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         if decoder_input_ids is None:

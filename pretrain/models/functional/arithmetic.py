@@ -1,7 +1,7 @@
-"""Arithmetic: the precision and the bounds of numbers; operations for which PyTorch's own are slow on CPUs, dropout and
-RMS norms, whose plain forms are `F.dropout` and `F.rms_norm`; cross-entropy.
+"""Dropout and RMS norms that are fast on CPUs (`F.dropout` and `F.rms_norm` are their plain forms), soft caps, and
+cross-entropy.
 
-The cross-entropy is that of a few rows of logits at a time or, on GPUs, of logits of which only a chunk exists.
+Cross-entropy takes a few rows of logits at a time. On GPUs, only a chunk of the logits exists at a time.
 
 Compiled, the loss and its gradient read and write few bytes, so that a kernel of our own could save little. A logit in
 bf16 takes 2 bytes. The compiled losses read it twice, for the greatest of a row and for the sum; their compiled

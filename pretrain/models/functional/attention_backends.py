@@ -362,7 +362,7 @@ def flash(
     softcap: float | None = None,
     joined: Tensor | None = None,
 ) -> Tensor:
-    """`attend` by this project's kernel. A query that sees nothing gives 0, where the others give a mean of values."""
+    """`attend` by this project's kernel. A query that sees no key gives 0; other backends give a mean of values."""
     # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
     from pretrain.models.kernels.flash_operator import flash_attention
 

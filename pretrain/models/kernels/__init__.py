@@ -1,16 +1,16 @@
-"""Attention on GPUs in Triton."""
+"""Attention on GPUs in Triton: the constants and arguments that kernels, operator and backend share."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-GRANULE = 64  # positions for each entry of the ranges of what is visible, which spare a kernel whole tiles
-MARGIN = 128  # unused diagonals on both sides of a bias, so that a tile that sticks out reads none of another head
+GRANULE = 64  # positions per entry of the ranges of visible keys, by which a kernel skips whole tiles
+MARGIN = 128  # unused diagonals on both sides of a bias: a tile that sticks out must not read another head's
 
 
 class KernelSettings(NamedTuple):
-    """The numbers that the kernels take. A query sees `before` keys before its position and `after` after it; None:
-    all."""
+    """The numbers that the kernels take. A query attends to `before` keys before its position and `after` keys after
+    it; None: all keys."""
 
     before: int | None
     after: int | None
@@ -20,7 +20,7 @@ class KernelSettings(NamedTuple):
 
 
 class OperatorArguments(NamedTuple):
-    """The arguments of the operator `encdec::flash_attention`, in its order: what PyTorch hands over as a tuple."""
+    """The arguments of the operator `encdec::flash_attention`, in the order in which PyTorch passes them."""
 
     sources: list[Tensor]
     diagonals: Tensor | None

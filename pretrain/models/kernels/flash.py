@@ -1,6 +1,6 @@
-"""Attention's forward pass, then its gradients: of queries and the diagonals of the bias, and of keys and values.
+"""The attention kernels: the forward pass, the gradients of queries and bias, and the gradients of keys and values.
 
-Each gradient's kernel computes the weights again from the normalisers that the forward pass kept.
+Both gradient kernels recompute the attention weights from the normalisers that the forward pass kept.
 """
 
 import triton
@@ -29,7 +29,8 @@ def forward(
     before, after, scale, softcap, dropout, PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Outputs and log2 of the softmax's normalisers, for one tile of queries. A query that sees nothing gives 0, ∞."""
+    """Outputs and log2 of the softmax's normalisers, for one tile of queries; 0 and ∞ for a query that attends to no
+    key."""
     first = tl.program_id(0) * BLOCK_M
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
@@ -76,10 +77,10 @@ def backward_queries(
     heads, queries, keys, before, after, scale, softcap, dropout,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one tile of queries, and their deltas for the other kernel: sums of output · its gradient.
+    """The gradient of one tile of queries, and the queries' deltas for the other kernel: sums of output · gradient.
 
-    PARTS, if any, (batch, heads, tiles of queries, (tiles of keys + 1) · BLOCK_N), gets the tile's share of the bias's
-    gradient: the sum of each diagonal, of which the one through the tile's first query and key stands at BLOCK_N − 1.
+    PARTS (batch, heads, tiles of queries, (tiles of keys + 1) · BLOCK_N) gets the tile's share of the bias's gradient:
+    the sum of each diagonal. The diagonal through the tile's first query and key stands at BLOCK_N − 1. None: no bias.
     """
     first = tl.program_id(0) * BLOCK_M
     row = tl.program_id(1)
@@ -101,8 +102,8 @@ def backward_queries(
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     carried = tl.zeros((BLOCK_N,), tl.float32)
     columns = tl.arange(0, BLOCK_N)
-    # Turned by this, a tile's rows have its diagonals in columns: from BLOCK_N on those up to its first element's; the
-    # others, before it, continue in the next tile, and their sums are carried there.
+    # These indices turn a tile's diagonals into columns. Below BLOCK_N are the diagonals that continue in the next
+    # tile; their sums are carried there.
     turned = tl.arange(0, BLOCK_M)[:, None] + columns[None, :] + 1
     tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
@@ -139,7 +140,7 @@ def backward_keys(
     heads, queries, keys, before, after, scale, softcap, dropout,
     PRECISION: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one tile of keys and values, whose strides are alike."""
+    """The gradients of one tile of keys and values; both gradients have the same strides."""
     first = tl.program_id(0) * BLOCK_N
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
@@ -154,7 +155,7 @@ def backward_keys(
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     normalisers, deltas = NORMALISERS + row.to(tl.int64) * queries, DELTA + row.to(tl.int64) * queries
-    start, whole = 0, 0  # queries before `start` see none of the keys, those from `whole` on see all
+    start, whole = 0, 0  # queries before `start` attend to none of the keys, queries from `whole` on to all
     aligned = first - (keys - queries)  # the query in the position of the first key
     if after is not None:
         start = tl.maximum(aligned - after, 0) // BLOCK_M * BLOCK_M

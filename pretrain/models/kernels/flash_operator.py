@@ -1,8 +1,8 @@
-"""The operator `encdec::flash_attention`, which runs the kernels of `flash.py`.
+"""The operator `encdec::flash_attention`: attention with a bias by distance, without a matrix of queries × keys.
 
-It is attention with a bias that depends on the distance alone, without a matrix of queries × keys. The bias comes as
-its diagonals, (heads, queries + keys − 1) and a margin: T5's relative positions and ALiBi's slopes have that form.
-Their gradient is reduced in a fixed order, without atomic additions, so that a run repeats to the bit.
+It runs the kernels of `flash.py`. The bias comes as its diagonals, (heads, queries + keys − 1) and a margin; T5's
+relative positions and ALiBi's slopes have this form. The bias's gradient is summed in a fixed order, without atomic
+additions, so that a run repeats to the bit.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,20 @@ def flash_attention(
 ) -> Tensor:  # fmt: skip
     """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256.
 
-    `diagonals` (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, has the bias of query i and key j at MARGIN +
-    queries − 1 − i + j. Under `causal`, and with a `window` of keys before a query's position and after it, the last
-    query is aligned with the last key. `labels` are those of `pretrain.models.functional.attention_backends` and hide
-    padding and other examples. `capped` is softcap · tanh(· / softcap). `dropout` drops weights by a seed from
-    PyTorch's generator of the device. `joined` (batch, length, 3, heads, d_kv): the tensor that queries, keys and
-    values are parts of, if there is one. It then gets their gradients as one tensor, which the kernels write; nothing
-    joins them.
+    Capped logits are softcap · tanh(logits / softcap).
 
-    A query that sees no key gives zeros; it and what it would see get no gradient.
+    Args:
+        diagonals: (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, with the bias of query i and key j at MARGIN +
+            queries − 1 − i + j.
+        labels: the tensors of `pretrain.models.functional.attention_backends.Labels`; they hide padding and other
+            examples.
+        causal: hides later keys. The last query is aligned with the last key, also for `window`.
+        window: the number of keys before a query's position and after it that the query attends to.
+        dropout: the share of weights to drop, by a seed from PyTorch's generator of the device.
+        joined: (batch, length, 3, heads, d_kv), the tensor that queries, keys and values are views of, if there is one.
+            The kernels then write the three gradients into one tensor.
+
+    A query that attends to no key gives zeros, and no gradient.
     """
     seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
     before, after = window or (None, None)
@@ -49,7 +54,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32.
 
-    `sources`, each (batch, length, parts, heads, d_kv), have queries, keys and values, in this order.
+    `sources`: tensors (batch, length, parts, heads, d_kv), whose parts are queries, keys and values, in this order.
     """
     q, k, v = map(_rows_whole, _apart(sources))
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -72,7 +77,7 @@ def _attention_backward(
     normalisers: Tensor, gradient: Tensor, needs_grad_diagonals: bool,
     before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of `sources` and, if `needs_grad_diagonals`, of diagonals."""
+    """The gradients of `sources` and, if `needs_grad_diagonals`, of `diagonals`."""
     q, k, v, gradient = map(_rows_whole, (*_apart(sources), gradient))
     found = [one.new_empty(one.shape) for one in sources]
     (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
@@ -130,9 +135,9 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 def _launch(
     kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: KernelSettings
 ) -> None:
-    """Runs a program for each tile of queries, or of keys, of each head. Its strides are those of `strided`.
+    """Runs `kernel` for each tile of queries (or of keys) of each head, with the strides of `strided`.
 
-    fp32 is multiplied without TF32, unless PyTorch's own products may use it.
+    fp32 is multiplied in TF32 only where PyTorch's own matmuls are.
     """
     q, k, _, bias = pointers[:4]
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
@@ -148,7 +153,7 @@ def _launch(
 
 
 def _bias(diagonals: Tensor | None, q: Tensor) -> Tensor | None:
-    """The diagonals from that of distance 0 on, which kernels index by at_k − at_q."""
+    """`diagonals` from distance 0 on; kernels index them by at_k − at_q."""
     return None if diagonals is None else diagonals[:, MARGIN + q.size(2) - 1 :]
 
 
@@ -158,19 +163,20 @@ def _apart(sources: list[Tensor]) -> list[Tensor]:
 
 
 def _rows_whole(tensor: Tensor) -> Tensor:
-    """`tensor` with the numbers of a row side by side, as kernels read them."""
+    """`tensor` with contiguous rows, as the kernels read them."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _like_rows(tensor: Tensor) -> Tensor:
-    """An empty (batch, heads, length, d_kv) that lies in memory as (batch, length, heads, d_kv), as `o` takes it."""
+    """An empty tensor (batch, heads, length, d_kv), laid out as (batch, length, heads, d_kv), as the output matrix
+    reads it."""
     batch, heads, length, d_kv = tensor.shape
     return tensor.new_empty(batch, length, heads, d_kv).transpose(1, 2)
 
 
 def _summed(parts: Tensor, block: int, queries: int, length: int) -> Tensor:
-    """(heads, length) The gradient of diagonals with their margins, from the parts of `backward_queries`: a tile's are
-    `block` after the next one's."""
+    """The gradient (heads, length) of the diagonals with their margins, from PARTS of `backward_queries`. A tile's
+    parts begin `block` diagonals after the next tile's."""
     tiles, width = parts.shape[2:]
     first = MARGIN + queries - tiles * block
     rows = F.pad(parts.sum(dim=0).flip(1), (first, length + block - first - width)).flatten(1)

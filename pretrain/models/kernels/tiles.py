@@ -1,15 +1,15 @@
 """Functions that the kernels of `flash.py` share, in the manner of FlashAttention-2 (Dao 2023).
 
-A program works on one tile of queries or keys and loops over the other side, so that no matrix of queries × keys
+A program works on one tile of queries and loops over the keys, or the reverse, so that no matrix of queries × keys
 exists. Normalisers are log2 of the softmax's sums.
 
-Index names: `at_q` and `at_k` are positions of queries and keys, already shaped to broadcast over a tile. A bias is
-read by its diagonal at_k − at_q, so a tile of M × N takes M + N − 1 neighbouring values. Queries and keys see each
-other if their labels are equal; MASKED is off where a tile is known to be visible as a whole. Positions beyond the
-queries need no mask: their rows aren't stored, and their normaliser of ∞ lets them give no gradient.
-
-`settings` are (queries, keys, before, after, scale, softcap): the lengths; how many keys a query sees before its own
-position and after it, None without a limit; the factor of logits; and their soft cap, None without.
+- `at_q`, `at_k`: positions of queries and keys, shaped to broadcast over a tile. A bias is read by its diagonal at_k −
+  at_q, so a tile of M × N reads M + N − 1 neighbouring values.
+- Labels: a query attends to the keys with an equal label.
+- MASKED: 0 where all pairs of a tile are visible. Positions beyond the queries need no mask: their rows aren't stored,
+  and with their normaliser of ∞ they give no gradient.
+- `settings`: (queries, keys, before, after, scale, softcap). The lengths; the number of keys that a query attends to
+  before its own position and after it, None: no limit; the factor of logits; their soft cap, None: off.
 """
 
 from functools import cache
@@ -22,9 +22,9 @@ import triton.language as tl
 from pretrain.models.kernels import GRANULE as _GRANULE
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-GRANULE = tl.constexpr(_GRANULE)  # tiles are multiples or divisors of it
-# Triton would compile a kernel anew for sizes that are 1 or multiples of 16, which lengths are at random. Here they
-# only decide which elements a tile leaves out, for which it makes no difference.
+GRANULE = tl.constexpr(_GRANULE)  # a tile's size is a multiple or a divisor of this
+# Triton would compile a kernel again for sizes of 1 and for multiples of 16. Here sizes only decide which elements a
+# tile leaves out, so nothing would be gained.
 UNSPECIALIZED = {
     "do_not_specialize": ["diagonals_stride", "heads", "queries", "keys", "before", "after"],
     "do_not_specialize_on_alignment": ["DIAGONALS"],
@@ -32,7 +32,7 @@ UNSPECIALIZED = {
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of the logits that a program holds at a time, its warps, and the depth of its prefetching."""
+    """Rows and columns of the logits that a program holds at a time, its warps, and its stages of prefetching."""
 
     rows: int
     columns: int
@@ -40,8 +40,8 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# In bf16, by the bytes of shared memory that a program may have, and the widest head. In the forms of attention that
-# families take none spills registers (docs/results/attention-on-gpus.md). Those of an H100 for heads of 64 are the
+# Tiles in bf16, by the bytes of shared memory that a program may have, and by the widest head. None spills registers in
+# the forms of attention that families use (docs/results/attention-on-gpus.md). For heads of 64 on an H100 they are the
 # fastest measured (docs/results/gpu.md).
 TILES = {
     101_376: {  # RTX 3090, 4090 and 5090, L40S
@@ -60,12 +60,12 @@ TILES = {
         "backward_keys": {64: Tiles(32, 64, 4, 3), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     },
 }
-_TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # it has no tensor cores
+_TILES_IN_FP32 = Tiles(32, 32, 4, 2)  # fp32 has no tensor cores
 
 
 @cache
 def shared_memory() -> int:
-    """The bytes of it that a program may have on the GPU at hand, or on an A100 where there is none."""
+    """The bytes of shared memory that a program may have on this GPU; without a GPU, on an A100."""
     if not torch.cuda.is_available():
         return 166_912
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -73,8 +73,8 @@ def shared_memory() -> int:
 
 
 def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, offered: int | None = None) -> Tiles:
-    """The tiles of `kernel` for heads of `d_kv` numbers where a program may have `offered` bytes of shared memory,
-    by default on the GPU at hand. Where it offers less than any tiles need, Triton refuses them in one line."""
+    """The tiles of `kernel` for heads of width `d_kv`. `offered`: bytes of shared memory that a program may have; None:
+    those of this GPU. If all tiles need more, Triton refuses them in one line."""
     if dtype == torch.float32:
         return _TILES_IN_FP32
     tiles = tiles_offered(offered)[kernel]
@@ -82,14 +82,14 @@ def tile_sizes(kernel: str, dtype: torch.dtype, d_kv: int, offered: int | None =
 
 
 def tiles_offered(offered: int | None = None) -> dict[str, dict[int, Tiles]]:
-    """The tiles of each kernel by the widest head, as for `tile_sizes`."""
+    """The tiles of each kernel, by the widest head."""
     offered = offered or shared_memory()
     return TILES[max((needed for needed in TILES if needed <= offered), default=min(TILES))]
 
 
 @triton.jit
 def load_tile(base, at, stride, length, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(len(at), BLOCK_D) rows `at` of a head; zeros outside."""
+    """The rows `at` of a head, (len(at), BLOCK_D); zeros outside."""
     column = tl.arange(0, BLOCK_D)
     inside = at[:, None] < length
     if D != BLOCK_D:
@@ -106,7 +106,7 @@ def store_tile(base, at, stride, length, tile, D: tl.constexpr, BLOCK_D: tl.cons
 
 @triton.jit
 def offset(base, distance):
-    """`base` moved by `distance` elements; None if there is none."""
+    """`base` moved by `distance` elements; None if `base` is None."""
     if base is None:
         return  # Triton 3.6 can't return the constant None
     else:
@@ -115,7 +115,7 @@ def offset(base, distance):
 
 @triton.jit
 def load_labels(labels, at, length):
-    """Labels in the shape of `at`; None if there are none."""
+    """The labels at `at`; None if `labels` is None."""
     if labels is None:
         return
     else:
@@ -124,17 +124,17 @@ def load_labels(labels, at, length):
 
 @triton.jit
 def spread(numbers, at, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(ROWS, COLUMNS) of `numbers` (any length) at the indices `at`, through shared memory.
+    """The `numbers` (any length) at the indices `at` (ROWS, COLUMNS), through shared memory.
 
-    `tl.load` from an address for each number means the same, but Triton prefetches such a load by a copy of 4 bytes for
-    each number of the tile: the forward pass then took twice as long on an H200 (docs/results/gpu.md).
+    `tl.load` with an address for each number does the same, but Triton prefetches it by copies of 4 bytes, which
+    doubled the time of the forward pass on an H200 (docs/results/gpu.md).
     """
     return tl.reshape(tl.gather(numbers, tl.reshape(at, [ROWS * COLUMNS]), 0), [ROWS, COLUMNS])
 
 
 @triton.jit
 def in_each_row(numbers, ROWS: tl.constexpr):
-    """(ROWS, len(numbers)), each row of which is `numbers`."""
+    """`numbers` as each row of (ROWS, len(numbers))."""
     COLUMNS: tl.constexpr = numbers.shape[0]
     return spread(numbers, tl.zeros((ROWS, 1), tl.int32) + tl.arange(0, COLUMNS)[None, :], ROWS, COLUMNS)
 
@@ -144,8 +144,8 @@ def tile_of_logits(
     rows, columns, at_q, at_k, label_q, label_k, diagonals, lowest, settings,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(rows · columnsᵀ with the bias, −∞ at hidden pairs; the slope of the soft cap). Rows may be queries or keys.
-    `lowest`: the tile's lowest diagonal, that of its last query and first key."""
+    """The logits rows · columnsᵀ with the bias, −∞ at hidden pairs, and the slope of the soft cap. Rows are queries or
+    keys. `lowest`: the diagonal of the tile's last query and first key."""
     queries, keys, before, after, scale, softcap = settings
     logits = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * scale
     slope = 1.0
@@ -173,7 +173,8 @@ def tile_of_logits(
 
 @triton.jit
 def mixed(x):
-    """uint32 to uint32, every bit of the result depending on every bit of `x`; a bijection of low bias (Wellons)."""
+    """Maps uint32 to uint32 so that every bit of `x` changes every bit of the result: a low-bias bijection
+    (Wellons)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -181,7 +182,7 @@ def mixed(x):
 
 @triton.jit
 def seed_of_head(SEED, row):
-    """The seed of one head of one row of the batch; None without dropout."""
+    """The seed of one head of one example; None: no dropout."""
     if SEED is None:
         return
     else:
@@ -190,7 +191,7 @@ def seed_of_head(SEED, row):
 
 @triton.jit
 def drop(weights, seed, at_q, at_k, keys, dropout):
-    """`weights` with a share of `dropout` set to 0 and the others grown; a function of seed and position alone."""
+    """`weights` with the share `dropout` set to 0 and the others scaled up: a function of seed and position alone."""
     if seed is not None:
         draws = mixed(mixed((at_q * keys + at_k).to(tl.uint32)) + seed)
         kept = (draws >> 8).to(tl.int32).to(tl.float32) * (1.0 / (1 << 24)) >= dropout
@@ -200,7 +201,8 @@ def drop(weights, seed, at_q, at_k, keys, dropout):
 
 @triton.jit
 def range_of_tile(ranges, batch, first, length, BLOCK: tl.constexpr):
-    """Start and end of what any of the BLOCK positions from `first` on sees; `ranges` is (batch, 2, granules)."""
+    """The start and end of all keys (or queries) visible to the BLOCK positions from `first` on. `ranges`: (batch, 2,
+    granules)."""
     granules = tl.cdiv(length, GRANULE)
     at = first // GRANULE + tl.arange(0, BLOCK // GRANULE if BLOCK > GRANULE else 1)
     base = ranges + batch * 2 * granules + at
@@ -210,7 +212,8 @@ def range_of_tile(ranges, batch, first, length, BLOCK: tl.constexpr):
 
 @triton.jit
 def keys_seen(ranges, batch, first, queries, keys, before, after, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(start, whole, end): a tile of queries sees no key before `start` or from `end` on, and all before `whole`."""
+    """(start, whole, end): the queries of a tile attend to no key outside start … end, and to all keys from start to
+    whole."""
     start, whole, end = 0, keys // BLOCK_N * BLOCK_N, keys
     aligned = first + keys - queries  # the key in the position of the first query
     if after is not None:

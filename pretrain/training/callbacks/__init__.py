@@ -1,6 +1,6 @@
 """The callbacks of a run, in the order in which they are called.
 
-- Replaying, ComparingMemory, SkippedSteps, Spikes: detect steps that must not count, and may rewind the run.
+- Replaying, ComparingMemory, SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
 - Speed, Straggling, Profiling: measure steps.
 - The callbacks of the run file, and Alerting.
 - Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
@@ -26,40 +26,36 @@ from pretrain.training.callbacks.silent_errors.replay import Replaying
 from pretrain.training.callbacks.stops import Stops
 from pretrain.training.callbacks.stragglers import Straggling
 
-RENAMED = {"requests": "votes", "before_going_back": "before_rewind"}  # methods of callbacks, before → now
-
 
 def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = None) -> dict[str, Callback]:
-    """The callbacks of a run by name, in the order in which they are called. A callback whose setting is off isn't
-    among them. Raises UserError for a callback of the run file that can't be made."""
+    """The callbacks of a run by name, in the order in which they are called, without those whose setting is off. Raises
+    UserError for a callback of the run file that can't be made."""
     faults, alerts = config.faults, config.tracking.alerts
-    waits_for_others = ranks > 1 or config.data.remote
-    built_in: list[tuple[type[Callback], bool]] = [
-        (Replaying, faults.replay_every_steps is not None),
-        (ComparingMemory, faults.checksum_every_steps is not None),
-        (SkippedSteps, True),
-        (Spikes, faults.spikes is not None),
-        (Speed, True),
-        (Straggling, faults.straggler_factor is not None and waits_for_others),
-        (Profiling, config.trainer.profile),
-    ]
-    callbacks = {one.__name__: one() for one, is_on in built_in if is_on}
-    callbacks |= users_callbacks(config.callbacks)
-    if alerts:
-        callbacks["Alerting"] = Alerting(alerts, config.run.name)
-    built_in = [
-        (Reporting, True),
-        (CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
-        (EvaluationHooks, bool(config.evaluation)),
-        (WeightComparison, True),
-        (Checkpointing, True),
-    ]
-    callbacks |= {one.__name__: one() for one, is_on in built_in if is_on}
-    return {**callbacks, "Stops": Stops(stop_at_step)}
+
+    def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
+        return {kind.__name__: kind()} if is_on else {}
+
+    return {
+        **built_in(Replaying, faults.replay_every_steps is not None),
+        **built_in(ComparingMemory, faults.checksum_every_steps is not None),
+        **built_in(SkippedSteps),
+        **built_in(Spikes, faults.spikes is not None),
+        **built_in(Speed),
+        **built_in(Straggling, faults.straggler_factor is not None and (ranks > 1 or config.data.remote)),
+        **built_in(Profiling, config.trainer.profile),
+        **users_callbacks(config.callbacks),
+        **({"Alerting": Alerting(alerts, config.run.name)} if alerts else {}),
+        **built_in(Reporting),
+        **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
+        **built_in(EvaluationHooks, bool(config.evaluation)),
+        **built_in(WeightComparison),
+        **built_in(Checkpointing),
+        "Stops": Stops(stop_at_step),
+    }
 
 
 def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
-    """The callbacks of a run file, by name, in its order. Raises UserError if one can't be made."""
+    """The callbacks of a run file by name, in the file's order. Raises UserError if one can't be made."""
     found: dict[str, Callback] = {}
     for number, one in enumerate(settings):
         module, _, name = one.name.partition(":")
@@ -69,8 +65,5 @@ def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
         if not isinstance(made, Callback):
             raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.training.callback.Callback")
-        for before, now in RENAMED.items():
-            if hasattr(made, before):
-                raise UserError(f"callbacks.{number}: {one.name}: the method {before} is named {now} now")
         found[one.name if one.name not in found else f"{one.name} {number}"] = made
     return found

@@ -11,14 +11,14 @@ from pretrain.run.alerts import Alerts
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 
-_WINDOWS = 20  # lines of metrics, whose median is the usual speed
-_FEWEST = 5  # before a line is compared with them
-_IN_A_ROW = 2  # slow lines, so that one pause is no alert
+_WINDOWS = 20  # the usual speed is the median of so many log lines
+_FEWEST = 5  # log lines before one is compared with the usual speed
+_IN_A_ROW = 2  # slow log lines that make an alert: one pause is none
 
 
 class Alerting(Callback):
-    """Sends one alert when the loss spikes, when tokens/s fall, and when the disk fills, until the condition is
-    over."""
+    """Sends an alert when the loss spikes, when the speed falls, and when the disk fills; no further alert until the
+    condition is over."""
 
     def __init__(self, settings: AlertsSection, name: str):
         self._settings, self._alerts = settings, Alerts(settings, name)
@@ -36,7 +36,7 @@ class Alerting(Callback):
             self.check_disk(trainer.step, shutil.disk_usage(trainer.run.directory).free)
 
     def check_speed(self, step: int, speed: float | None) -> None:
-        """`speed` in tokens a second; None if nobody measures it."""
+        """`speed` in tokens per second; None if it isn't measured."""
         if speed is None:
             return
         usual = median(self._speeds) if len(self._speeds) >= _FEWEST else 0.0
@@ -47,7 +47,7 @@ class Alerting(Callback):
             self._speeds.append(speed)
 
     def check_disk(self, step: int, free: int) -> None:
-        """`free` bytes are left on the disk of the run's directory."""
+        """`free`: bytes that are left on the disk of the run's directory."""
         full = free < 1e9 * self._settings.disk_gigabytes
         if full and not self._disk_is_full:
             self._alerts.send("disk", f"step {step}: {human_size(free)} left on the disk of the run's directory")

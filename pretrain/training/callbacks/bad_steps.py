@@ -16,17 +16,17 @@ from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 from pretrain.training.validate import state_of
 
-_TRIED = 3  # steps after a resume; if none of them is finite, the checkpoint isn't sound
+_TRIED = 3  # steps after a resume: if the loss of none is finite, the checkpoint is unsound
 
 
 class SkippedSteps(Callback):
-    """`faults.max_skipped_steps`: counts steps with a non-finite gradient, whose update is skipped; too many in a row
-    end the run. If the first steps after a resume are all non-finite, the run rewinds to the checkpoint before: the one
-    that it resumed from is unsound."""
+    """`faults.max_skipped_steps`: counts steps with a non-finite gradient, whose update is skipped. Too many in a row
+    end the run. If the first steps after a resume are all non-finite, the checkpoint is unsound, and the run rewinds to
+    the checkpoint before."""
 
     def before_training(self, trainer: Trainer) -> None:
-        self._untried = trainer.run.resume  # what was resumed from, until a step from it was applied
-        self._since = trainer.state.step  # its step; not read from it, since rank 0 may have moved it by then
+        self._untried = trainer.run.resume  # the checkpoint that was resumed from, until a step is applied
+        self._since = trainer.state.step  # its step; rank 0 may have renamed the checkpoint when it is needed
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/skipped_steps": trainer.state.health.skipped}
@@ -46,10 +46,8 @@ class SkippedSteps(Callback):
             raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps)")
 
     def _further_back(self, trainer: Trainer, unsound: Path) -> None:
-        """Goes back to the checkpoint before `unsound`, from which no step was finite. Raises FailedError without one.
-
-        It is set aside, or removed if it was in memory.
-        """
+        """Rewinds to the checkpoint before `unsound`, which is set aside, or removed if it was in memory. Raises
+        FailedError if there is no older checkpoint."""
         run = trainer.run
         trainer.drop_unsaved()
         aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound), Path | None)
@@ -63,7 +61,8 @@ class SkippedSteps(Callback):
 
 
 def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
-    """Sees to it that nothing resumes from `unsound`; returns its new path, None if it was in memory."""
+    """Sets `unsound` aside, so that no run resumes from it, and returns its new path; removes it if it was in memory,
+    and returns None."""
     if unsound.parent.parent != run:
         shutil.rmtree(unsound, ignore_errors=True)
         return None
@@ -75,8 +74,8 @@ def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
 
 
 class Spikes(Callback):
-    """`faults.spikes`: reports loss spikes. With `rewind`, restores the latest checkpoint and skips the rows up to the
-    spike."""
+    """`faults.spikes`: reports loss spikes. With the action `rewind`, restores the latest checkpoint and skips the rows
+    up to the spike."""
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/spikes": trainer.state.health.spikes}

@@ -18,7 +18,8 @@ _WRITING = "checkpoint_is_being_written"
 
 
 class CheckpointsInMemory(Callback):
-    """`checkpoint.memory_every_steps`: saves to memory, from which a supervisor resumes. Off without a supervisor."""
+    """`checkpoint.memory_every_steps`: saves to the nodes' memory, from which a supervisor resumes the run. Off without
+    a supervisor."""
 
     _memory: MemoryCheckpoints | None = None
     _told = False
@@ -58,7 +59,8 @@ class CheckpointsInMemory(Callback):
 
 
 def _with_room(node: Path | None, needed: int) -> Path:
-    """The directory in this node's memory. Raises FailedError if there is none, or less than the bytes `needed`."""
+    """The run's directory in this node's memory. Raises FailedError if there is none, or less than `needed` bytes are
+    free."""
     if node is None:
         raise FailedError(f"{node_memory.node_name()}: has no file system in memory that this run may write to")
     try:
@@ -73,7 +75,7 @@ def _with_room(node: Path | None, needed: int) -> Path:
 class Checkpointing(Callback):
     """`checkpoint.every_steps`: saves to disk; also after the last step and on request."""
 
-    _saving = False  # on all ranks: a save was begun, and its outcome isn't known yet
+    _saving = False  # on all ranks: a save has begun, and its outcome isn't known yet
 
     def before_training(self, trainer: Trainer) -> None:
         self._saver = Saver(trainer.engine, trainer.run.origin)
@@ -114,7 +116,7 @@ class Checkpointing(Callback):
         self._saved(trainer, self._saver.wait(), last)
 
     def _saved(self, trainer: Trainer, saved: Saved | None, last: bool = False) -> None:
-        """Tells of a save that has ended. Raises FailedError if it failed and that ends the run."""
+        """Reports a save that has ended. Raises FailedError if the save failed and the failure ends the run."""
         if saved is None:
             return
         if saved.error is not None:
@@ -125,7 +127,8 @@ class Checkpointing(Callback):
             callback.after_save(trainer, saved)
 
     def _prove_last(self, trainer: Trainer) -> None:
-        """Computes a loss from the state that was saved last, since no step follows. Raises FailedError at the end."""
+        """Proves the last save by a loss, since no step follows. Raises FailedError if the loss isn't finite at the end
+        of the run."""
         if trainer.engine.has_finite_loss(trainer.micro_batches[0]):
             self._saver.prove()
         elif trainer.last:

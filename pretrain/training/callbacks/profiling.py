@@ -6,7 +6,8 @@ from data_pipeline.foundation.atomic import temporary_path
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 
-_FIRST_PROFILED, _PROFILED = 10, 3  # steps since the start: earlier ones compile and fill caches; then as many more
+_FIRST_PROFILED = 10  # step since the start: earlier steps compile and fill caches
+_PROFILED = 3  # further steps
 
 
 class Profiling(Callback):
@@ -45,4 +46,4 @@ class Profiling(Callback):
         unnamed = temporary_path(target)
         self._profile.export_chrome_trace(str(unnamed))
         unnamed.rename(target)
-        self._profile, self._begin = None, 0  # once: a run that has gone back takes the same steps again
+        self._profile, self._begin = None, 0  # once: a run that is rewound takes the same steps again

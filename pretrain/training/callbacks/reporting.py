@@ -1,4 +1,4 @@
-"""Measures the speed of a run, logs metrics, runs evaluations, and prints the progress of the run."""
+"""Measures the speed of a run, logs metrics, runs evaluations, and prints progress."""
 
 import contextlib
 import os
@@ -23,11 +23,11 @@ from pretrain.training.callback import Callback
 from pretrain.training.throughput import peak_flops
 from pretrain.training.trainer import Trainer
 
-_TYPICAL_WINDOW = 2  # after a start, the first steps between two lines of metrics that don't include its first step
-_OFF = 1.5  # times as long or as short as expected
-_BUSY = 1.25  # threads that want a core, for each core
-_TYPICAL_STEP = 3  # after a start, the first that takes as long as later ones
-_LONG = 3600.0  # s
+_TYPICAL_STEP = 3  # after a start, the first step that takes as long as later steps
+_TYPICAL_WINDOW = 2  # after a start, the first log line whose steps don't include the first step
+_OFF = 1.5  # a run is reported if it takes so many times more or less than expected
+_BUSY = 1.25  # load per core above which other programs use the cores
+_LONG = 3600.0  # s: the end of a run that takes longer is forecast
 
 
 class Speed(Callback):
@@ -47,7 +47,7 @@ class Speed(Callback):
         return peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
 
     def before_steps(self, trainer: Trainer) -> None:
-        """What came before doesn't count as the time of a step."""
+        """Restarts the clock: the time until now doesn't count as the time of a step."""
         self._last, self._processor = time.perf_counter(), time.process_time()
 
     def after_pause(self, trainer: Trainer) -> None:
@@ -70,7 +70,7 @@ class Speed(Callback):
         self._sizes += [fact("example_sizes", batch) for batch in trainer.micro_batches]
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
-        """The time that this and the log take counts with the next step."""
+        """The time that this and the logging take counts with the next step."""
         microseconds = self._sizes[0].new_tensor([round(1e6 * self._processor_seconds)])
         total = torch.cat([torch.stack(self._sizes).sum(dim=0), microseconds])
         dist.all_reduce(total)
@@ -78,7 +78,7 @@ class Speed(Callback):
         examples, seconds = Sizes(*counts), self._seconds
         tokens = examples.inputs + (examples.targets if trainer.outline.decoder_reads_targets else 0)
         rate = count_flops(trainer.outline, examples) / seconds
-        if rate > self._peak:  # measured while other programs ran
+        if rate > self._peak:  # the peak was measured while other programs ran
             self._peak = max(rate, self._measured_peak(trainer))
         metrics = {
             "train/tokens_per_second": tokens / seconds,
@@ -127,7 +127,7 @@ class Reporting(Callback):
             self.log(trainer)
 
     def forecast(self, trainer: Trainer, seconds: float) -> None:
-        """Tells when a long run will end if each step takes `seconds`; the first logged step may be hours away."""
+        """Prints when a long run will end if each step takes `seconds`. Its first log line may be hours away."""
         left = (trainer.config.run.max_steps - trainer.step) * seconds
         if left >= _LONG:
             end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + left))
@@ -152,15 +152,13 @@ class Reporting(Callback):
             callback.after_log(trainer, metrics)
 
     def compare(self, trainer: Trainer, expected: float, rate: float | None) -> None:
-        """Tells if all steps will take much more or less than the `expected` seconds; `rate` is in steps a second."""
+        """Prints a line if all steps will take much more or less than the `expected` seconds. `rate`: steps per
+        second."""
         seconds = trainer.config.run.max_steps / rate if rate else expected
         if expected / _OFF <= seconds <= expected * _OFF:
             return
-        slower = seconds > expected
-        cores = len(os.sched_getaffinity(0))
-        load = os.getloadavg()[0]
-        threads = torch.get_num_threads()
-        why = ""
+        cores, load, threads = len(os.sched_getaffinity(0)), os.getloadavg()[0], torch.get_num_threads()
+        slower, why = seconds > expected, ""
         if slower and load > _BUSY * cores:
             why = ": other programs use the cores"
         elif slower and threads * local_world_size() < cores:
@@ -193,7 +191,8 @@ class Reporting(Callback):
 
 
 def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> str:
-    """The parts that are left out where nobody measures them. `steps` are left; `typical`: they will be as fast."""
+    """The last parts of a log line: skipped steps if there are any, the speed if it is measured, and the time left for
+    `steps` if the speed is `typical`."""
     skipped = f"{number:.0f} skipped  " if (number := metrics.get("train/skipped_steps")) else ""
     if "train/steps_per_second" not in metrics:
         return skipped

@@ -19,10 +19,10 @@ _received: list[int] = []
 
 
 def catch_signals() -> None:
-    """From here on signals are only recorded, so that they interrupt no step and no save.
+    """From now on, signals to stop are only recorded, so that they interrupt no step and no save.
 
-    Signals that a supervisor blocked while this process started are delivered now. A thread other than the main one
-    catches none.
+    Signals that a supervisor blocked while this process started are delivered now. Only the main thread can catch
+    signals; in another thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -32,14 +32,14 @@ def catch_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """From here on signals do nothing, because the run is over. Python removes its own handlers as it exits."""
+    """From now on, signals to stop do nothing, because the run is over. Python removes its own handlers as it exits."""
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def pass_on() -> None:
-    """Sends this process again the signals that have stopped the run, for whoever has called it, but for Ctrl-C's."""
+    """Sends the signals that have stopped the run to this process again, for the caller of the run. Not Ctrl-C's."""
     received = dict.fromkeys(_received)
     _received.clear()
     for number in received.keys() - {signal.SIGINT}:
@@ -53,9 +53,9 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 class Stops(Callback):
-    """All ranks stop after the same step, whichever rank is asked, and the run saves this step."""
+    """Has all ranks stop after the same step, whichever rank is asked to stop. The run saves this step."""
 
-    def __init__(self, stop_at_step: int | None = None):
+    def __init__(self, stop_at_step: int | None):
         self._stop_at_step = stop_at_step
         self._began = time.monotonic()
 

@@ -2,8 +2,8 @@
 loading is slow.
 
 Each rank times its own steps. Every few steps all ranks gather their times, right after a step, when they are
-synchronized anyway, and rank 0 judges. In each step it compares a rank with the lower median of all ranks: with two
-ranks, with the faster one. Whatever all ranks share, such as longer rows in a step, cancels out.
+synchronized anyway. Rank 0 compares each rank with the lower median of all ranks in the same step; of two ranks, that
+is the faster one. Whatever all ranks share, such as longer rows in a step, cancels out.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 
 TABLE = "stragglers"
-_EVERY = 4  # steps from one exchange to the next
-WINDOW = 16  # steps that a judgement is made from
+_EVERY = 4  # steps between exchanges of times
+WINDOW = 16  # steps that are judged together
 
 
 class Straggling(Callback):
@@ -40,7 +40,7 @@ class Straggling(Callback):
         self._times = trainer.engine.measure_times()
 
     def before_steps(self, trainer: Trainer) -> None:
-        """Forgets the steps so far: a start, and what comes after a rewind, doesn't tell of the next ones."""
+        """Forgets the times so far: after a start or a rewind, they don't predict the next steps."""
         self._own: list[tuple[float, float, float]] = []
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
 
@@ -66,7 +66,7 @@ class Straggling(Callback):
         return self._metrics
 
     def _judge(self, trainer: Trainer, times: np.ndarray) -> None:
-        """Tells of what has become slow or fast."""
+        """Reports a straggler, and the end of a straggler."""
         factor = trainer.config.faults.straggler_factor
         assert factor is not None
         found, before = compared(times, self._remote), self._named
@@ -99,13 +99,12 @@ class Straggling(Callback):
         return f"{self._which(slow)} is slow: all ranks wait for rows, {longer}"
 
     def _remedy(self, slow: Slow) -> str:
-        """Of which steps that is, and what to do."""
-        since = f", in the last {WINDOW} steps"
-        if slow.cause != "device":
-            return since
-        if len(self._machines) == 1 and not self._machines[0]["gpus"]:
-            return f"{since}; if other programs take its core, end them or train on fewer ranks"
-        return f"{since}; launch doctor checks its node"
+        """The steps that were judged, and what to do."""
+        on_one_cpu = len(self._machines) == 1 and not self._machines[0]["gpus"]
+        advice = "launch doctor checks its node"
+        if on_one_cpu:
+            advice = "if other programs take its core, end them or train on fewer ranks"
+        return f", in the last {WINDOW} steps{f'; {advice}' if slow.cause == 'device' else ''}"
 
     def _which(self, slow: Slow | None) -> str:
         if slow is None or slow.rank is None:

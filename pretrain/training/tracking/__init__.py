@@ -1,4 +1,4 @@
-"""MLflow: the thread and the commands that feed it, its UI, and the model registry."""
+"""MLflow: the thread and the commands that feed it, and its UI."""
 
 import os
 

@@ -10,20 +10,20 @@ from data_pipeline.foundation.formatting import without_login
 from pretrain.training.tracking.mlflow_store import ARTIFACTS, FeedState, absolute_uri, sqlite_file, with_password
 
 _HOST = "127.0.0.1"
-_TRAINING = "?workflowType=machine_learning"  # otherwise the UI shows a run as the evaluation of a chat application
+_TRAINING = "?workflowType=machine_learning"  # without this, the UI shows a run as the evaluation of a chat application
 
 
 def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
-    """Prints the address of the charts, and replaces this process by MLflow's server, which serves until Ctrl-C.
+    """Prints an address of MLflow's UI, and replaces this process by MLflow's server, which serves until Ctrl-C.
 
-    With `run_dir` they are the charts of that run in the run's own MLflow, of which the URI `given` may add the
-    password; otherwise it is the list of experiments. If MLflow already runs as a server, it only prints the address.
-    Raises UserError if there is nothing to show.
+    With `run_dir`, the address shows the charts of this run in the run's own MLflow; the URI `given` may add the
+    password. Otherwise it shows the list of experiments. If MLflow already runs as a server, the address is only
+    printed. Raises UserError if there is nothing to show.
     """
     state = FeedState.load(run_dir) if run_dir else None
     if run_dir and state is None:
         raise UserError(
-            f"{run_dir}: no {FeedState.file} here, so MLflow has no data of it; to send them: pretrain sync {run_dir}"
+            f"{run_dir}: no {FeedState.file} here, so MLflow has no data of this run; next: pretrain sync {run_dir}"
         )
     uri = state.tracking_uri if state else absolute_uri(given)
     runs = f"#/experiments/{state.experiment_id}/runs" if state else "#/experiments"
@@ -44,14 +44,14 @@ def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
     command += ["--uvicorn-opts", "--log-level warning"]
     if database:
         command += ["--default-artifact-root", (database.parent / ARTIFACTS).as_uri()]
-    # one process that serves pages: MLflow's job runners are for evaluating language-model applications
+    # without MLflow's job runners, which evaluate language-model applications
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_LOGGING_LEVEL": "WARNING"}
     environment |= {"MLFLOW_BACKEND_STORE_URI": uri}  # a command line is public, and the URI may have a password
     os.execve(sys.executable, command, environment)
 
 
 def _free_port(port: int) -> int:
-    """`port`, or a free one if something listens on it."""
+    """`port`, or a free port if something listens on `port`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT counts as free
         try:

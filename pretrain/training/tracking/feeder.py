@@ -1,16 +1,14 @@
-"""Feeds MLflow from a run directory. Feeding again is safe: MLflow keeps each point once.
+"""Feeds MLflow from a run directory.
 
 RUN/tracking.json       the description of the run for MLflow (TrackedRun)
 RUN/mlflow.json         how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
 RUN/metrics.jsonl       the metrics
 RUN/system/NODE.jsonl   the metrics of the machines
-RUN/artifacts/          every file that appears here is uploaded, under its own path, but for
+RUN/artifacts/          every file here is uploaded, under its own path, except
   evaluation/NAME.json                 a table: MLflow's UI lists it as one
   evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
-RUN/checkpoints/        each checkpoint becomes a model with the metrics of its step; see checkpoints.py
-
-MLflow takes an equal point (name, step, time, value) only once. So sending lines again, after a kill came before the
-offset was saved, is harmless.
+Feeding again is safe, for instance after a kill before the offset was saved: MLflow keeps equal points (name, step,
+time, value) once.
 """
 
 import glob
@@ -33,7 +31,6 @@ from data_pipeline.foundation.errors import FailedError
 from data_pipeline.foundation.formatting import masked, printable
 from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
 from pretrain.run.system_metrics import files_of_machines
-from pretrain.training.tracking.checkpoints import log_checkpoints
 from pretrain.training.tracking.mlflow_store import (
     ARTIFACTS,
     HOST,
@@ -54,22 +51,21 @@ from pretrain.training.tracking.mlflow_store import (
     sqlite_file,
 )
 
-# the value with which the UI opens an experiment on its training runs, not on its pages for language-model calls
+# with this tag, the UI opens an experiment on its training runs, not on its pages for language-model calls
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY, _DIRECTORY = "run_key", "run_directory"  # tags
 _ROWS_AT_ONCE = 100
-_UNFILTERED = re.compile(r"['\"\\]|[^ -\U0010ffff]")  # what a filter of MLflow can't hold
+_UNFILTERED = re.compile(r"['\"\\]|[^ -\U0010ffff]")  # characters that a filter of MLflow can't hold
 _STEP = re.compile(r"step-(\d+)\.png")
 _TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
-_PARAMETER_LENGTH = 6000  # to which MLflow cuts it, as it does a tag
-_TAG_LENGTH = 8000
-# of a name in the store of artifacts: MLflow adds up to 100 characters to an image's, and a letter may be four bytes
+_PARAMETER_LENGTH, _TAG_LENGTH = 6000, 8000  # MLflow cuts longer values
+# of names of artifacts: MLflow adds up to 100 characters to an image's name, and a letter may take four bytes
 _FILE_LENGTH, _FOLDER_LENGTH = 120, 60
 
 
 def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
-    """The run in MLflow, which is created or reopened. Raises every error, and DeletedError if its experiment is
-    deleted; calling it again continues."""
+    """Creates or reopens the run in MLflow. Raises DeletedError if its experiment is deleted, and all errors of MLflow;
+    calling it again continues."""
     uri = absolute_uri(uri)
     create_tables(uri)
     mlflow_client = client(uri)
@@ -87,16 +83,16 @@ def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
 
 
 def feed(run: MlflowRun) -> int:
-    """Sends the description, new metrics, files and checkpoints, and how the run ended. Returns how many metrics MLflow
+    """Sends the description, new metrics and files, and the end of the run. Returns the number of metrics that MLflow
     has taken.
 
-    What MLflow refuses is set aside with a warning. Raises FailedError if anything else could not be sent, after the
-    rest is sent, and every error of an MLflow that doesn't answer; calling it again continues.
+    Parts that MLflow refuses are set aside with a warning. If other parts could not be sent, the rest is sent, and
+    FailedError is raised. Raises all errors of an MLflow that doesn't answer. Calling it again continues.
     """
     run.unsent.clear()
     ended = run.description.status != "RUNNING"
     if ended:
-        run.aside.clear()  # which may have been repaired meanwhile
+        run.aside.clear()  # the parts may have been repaired meanwhile
     files = [run.directory / metrics_file.FILE_NAME, *files_of_machines(run.directory)]
     sent = 0
     try:
@@ -109,8 +105,6 @@ def feed(run: MlflowRun) -> int:
                 sent += _feed_rows(run, name)
         with run.part(ARTIFACTS_DIRECTORY):
             _upload_files(run)
-        with run.part("checkpoints"):
-            log_checkpoints(run)
         if ended:
             with run.part("the end of the run"):
                 end = int((run.description.ended or time.time()) * 1000)
@@ -133,18 +127,18 @@ def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -
         )
     if experiment is not None:
         return experiment.experiment_id
-    # a server has its own place for artifacts; with a file, they must not land in the working directory
+    # a server has a place for artifacts; with a sqlite file, artifacts would land in the working directory
     location = (database.parent / ARTIFACTS / safe_key(name, _FOLDER_LENGTH)).as_uri() if database else None
     try:
         return mlflow_client.create_experiment(name, location, _EXPERIMENT_TAGS)
     except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # made by a run that started with this one
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by a run that started at the same time
             raise
         return mlflow_client.get_experiment_by_name(name).experiment_id
 
 
 def _describe(run: MlflowRun) -> None:
-    """Parameters, tags and datasets. MLflow never changes a parameter: a changed value becomes a tag."""
+    """Sends parameters, tags and datasets. MLflow never changes a parameter, so a changed value becomes a tag."""
     description, run_id = run.description, run.state.run_id
     found = run.client.get_run(run_id)
     data, directory = found.data, printable(str(run.directory.resolve()))
@@ -171,7 +165,8 @@ def _describe(run: MlflowRun) -> None:
 
 
 def _name(run: MlflowRun, started: int) -> str:
-    """The name of the run: with the time when it `started`, in ms, if an earlier run has the name itself."""
+    """The name of the run in MLflow. If an earlier run has the same name, the time when this run `started` (ms) is
+    added."""
     name = run.description.run_name[:KEY_LENGTH]
     if _UNFILTERED.search(name):
         return name
@@ -184,9 +179,10 @@ def _name(run: MlflowRun, started: int) -> str:
 
 
 def _end_the_dead(run: MlflowRun, directory: str) -> None:
-    """Ends the other runs of this directory that MLflow believes to run: this run has its place, so they have died.
+    """Ends the other runs of this directory that are running according to MLflow. They have died, since this run trains
+    there.
 
-    A path is the same directory only on the same host, unless the run was moved aside, beside this one.
+    A path is the same directory only on the same host. Runs that were renamed to RUN.old-N are found by their keys.
     """
     old = run.directory.parent.glob(f"{glob.escape(run.directory.name)}.old-*")
     aside = {one.key for path in old if (one := TrackedRun.load(path)) and one.ended}
@@ -200,7 +196,7 @@ def _end_the_dead(run: MlflowRun, directory: str) -> None:
 
 
 def _feed_rows(run: MlflowRun, name: str) -> int:
-    """Sends the new rows of a file of metrics. Returns how many metrics MLflow has taken."""
+    """Sends the new rows of a file of metrics. Returns the number of metrics that MLflow has taken."""
     path, offset = run.directory / name, run.state.offsets.get(name, 0)
     if not path.exists() or path.stat().st_size < offset:  # the file system lost the end of the file
         offset = 0
@@ -218,7 +214,7 @@ def _feed_rows(run: MlflowRun, name: str) -> int:
 
 
 def _upload_files(run: MlflowRun) -> None:
-    """Uploads what is new or has changed. A file that is uploaded again replaces the earlier one; an image joins it."""
+    """Uploads new and changed files. A changed file replaces the earlier one; a changed image is added to it."""
     for name in run.description.artifacts:
         _upload(run, run.directory / name, PurePosixPath(name))
     directory = run.directory / ARTIFACTS_DIRECTORY
@@ -229,7 +225,7 @@ def _upload_files(run: MlflowRun) -> None:
 
 
 def _upload(run: MlflowRun, path: Path, target: PurePosixPath) -> None:
-    """Uploads a file that is new, or has changed, to the path `target` of the run's artifacts."""
+    """Uploads a file to the path `target` of the run's artifacts, if the file is new or has changed."""
     name = printable(str(path.relative_to(run.directory)))
     if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
         return

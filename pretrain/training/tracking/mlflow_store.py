@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mlflow import tracking
 
 logger = logging.getLogger(__name__)
-DIGEST_LENGTH = 36  # of a dataset: MLflow's limit
 _PARENT = "parent_of_runs"  # the tag that tells a parent from a training run of the same name
 HOST = "host"  # a tag
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as the description, in Markdown
@@ -37,7 +36,7 @@ _CLIENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with its password
 }
 KEY_LENGTH = 250  # MLflow's limits (mlflow/utils/validation.py)
-_DATASET_LENGTH = 500
+_DATASET_LENGTH, _DIGEST_LENGTH = 500, 36
 _NEVER_TAKEN = (400, 404, 501)  # HTTP's status of an answer that will be the same next time
 _MOST_UNSENT = 5  # errors of one feed, after which it looks as if nothing can be sent
 ARTIFACTS = "mlartifacts"  # the folder beside a sqlite file
@@ -80,12 +79,12 @@ class DatasetInfo:
         name = f"{self.name} ({self.context})"
         return {
             "name": name if len(name) <= _DATASET_LENGTH else _apart(name, name, _DATASET_LENGTH),
-            "digest": self.digest[:DIGEST_LENGTH],
+            "digest": self.digest[:_DIGEST_LENGTH],
         }
 
 
 class Kept:
-    """What a JSON file of the run directory says."""
+    """The content of a JSON file of the run directory."""
 
     file: ClassVar[str]
 
@@ -101,9 +100,12 @@ class Kept:
 class TrackedRun(Kept):
     """The description of a run for MLflow.
 
-    `parameters` is the resolved run file, `tags` what else names the run, `artifacts` files by their paths in the run
-    directory, and `parent` the name of the run that MLflow shows it under. `key` finds the run in MLflow again if
-    mlflow.json is lost.
+    Attributes:
+        parameters: the resolved run file.
+        tags: further facts about the run.
+        artifacts: files to upload, by their paths in the run directory.
+        parent: the name of the parent run in MLflow.
+        key: a tag by which the run is found in MLflow if mlflow.json is lost.
     """
 
     file = "tracking.json"
@@ -127,8 +129,9 @@ class TrackedRun(Kept):
 class FeedState(Kept):
     """The part of a run that MLflow has.
 
-    `offsets`: bytes of each file of metrics, by its path in the run directory. `files`: [mtime_ns, bytes] of each
-    upload, and of the index of each checkpoint. `models`: the model of a checkpoint, by the name of its directory.
+    Attributes:
+        offsets: bytes sent of each file of metrics, by its path in the run directory.
+        files: [mtime_ns, bytes] of each uploaded file.
     """
 
     file = "mlflow.json"
@@ -138,7 +141,6 @@ class FeedState(Kept):
     run_id: str
     offsets: dict[str, NonNegativeInt] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
 
 
 class DeletedError(FailedError):
@@ -150,10 +152,13 @@ T = TypeVar("T")
 
 @dataclass
 class MlflowRun:
-    """A run with MLflow's client and what MLflow has of it. `parent`: the id of the run that it stands below.
+    """A run, MLflow's client, and the part of the run that MLflow has.
 
-    `aside` is what MLflow refuses, by its name, with the version of a file. It isn't sent again until the run ends or
-    is opened again. `unsent` is what the current feed could not send, for a reason that may pass.
+    Attributes:
+        parent: the id of the parent run.
+        aside: the parts that MLflow refuses, by name, with the version of a file. They are sent again when the run ends
+            or is opened again.
+        unsent: the parts that the current feed could not send, for a reason that may pass.
     """
 
     client: "tracking.MlflowClient"
@@ -175,9 +180,9 @@ class MlflowRun:
 
     @contextlib.contextmanager
     def part(self, name: str, version: list[int] | None = None) -> Iterator[None]:
-        """Around what sends one part of a run: its failure ends the part, and the others are sent.
+        """Encloses the sending of one part of a run. If sending fails, the other parts are still sent.
 
-        Raises DeletedError, and what says that MLflow doesn't answer in time or can't write now.
+        Raises DeletedError, and the errors of an MLflow that doesn't answer in time or can't write now.
         """
         try:
             yield
@@ -214,7 +219,7 @@ class MlflowRun:
         try:
             stage = self.client.get_run(self.state.run_id).info.lifecycle_stage
         except exceptions.MlflowException as error:
-            if not is_missing(error):
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             stage = "deleted"
         if stage != "active":
@@ -225,11 +230,11 @@ class MlflowRun:
 
     @property
     def failing(self) -> bool:
-        """True if so much could not be sent that the rest of the files can wait."""
+        """True if so many parts could not be sent that the remaining files wait for the next feed."""
         return len(self.unsent) >= _MOST_UNSENT
 
     def report(self) -> None:
-        """Warns, in one line, of what was set aside since the last call."""
+        """Warns, in one line, of the parts that were set aside since the last call."""
         if self._refusals:
             others = f", and {counted(len(self._refusals) - 1, 'other')}" if len(self._refusals) > 1 else ""
             logger.warning(
@@ -238,28 +243,13 @@ class MlflowRun:
             self._refusals.clear()
 
 
-def is_missing(error: BaseException) -> bool:
-    """True if MLflow lacks what a request is about."""
-    return getattr(_of_server(error), "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
-
-
-def _of_server(error: BaseException) -> BaseException:
-    """The error that MLflow's client has wrapped: it calls whatever goes wrong with a model an invalid parameter."""
-    from mlflow import exceptions  # 3.8 s and 170 MB, and many who need this module need no client
-
-    while isinstance(error.__cause__, exceptions.MlflowException):
-        error = error.__cause__
-    return error
-
-
 def _refused(error: BaseException) -> bool:
-    """True if sending the same again would fail again."""
+    """True if the same request would fail again."""
     import requests  # it and MLflow take 4 s and 170 MB, and many who need this module need no client
     from mlflow import exceptions
 
-    error = _of_server(error)
     if isinstance(error, exceptions.MlflowException):
-        # MLflow's own store says nothing else of a value that its database can't hold
+        # a value that the database of MLflow's own store can't hold
         unfit = isinstance(error.__cause__ or error.__context__, ValueError | OverflowError)
         return error.get_http_status_code() in _NEVER_TAKEN or unfit
     if isinstance(error, requests.RequestException):
@@ -269,10 +259,9 @@ def _refused(error: BaseException) -> bool:
 
 
 def _late(error: BaseException) -> bool:
-    """True if the next request would wait as long, and as much in vain."""
+    """True if MLflow doesn't answer in time, so that the next request would wait in vain, too."""
     import requests  # 0.1 s, for a client alone
 
-    error = _of_server(error)
     code = getattr(error, "error_code", None)
     return code == "TEMPORARILY_UNAVAILABLE" or isinstance(error.__cause__, requests.Timeout)
 
@@ -357,7 +346,7 @@ def sqlite_file(uri: str) -> Path | None:
 def safe_key(name: str, length: int = KEY_LENGTH, refused: str = r"[^/\w.\- :]") -> str:
     """`name` without what MLflow refuses: unusual characters, empty or dotted parts of a path, excess length.
 
-    A name that is changed ends with eight digits of its SHA-256, so that two names stay two.
+    A changed name ends with eight digits of the SHA-256 of `name`, so that two names stay two.
 
     >>> safe_key("loss [en]")
     'loss _en_-ca825f80'
@@ -382,8 +371,8 @@ def in_mlflow(name: str) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of the message: MLflow's messages continue with SQL statements and stacks. Of an address that
-    doesn't answer, the cause, which stands last."""
+    """The first line of the message: MLflow's messages continue with SQL statements and stacks. If an address doesn't
+    answer, the cause at the end of the message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     _, marked, cause = line.rpartition("(Caused by ")
     return masked((cause.removesuffix(")") if marked else line)[:300])

@@ -1,6 +1,6 @@
-"""Tracks a run in a local metrics file, from which a thread feeds MLflow.
+"""Tracks a run in a local file of metrics, and feeds MLflow from this file in a thread.
 
-Training only waits until a line is appended to RUN/metrics.jsonl. A daemon thread sends that file to MLflow. While
+Training only waits until a line is appended to RUN/metrics.jsonl. A daemon thread sends the file to MLflow. While
 MLflow is slow, locked or unreachable, its UI lacks curves, but training is unaffected. Only rank 0 has a tracker.
 """
 
@@ -32,11 +32,11 @@ from pretrain.training.tracking.mlflow_store import (
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-SECONDS_BEFORE_FEEDS = 2.0  # MLflow's client takes seconds of the processor, which the first step needs
+SECONDS_BEFORE_FEEDS = 2.0  # importing MLflow's client takes seconds of the processor, which the first step needs
 SECONDS_BETWEEN_FEEDS = 2.0
-MOST_SECONDS_TO_CONNECT = 30.0  # in which importing the client and the first feed take this rank's processor
-SECONDS_FOR_THE_REST = 30.0  # at most, at the end of a run
-SECONDS_FOR_A_RETURN = 3.0  # of an MLflow that is away when a run ends
+MOST_SECONDS_TO_CONNECT = 30.0  # that importing the client and the first feed may slow this rank down
+SECONDS_FOR_THE_REST = 30.0  # limit of the last feed
+SECONDS_FOR_A_RETURN = 3.0  # if MLflow is away when a run ends
 SECONDS_BETWEEN_LAST_FEEDS = 0.5
 LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ class Tracker:
 
     @property
     def connects(self) -> bool:
-        """True if MLflow's client is imported or feeds for the first time, which takes seconds of the processor."""
+        """True while MLflow's client is imported and feeds for the first time, which takes seconds of the processor."""
         return not self._tried and time.monotonic() - self._began < MOST_SECONDS_TO_CONNECT
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a row to the log of metrics. If the disk refuses it, warns once and keeps the row for later."""
+        """Appends a row to the file of metrics. If the disk refuses the row, warns once and writes the row later."""
         try:
             self._log.log(step, metrics)
             self._log_failing = False
@@ -88,11 +88,8 @@ class Tracker:
                 logger.warning("%s: %s; metrics are kept in memory until it can be written", self._log.path, error)
             self._log_failing = True
 
-    def close(self, status: Status, timeout: float | None = None) -> None:
-        """Ends the run. MLflow gets up to `timeout` seconds (default: 30) for what it lacks, or a few if it is away.
-
-        May be called twice.
-        """
+    def close(self, status: Status) -> None:
+        """Ends the run. The last feed may take 30 seconds, or a few if MLflow is away. May be called twice."""
         if self._run.ended is not None:
             return
         self._run.status, self._run.ended = status, time.time()
@@ -104,7 +101,7 @@ class Tracker:
         self._log.close()
         self._closing.set()
         if self._uri:
-            self._feeding.join(SECONDS_FOR_THE_REST if timeout is None else timeout)
+            self._feeding.join(SECONDS_FOR_THE_REST)
         self._closed.set()
         if not self._complete:
             logger.warning("MLflow lacks the end of this run; to feed it later: pretrain sync %s", self.run_dir)
@@ -153,8 +150,8 @@ class Tracker:
 
 
 def end_failed(run_dir: Path, ended: float | None = None) -> bool:
-    """Records that a run that couldn't record its own end has failed, now or when it `ended`. Returns whether MLflow,
-    if the run has one, lacks that now. Raises OSError if the disk refuses."""
+    """Records that a run has failed, now or when it `ended`, if the run didn't record its own end. Returns True if
+    MLflow must be fed with this. Raises OSError if the disk refuses."""
     run = TrackedRun.load(run_dir)
     if run is None or run.ended is not None:
         return False
@@ -163,7 +160,8 @@ def end_failed(run_dir: Path, ended: float | None = None) -> bool:
 
 
 def sync_apart(run_dir: Path) -> None:
-    """`sync` in another process, since MLflow's client takes much memory; says so if MLflow isn't fed in time."""
+    """Runs `sync` in another process, since MLflow's client takes much memory. Prints a line if it fails or takes too
+    long."""
     command = [sys.executable, "-m", "pretrain", "sync", str(run_dir)]
     with contextlib.suppress(subprocess.TimeoutExpired):
         if not subprocess.run(command, capture_output=True, timeout=SECONDS_FOR_THE_REST).returncode:
@@ -172,10 +170,11 @@ def sync_apart(run_dir: Path) -> None:
 
 
 def sync(run_dir: Path, uri: str | None = None) -> int:
-    """Sends MLflow everything of `run_dir` that it lacks; returns the number of metrics sent.
+    """Sends everything of `run_dir` that MLflow lacks; returns the number of metrics sent.
 
-    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
-    UserError for a directory without a run, FailedError if MLflow can't be fed; what MLflow refuses is set aside.
+    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Parts
+    that MLflow refuses are set aside. Raises UserError for a directory without a run, FailedError if MLflow can't be
+    fed.
     """
     from pretrain.training.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
 

@@ -1,5 +1,5 @@
-"""Fingerprints of weights: they show that every rank computes with the optimizer's weights, and that a load restores
-the saved weights.
+"""Compares fingerprints of weights: every rank must compute with the optimizer's weights, and a load must restore the
+saved weights.
 
 The fingerprint of a tensor is two sums modulo 2**64 over its elements, read as integers: the sum of the elements, and
 the sum of elements times positions. A single flipped bit always changes the first sum; several flips cancel out only by
@@ -15,19 +15,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.foundation.errors import FailedError
+from data_pipeline.foundation.formatting import first_few
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.engine import Engine
 from pretrain.run import heartbeat, watchdog
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 
-_PART = 2**20  # elements: as integers of 64 bits they take eight times the memory of bf16
+_PART = 2**20  # elements at once, since each takes 8 bytes or more as integers
 _INTEGERS = {2: torch.int16, 4: torch.int32}  # by the bytes of an element
 _MOST_NAMED = 3
 
 
 def sums(values: Tensor, start: int = 0) -> Tensor:
-    """The fingerprint (2,) int64 of a part of a tensor, whose first element is at `start` of the flattened whole."""
+    """The fingerprint (2,) int64 of a part of a tensor. `start`: position of the part in the flattened tensor."""
     found = torch.zeros(2, dtype=torch.int64, device=values.device)
     for first in range(0, values.numel(), _PART):
         part = values[first : first + _PART].contiguous().view(_INTEGERS[values.element_size()]).long()
@@ -38,10 +39,8 @@ def sums(values: Tensor, start: int = 0) -> Tensor:
 
 
 def named(names: list[str], wrong: Tensor) -> str:
-    """The first of the tensors `names` that are `wrong` (names,), and how many more there are."""
-    chosen = [name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong]
-    more = f" and {len(chosen) - _MOST_NAMED} more" if len(chosen) > _MOST_NAMED else ""
-    return ", ".join(chosen[:_MOST_NAMED]) + more
+    """The names of the first tensors that are `wrong` (names,)."""
+    return first_few((name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong), _MOST_NAMED)
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ class Finding:
 
 
 def of_masters(engine: Engine) -> str:
-    """A fingerprint of the fp32 weights that the optimizer holds, whatever shards they are in. All ranks call it."""
+    """A fingerprint of the optimizer's fp32 weights, independent of their shards. All ranks call this."""
     return hashlib.blake2b(_masters(engine, torch.float32).cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def difference(engine: Engine) -> Finding | None:
-    """Which rank computes with other weights than the rest; None if none does, or if weights are on NVMe. All ranks
-    call it."""
+    """The rank that computes with other weights than the other ranks. None if there is none, or if weights are on NVMe.
+    All ranks call this."""
     weights, names = engine.local_weights(), _names(engine)
     if weights is None:
         return None
@@ -79,7 +78,7 @@ def difference(engine: Engine) -> Finding | None:
         own[number] = sums(values, start)
         sharded, dtype = sharded or not whole, values.dtype
     expected = _masters(engine, dtype)
-    if sharded:  # no rank has them whole, so the sums of all are compared
+    if sharded:  # no rank has whole weights, so the sums over all ranks are compared
         dist.all_reduce(own)
     right = (own == expected).all(dim=1)
     gathered = [torch.empty_like(right) for _ in range(dist.get_world_size())]
@@ -88,7 +87,7 @@ def difference(engine: Engine) -> Finding | None:
 
 
 def judged(names: list[str], right: Tensor) -> Finding | None:
-    """The finding, from the table (ranks, parameters) of those that agree with the optimizer's."""
+    """The finding, from a table (ranks, parameters): `right` if the rank's weights are the optimizer's."""
     agree, ranks = right.sum(dim=0), right.size(0)
     if bool((agree == ranks).all()):
         return None
@@ -127,9 +126,9 @@ class WeightComparison(Callback):
             trainer.weights = of_masters(trainer.engine)
 
     def compare(self, trainer: Trainer) -> None:
-        """Raises FailedError if a rank computes with weights that aren't the optimizer's: steps since then are wrong.
+        """Raises FailedError if a rank computes with weights that aren't the optimizer's: the last steps are wrong.
 
-        The next attempt resumes from the last checkpoint on disk, before which they were right.
+        The next attempt resumes from the last checkpoint on disk, when the weights were still right.
         """
         if found := difference(trainer.engine):
             found.tell(trainer)

@@ -1,8 +1,8 @@
 """Detects memory corruption: weights and optimizer moments must not change between two updates.
 
 Between two updates, forward and backward passes only read weights and moments. So checksums from after one update must
-still hold before the next. A bit that flips there would spoil all later steps, and computing gradients twice would not
-show it.
+still hold before the next. A bit that flips in between would spoil all later steps, and replaying steps would not
+detect the flip.
 """
 
 import math
@@ -19,15 +19,15 @@ from pretrain.training.callback import Callback
 from pretrain.training.callbacks.silent_errors.fingerprints import named
 from pretrain.training.trainer import Trainer
 
-_SHARE = 0.001  # of the arithmetic of training, that checksums may take the time of
-_BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs of training in the time of reading a byte: 50 GFLOP/s and 12 GB/s of a core
+_SHARE = 0.001  # of training time that checksums may take
+_BALANCE = {"cpu": 5, "cuda": 120}  # FLOPs in the time of reading a byte; a CPU core: 50 GFLOP/s and 12 GB/s
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def interval(read: int, flops: float, device: str) -> int:
-    """As few steps from one check to the next as take at most 0.1 % of the time of training, by arithmetic.
+    """Steps between checks: as few as take at most 0.1 % of the time of training, by arithmetic.
 
-    `read`: bytes that a checksum of the rank's memory reads. `flops`: of a step of the rank.
+    `read`: bytes that a checksum of the rank's memory reads. `flops`: FLOPs of the rank in a step.
     """
     return max(1, math.ceil(2 * read * _BALANCE[device] / (_SHARE * flops)))
 
@@ -36,7 +36,7 @@ class ComparingMemory(Callback):
     """`faults.checksum_every_steps`: takes checksums of this rank's weights and moments after an update, and verifies
     them before the next. Weights or moments on NVMe are not checked."""
 
-    _changed: str | None = None  # what the last comparison has found; None: there was none
+    _changed: str | None = None  # the tensors that the last comparison found changed; None: not compared
     _taken: list[tuple[list[str], Tensor]] | None = None
 
     def before_training(self, trainer: Trainer) -> None:
@@ -51,7 +51,7 @@ class ComparingMemory(Callback):
     def after_step(self, trainer: Trainer) -> None:
         if self._changed is not None:
             self._judge(trainer, of_all_ranks(self._changed, str))
-        if self._every == "auto":  # known when the optimizer has its moments
+        if self._every == "auto":  # computed once the optimizer has its moments
             self._every = self._interval(trainer)
         if self._every and (trainer.step + 1) % self._every == 0:
             self._taken = self._sums()
@@ -64,7 +64,7 @@ class ComparingMemory(Callback):
         return interval(most(read, device), flops, device.type)
 
     def _compare(self) -> None:
-        """Compares with what was taken since the last update, if it was."""
+        """Compares the memory with the checksums that were taken after the last update, if any."""
         if self._taken is None:
             return
         pairs = zip(self._taken, self._sums(), strict=True)
@@ -72,10 +72,10 @@ class ComparingMemory(Callback):
         self._changed, self._taken = next(filter(None, changed), ""), None
 
     def _judge(self, trainer: Trainer, changed: list[str]) -> None:
-        """Raises FailedError if memory of a rank has `changed`: this step is wrong, and so may be a checkpoint of the
-        step before.
+        """Raises FailedError if memory of a rank has `changed`: this step is wrong, and a checkpoint of the step before
+        may be wrong, too.
 
-        The next attempt resumes from the newest checkpoint on disk before them.
+        The next attempt resumes from the newest checkpoint on disk before these steps.
         """
         self._changed = None
         rank = next((rank for rank, names in enumerate(changed) if names), None)
@@ -101,7 +101,7 @@ class ComparingMemory(Callback):
         return found
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What lies in this rank's memory from one update to the next, by name; each place once."""
+        """The tensors that this rank keeps from one update to the next, by name; each storage once."""
         weights, buffers = self._engine.local_weights(), self._engine.flat_buffers()
         if weights is None or buffers is None:
             return {}

@@ -1,8 +1,5 @@
-"""Gradients that are computed twice: their fingerprints, the ranks that compute the same gradient, and what a
-difference means.
-
-`pretrain.training.callbacks.silent_errors.replay` compares them.
-"""
+"""For `replay.py`: fingerprints of gradients that are computed twice, the ranks that compute the same gradient, and the
+meaning of a difference."""
 
 import contextlib
 import os
@@ -22,11 +19,11 @@ _Form = dict[str, tuple[int, ...]]  # of a micro-batch: the shapes of its tensor
 
 @contextlib.contextmanager
 def taken(model: nn.Module, device: torch.device, repeats: bool, first_pass: bool = False) -> Iterator[Tensor]:
-    """(parameters, 2): within the block, filled with fingerprints of gradients. Zeros: there was no gradient.
+    """Yields a table (parameters, 2), which is filled with fingerprints of gradients within the block. Zeros: no
+    gradient.
 
-    `repeats`: equal gradients have equal bits, and these are compared; otherwise norms and sums are taken.
-    `first_pass`: those of the first pass alone, which trains. Otherwise hooks replace each gradient by a zero, so
-    that memory never holds all of them.
+    `repeats`: fingerprints of the bits; otherwise norms and sums. `first_pass`: only the first pass is fingerprinted,
+    and it trains. Otherwise hooks replace each gradient by zero, so that memory never holds all gradients.
     """
     parameters = [*model.parameters()]
     dtype = torch.int64 if repeats else torch.float64
@@ -66,7 +63,7 @@ def norm_and_sum(values: Tensor) -> Tensor:
 
 
 def difference(one: Tensor, other: Tensor) -> Tensor:
-    """(…) Relative differences of norms and sums (…, 2), by the norm; 0 where both are 0."""
+    """(…) Differences of norms and sums (…, 2), relative to the norm; 0 if both norms are 0."""
     norms = torch.maximum(one[..., 0], other[..., 0])
     return (one - other).abs().amax(dim=-1) / norms.where(norms != 0, 1.0)
 
@@ -80,20 +77,22 @@ def largest_difference(tables: Sequence[Tensor]) -> float:
 
 
 def arithmetic(rank: int, machines: Sequence[Machine]) -> str:
-    """The facts that decide how a rank rounds: two ranks with the same of it have the same results."""
-    device, threads = place(rank, machines)[1].partition(": ")[2] or place(rank, machines)[1], torch.get_num_threads()
-    return f"{device}, {threads} threads, PyTorch {torch.__version__}, {os.uname().machine}"
+    """The facts that decide how a rank rounds. Ranks with equal facts have equal results."""
+    device = place(rank, machines)[1]  # "GPU 1: NVIDIA H100", or the CPU's model
+    device = device.partition(": ")[2] or device
+    return f"{device}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, {os.uname().machine}"
 
 
 def next_of(kinds: Sequence[str]) -> list[int]:
-    """For each rank, the one that computes its micro-batch too: the next one of the same arithmetic, in a ring."""
+    """For each rank, the rank that computes its micro-batch too: the next rank with the same arithmetic, in a ring."""
     alike = {kind: [rank for rank, one in enumerate(kinds) if one == kind] for kind in kinds}
     after = {rank: ring[(place + 1) % len(ring)] for ring in alike.values() for place, rank in enumerate(ring)}
     return [after[rank] for rank in range(len(kinds))]
 
 
 def passed_on(batch: Batch, following: Sequence[int], device: torch.device) -> tuple[Batch, int]:
-    """Sends this rank's micro-batch to the one `following` it; returns that of the rank before it, and that rank."""
+    """Sends this rank's micro-batch to the rank `following` it. Returns the micro-batch of the rank before, and that
+    rank."""
     rank = dist.get_rank()
     after, before = following[rank], following.index(rank)
     if after == rank:
@@ -114,8 +113,8 @@ def judged(
 ) -> Finding | None:
     """The finding, from the gradients (ranks, parameters) that differ on one rank, and between a rank and the next.
 
-    A rank that doesn't repeat itself is named. So is the one that all differences between two ranks have in common;
-    of two ranks, and after a single difference, it can't be told.
+    The finding names a rank that doesn't repeat itself, or the rank that all differences between two ranks have in
+    common. With two ranks, or a single difference, that rank isn't known.
     """
     odd = repeated.any(dim=1).nonzero().flatten().tolist()
     if odd:

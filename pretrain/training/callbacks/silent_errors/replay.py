@@ -13,6 +13,7 @@ the noisiest tensor, so ten of them don't occur by chance.
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -29,18 +30,19 @@ from pretrain.training.callbacks.silent_errors import repeated_gradients as grad
 from pretrain.training.callbacks.silent_errors.fingerprints import Finding
 from pretrain.training.trainer import Trainer
 
-_SHARE = 0.002  # of the forward and backward passes of training, that replays may add
-_OWN = 1.25  # passes that a replay by one rank alone takes, with its fingerprints
-_REPEATS = 3  # of the first replay, where arithmetic doesn't repeat
+_SHARE = 0.002  # of the forward and backward passes of training that replays may add
+_OWN = 1.25  # passes that a replay takes on a single rank, with its fingerprints
+_REPEATS = 3  # of the first replay, if arithmetic doesn't repeat to the bit
 _SPREADS = 10.0
-_LEAST_SPREAD = 1e-4  # other steps may use other kernels than the first
+_LEAST_SPREAD = 1e-4  # later steps may use other kernels than the first
 
 
 def interval(setting: int | Literal["auto"] | None, micro_batches: int, ranks: int, save_every: int) -> int | None:
-    """Steps from one replay to the next, as `faults.replay_every_steps` says, for `micro_batches` a step on each rank.
+    """Steps between replays, by the `setting` faults.replay_every_steps, with so many `micro_batches` per step and
+    rank.
 
-    "auto": as few as add at most 0.2 % to the passes of training. They divide the steps between saves, or are a
-    multiple of them, so that a step that is saved has just been replayed.
+    "auto": as few steps as add at most 0.2 % to the passes of training. They divide the steps between saves, or are a
+    multiple of them, so that a saved step has just been replayed.
     """
     if setting != "auto":
         return setting
@@ -57,7 +59,7 @@ class Replaying(Callback):
 
     Attributes:
         found: the finding of the last replay.
-        clean: the last step without a finding; if a replay finds something, later checkpoints of this run may be wrong.
+        clean: the last step without a finding. After a finding, later checkpoints of this run may be wrong.
     """
 
     clean = _began = -1
@@ -65,9 +67,9 @@ class Replaying(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         config, engine = trainer.config, trainer.engine
-        self._engine, self._machines = engine, trainer.report.machines
+        self._engine, self._machines, self._layout = engine, trainer.report.machines, trainer.layout
         asked, save_every = config.faults.replay_every_steps, config.checkpoint.every_steps
-        self._every = interval(asked, trainer.layout.accumulation, trainer.run.ranks, save_every)
+        self._every = interval(asked, self._layout.accumulation, trainer.run.ranks, save_every)
         self._model: nn.Module = engine.module
         self._names = [name for name, _ in self._model.named_parameters()]
         self._repeats = engine.device.type == "cpu" or config.compute.deterministic
@@ -95,8 +97,9 @@ class Replaying(Callback):
     def after_step(self, trainer: Trainer) -> None:
         """Raises FailedError if gradients are wrong: those of this step, and maybe all since the last clean replay.
 
-        The next attempt resumes from the newest checkpoint on disk that isn't later than that replay. Later ones are
-        set aside. With replays at each save there are none. The oldest stays in any case: the run would begin anew.
+        The next attempt resumes from the newest checkpoint on disk that isn't later than the last clean replay. Later
+        checkpoints are set aside; with replays at each save there are none. The oldest checkpoint stays in any case:
+        without it the run would begin anew.
         """
         if self.found is None:
             return
@@ -110,14 +113,15 @@ class Replaying(Callback):
         return gradients.taken(self._model, self._engine.device, self._repeats, first_pass)
 
     def _replayed(self, step: int, position: int, batches: list[Batch]) -> list[Tensor]:
-        """The fingerprints of this rank's first micro-batch, and of that of the rank before; more in the first replay,
-        where arithmetic doesn't repeat."""
+        """The fingerprints of the gradients of this rank's first micro-batch, and of the first micro-batch of the rank
+        before. If arithmetic doesn't repeat to the bit, the first replay also measures the spread."""
         counted = self._engine.counted(batches)
 
         def computed(batch: Batch, rank: int) -> Tensor:
             watchdog.alive()
+            first, *_ = replace(self._layout, rank=rank).firsts(position, len(batches))
             with self._taken() as table:
-                self._engine.replay(step, position, rank, len(batches), batch, counted)
+                self._engine.replay(step, first, batch, counted)
             return table
 
         again = computed(batches[0], self._rank)
@@ -129,7 +133,7 @@ class Replaying(Callback):
         return [again, computed(*gradients.passed_on(batches[0], self._next, self._engine.device))]
 
     def _compare(self, step: int, own: Tensor) -> None:
-        """Compares all ranks' tables (3, parameters, 2): of the step, again, and of the rank before."""
+        """Compares the tables (3, parameters, 2) of all ranks: of the step, of its replay, of the rank before."""
         gathered = [torch.empty_like(own) for _ in range(self._ranks)]
         dist.all_gather(gathered, own)
         real, again, of_before = torch.stack(gathered, dim=1).cpu()
@@ -139,12 +143,11 @@ class Replaying(Callback):
         if self.found is None:
             self.clean = step + 1
             if self._spread:
-                self._spread = max(
-                    self._spread, *(float(gradients.difference(real, one).max()) for one in (again, by_next))
-                )
+                spreads = (float(gradients.difference(real, one).max()) for one in (again, by_next))
+                self._spread = max(self._spread, *spreads)
 
     def _differ(self, one: Tensor, other: Tensor) -> Tensor:
-        """(ranks, parameters) Whether two fingerprints (ranks, parameters, 2) aren't those of one gradient."""
+        """(ranks, parameters) True if two fingerprints (ranks, parameters, 2) are of different gradients."""
         if self._repeats:
             return (one != other).any(dim=-1)
         assert self._spread is not None

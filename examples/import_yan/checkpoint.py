@@ -1,6 +1,7 @@
-"""Import of checkpoints of the autoregressive encoder-decoder's own code (Yan 2024, github.com/yiphei/yif-AI).
+"""Reads a checkpoint of Yan's code (2024, github.com/yiphei/yif-AI) and writes one of this project.
 
-A file of `torch.save` has the weights under "model" and the settings under "model_config"; tokens are GPT-2's.
+Such a checkpoint is a file of `torch.save`, with weights under "model" and settings under "model_config". Its tokens
+are GPT-2's.
 """
 
 import pickle
@@ -20,7 +21,7 @@ from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.export import weights
 from pretrain.models.state_dict_adapter import Json, State, in_their_names
 
-# The settings' values that are pickled by the names of the author's classes; all are read as their text.
+# Some settings are pickled as members of these classes of the author; each is read as its text.
 _MODULES = ("autoregressive_encoder_decoder_transformer.model", "encoder_decoder_transformer.model", "model")
 _CLASSES = ("OrderType", "SubPosEmbedType", "EmbeddingLossType", "DetachType", "EmbeddingLayerNormType")
 
@@ -67,9 +68,9 @@ _MODULES_OUTSIDE = {
 
 
 def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
-    """Writes a checkpoint of step 0 from one of Yan's own code. `tokenizer`: a directory with GPT-2's files.
+    """Writes a checkpoint of step 0 to `out`. `tokenizer`: a directory with GPT-2's files.
 
-    Raises UserError if the file is no such checkpoint, or the tokenizer isn't the model's.
+    Raises UserError if `path` is no checkpoint of Yan's code, or the tokenizer isn't the model's.
     """
     weights.check_files(tokenizer)
     model = Tokenizer(ByteLevelBPE.read(tokenizer))
@@ -81,9 +82,9 @@ def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
 
 
 def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
-    """The config and weights of the checkpoint `path` under our names; `eos` is the id of GPT-2's EOS.
+    """The config and the weights in `path`, under our names. `eos`: the id of GPT-2's EOS.
 
-    Nothing of the file is run. Raises UserError for another file, and for what our model doesn't have.
+    No code in the file is run. Raises UserError for another file, and for settings that our model doesn't have.
     """
     saved = _load(path)
     try:
@@ -91,7 +92,7 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
         weights.check_sizes(settings, weights.sizes(tensors), _SETTINGS, path)
         config = _config(settings, eos)
         state = _renamed(tensors)
-        if config.embedding_loss is None:  # the author's model has a norm for it even so
+        if config.embedding_loss is None:  # the author's model has a norm for the loss in any case
             state = {name: tensor for name, tensor in state.items() if not name.startswith("embedding_loss.")}
         weights.check(weights.shapes(config), state, f"{path}: the weights don't fit")
     except (KeyError, TypeError, AttributeError) as error:
@@ -146,7 +147,7 @@ def _config(settings: Json, eos: int) -> AutoregressiveConfig:
 
 
 def _renamed(tensors: dict[str, Tensor]) -> State:
-    """Under our names, with fused matrices split. Masks, which some versions save, are left out."""
+    """The tensors under our names, with fused matrices split, without the causal masks that some versions save."""
     found: State = {}
     for name, tensor in tensors.items():
         theirs = name.removeprefix("_orig_mod.")

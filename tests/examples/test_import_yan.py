@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from data_pipeline.foundation.errors import UserError
+from examples.import_yan import checkpoint
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.export import import_yan, yan
 from pretrain.models import AutoregressiveConfig, build
 from tests.in_process import done_here, refused_here
 from tests.slow import slow
@@ -154,8 +154,8 @@ def test_the_logits_are_those_of_the_authors_model(variant, pickled, byte_level_
     model = {f"_orig_mod.{name}": tensor for name, tensor in held.items()}
     others = {"optimizer": {}, "iter_num": 9000, "best_val_loss": 3.385}
     torch.save({"model": model, "model_config": pickled(settings), **others}, tmp_path / "ckpt.pt")
-    arguments = [tmp_path / "ckpt.pt", tmp_path / "out", "--tokenizer", byte_level_bpe / "gpt2"]
-    assert "autoregressive with 50,257 ids" in done_here("pretrain", "import", *arguments)
+    arguments = [tmp_path / "ckpt.pt", byte_level_bpe / "gpt2", tmp_path / "out"]
+    assert "autoregressive with 50,257 ids" in done_here("examples.import_yan", *arguments)
     trained = TrainedModel.open(tmp_path / "out")
     ids = torch.randint(0, IDS, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_logits_are_the_authors_with_any_options(order, subtracted, tmp_path):
         settings |= dict(zip(keys, others, strict=True))
         held = {name: tensor.double() for name, tensor in weights(settings).items()}
         torch.save({"model": held, "model_config": settings}, tmp_path / "ckpt.pt")
-        config, state = yan._read(tmp_path / "ckpt.pt", 1)
+        config, state = checkpoint._read(tmp_path / "ckpt.pt", 1)
         model = build(config).double().eval()
         model.load_state_dict(state)
         ids = torch.randint(19, (2, LENGTH))
@@ -213,11 +213,10 @@ def test_other_files_are_refused_in_a_line_and_nothing_in_them_is_run(byte_level
             path.write_text("no checkpoint")
         else:
             torch.save(content, path)
-        line = refused_here(2, "pretrain", "import", path, tmp_path / "out", "--tokenizer", byte_level_bpe / "gpt2")
+        line = refused_here(2, "examples.import_yan", path, byte_level_bpe / "gpt2", tmp_path / "out")
         assert problem in line, name
         assert str(path) in line
         assert not (tmp_path / "out").exists()
     assert not trace.exists()
-    assert "needs --tokenizer" in refused_here(2, "pretrain", "import", tmp_path / "cut.pt", tmp_path / "out")
     with pytest.raises(UserError, match="no file of torch"):
-        import_yan(tmp_path / "nowhere.pt", byte_level_bpe / "gpt2", tmp_path / "out")
+        checkpoint.import_yan(tmp_path / "nowhere.pt", byte_level_bpe / "gpt2", tmp_path / "out")

@@ -1,0 +1,3 @@
+from examples.import_yan.cli import main
+
+main()
