@@ -58,10 +58,10 @@ fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt examples/double_decoder/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt # all at once: pip need not search
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable examples/double_decoder
 	touch $@
 
 lint: $(INSTALLED)
@@ -98,5 +98,5 @@ gpu-wheels:  ## wheels to carry to such a machine, in build/gpu-wheels
 	DS_BUILD_OPS=0 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEELS) --constraint constraints.txt deepspeed hjson
 
 clean:  ## everything that was made here
-	rm -rf $(VENV) corpora runs exports build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) corpora runs exports build dist *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

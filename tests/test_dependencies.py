@@ -15,6 +15,7 @@ FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but do
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "experiments", "examples", "docs"}
 OWN |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+OWN |= {path.parent.name for path in (ROOT / "examples").glob("*/pyproject.toml")}
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -8,7 +8,10 @@ from pathlib import Path
 from tests.tables import each
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(path for top in ("docs", "examples") for path in (ROOT / top).rglob("*.md")),
+]
 CODE = re.compile(r"(?ms)^```.*?^```|^(?: {4}|\t)[^\n]*|`[^`\n]+`")
 # a file of the repository by its path, or a Python file by its name alone
 TOPS = "configs|examples|experiments|data_pipeline|pretrain|launch|tests|checks|benchmarks|docs|docker|deploy"

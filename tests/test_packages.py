@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -144,6 +145,19 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
     }
     others = [path for path in importing if not path.startswith(("tests/checks/", "tests/experiments/"))]
     assert others == ["tests/data_pipeline/test_table_sources.py"]
+
+
+def test_the_product_names_no_family_of_an_example():
+    offered = [
+        name
+        for file in (ROOT / "examples").glob("*/pyproject.toml")
+        for name in tomllib.loads(file.read_text())["project"]["entry-points"]["encdec_pretrain.families"]
+    ]
+    assert offered
+    for module, path in modules().items():
+        if not module.startswith("examples."):
+            text = path.read_text().lower()
+            assert [name for name in offered if re.search(name.replace("_", "[ _-]?"), text)] == [], module
 
 
 def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():

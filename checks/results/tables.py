@@ -333,10 +333,12 @@ def _agreement(folder: Path) -> Iterator[list[str]]:
 
 @table("models-parameters")
 def _parameters(folder: Path) -> Iterator[list[str]]:
-    """Of the models of configs/models, beside the counts of others in models/others.csv."""
+    """Of the models of configs/models and of examples, beside the counts of others in models/others.csv."""
     for row in rows_of(folder / "models/others.csv"):
         file, _, without = row["config"].partition(", without ")
-        values = yaml.safe_load((ROOT / f"configs/models/{file}.yaml").read_text(encoding="utf-8"))["model"]
+        folders = "configs/models", "examples/*/configs"
+        path = next(path for folder in folders for path in ROOT.glob(f"{folder}/{file}.yaml"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
         parameters = outline(parse(values)).named_parameters()
         own = sum(one.numel() for name, one in parameters if without != "positions" or "position" not in name)
         others = int(row["by_others"] or 0)

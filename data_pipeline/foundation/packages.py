@@ -1,6 +1,7 @@
 """Versions of packages and of this source tree, and what other packages offer: hooks, objectives, sources, …"""
 
 import subprocess
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -89,7 +90,17 @@ def offering(kinds: str, name: str) -> str:
 
 
 def missing(kinds: str, name: object) -> str:
-    return f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds})"
+    return f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds}){example(kinds, name)}"
+
+
+def example(kinds: str, name: object) -> str:
+    """How to install the package in `examples` that offers `name`: ": pip install -e FOLDER". "" if none does, and
+    outside a checkout."""
+    for file in sorted(_SOURCE.glob("examples/*/pyproject.toml")):
+        offers = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("entry-points", {})
+        if str(name) in offers.get(f"encdec_pretrain.{kinds}", {}):
+            return f": pip install -e {file.parent}"
+    return ""
 
 
 def installed_then(package: str) -> str:

@@ -618,36 +618,6 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
         return self
 
 
-class DoubleDecoderConfig(Depths, RotaryHeads, ModelConfig):
-    """The block-based double decoder: two causal stacks. The second stack attends to the first stack's hidden states of
-    earlier blocks."""
-
-    family: Literal["double_decoder"] = "double_decoder"
-    least_boundaries: Count = 2
-    """Minimum number of block boundaries that are drawn for a step."""
-    most_boundaries: Count = 7
-    """Maximum number of block boundaries that are drawn for a step."""
-    block_length: Count = 128
-    """Tokens of a block in generation: the encoder reads a block once it is full. Training and evaluation don't use
-    this key."""
-    activation: AnyActivation = "gelu"
-    """Activation of the feed-forward layers. `swiglu` and `geglu` are gated, by SiLU and by the tanh approximation of
-    GELU."""
-    rope_base: PositiveFloat = 10_000.0
-    """Base of the rotary frequencies (RoPE theta)."""
-    layer_norm_epsilon: PositiveFloat = 1e-6
-    """Added to the mean square in RMS norms, and to the variance in the norm of the encoder's output."""
-    init_std: PositiveFloat = 0.02
-    """Standard deviation of the initial weights. Matrices that end a residual branch have this divided by the square
-    root of the stack's number of branches."""
-
-    @model_validator(mode="after")
-    def _boundaries_are_in_order(self) -> Self:
-        if self.least_boundaries > self.most_boundaries:
-            raise ValueError(f"least_boundaries: {self.least_boundaries} is above most_boundaries")
-        return self
-
-
 class EmbeddingLossConfig(Section):
     """An auxiliary loss, in training only, that pulls the encoder's output towards an aggregate of the embeddings so
     far.
@@ -772,7 +742,6 @@ _SHIPPED = (
     ModernConfig,
     VanillaConfig,
     AutoregressiveConfig,
-    DoubleDecoderConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
 )

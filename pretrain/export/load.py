@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from data_pipeline.foundation.errors import UserError
 from data_pipeline.foundation.formatting import printable
 from data_pipeline.foundation.json_file import read_json
+from data_pipeline.foundation.packages import example
 from data_pipeline.tokenizer import Tokenizer
 from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.engine.checkpoint.trained import save_weights
@@ -125,7 +126,8 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
             by_type.setdefault(one.model_type, one)
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
-        raise UserError(f"{path}: model_type is {saved.get('model_type')!r}, not one of {', '.join(by_type)}")
+        name = saved.get("model_type")
+        raise UserError(f"{path}: model_type is {name!r}, not one of {', '.join(by_type)}{example('families', name)}")
     endless = [key for key, value in weights.leaves(saved) if isinstance(value, float) and not isfinite(value)]
     if endless:
         raise UserError(f"{path}: no finite numbers: {', '.join(map('.'.join, endless))}")

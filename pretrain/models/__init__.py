@@ -13,7 +13,6 @@ from pretrain.config.models import (
     AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
-    DoubleDecoderConfig,
     EncoderOnlyConfig,
     ModelConfig,
     ModernConfig,
@@ -61,7 +60,6 @@ FAMILIES: dict[str, Family] = {
     "modern": Family(ModernConfig, f"{_HERE}.modern.Modern"),
     "vanilla": Family(VanillaConfig, f"{_HERE}.vanilla.Vanilla"),
     "autoregressive": _causal(AutoregressiveConfig, f"{_HERE}.autoregressive.Autoregressive"),
-    "double_decoder": _causal(DoubleDecoderConfig, f"{_HERE}.double_decoder.DoubleDecoder"),
     "decoder_only": _causal(DecoderOnlyConfig, f"{_HERE}.decoder_only.DecoderOnly"),
     "encoder_only": Family(
         EncoderOnlyConfig, f"{_HERE}.encoder_only.EncoderOnly", objectives=("masked_lm",), generates=None

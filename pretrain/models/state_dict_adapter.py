@@ -274,7 +274,7 @@ _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
 def own_code(
     config_class: type[ModelConfig],
-    file: str,
+    file: str | Path,
     model_type: str,
     auto_class: str,
     class_name: str,
@@ -283,12 +283,17 @@ def own_code(
 ) -> HFModel:
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
-    `file`: the end of the name of the model's file. `auto_class`: transformers' class that loads the model's,
-    `class_name`. `outside`: a pattern of the modules outside layers that the modelling files have. `others`: further
-    fields.
+    `file`: the end of the name of the model's file among those that ship, or the path of a package's file, which has
+    the config too and may import from `.configuration` and `.layers`. `auto_class`: transformers' class that loads the
+    model's, `class_name`. `outside`: a pattern of the modules outside layers that the modelling files have. `others`:
+    further fields.
     """
-    modelling = f"modeling_{file}"
-    auto_map = {"AutoConfig": f"configuration.{config_class.__name__}", auto_class: f"{modelling}.{class_name}"}
+    modelling = file if isinstance(file, Path) else Path(f"modeling_{file}.py")
+    configuration = modelling.stem if isinstance(file, Path) else "configuration"
+    auto_map = {
+        "AutoConfig": f"{configuration}.{config_class.__name__}",
+        auto_class: f"{modelling.stem}.{class_name}",
+    }
     known = re.compile(rf"({outside}|{_MODULES_OF_LAYERS})\.(weight|bias)")
     settings = [name for name in config_class.model_fields if name not in _LEFT_OUT | config_class.initial_only]
 
@@ -309,5 +314,5 @@ def own_code(
         names=None,
         **{"config_to_hf": config_to_hf, "config_from_hf": lambda saved, tensors: vocabulary(saved), **others},
         tensors_to_hf=tensors_to_hf,
-        code=("configuration.py", f"{modelling}.py", "layers.py"),
+        code=("configuration.py", modelling, "layers.py"),
     )

@@ -179,7 +179,7 @@ def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> It
     yield Part(level, heading, f"{text}\n\n`{key}.{tag}` ({_default_kind(annotation)}) is one of {links}.", common)
     for name, section in kinds.items():
         rows = [row for row in tables[name] if row not in common]
-        yield Part(level + 1, f"{tag}: {name}", _summary(section), rows)
+        yield Part(level + 1, f"{tag}: {name}", f"{_summary(section)}{_origin(section)}", rows)
 
 
 def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[Row]:
@@ -281,6 +281,12 @@ def _classes(annotation: Any) -> list[type[Section]]:
 def _summary(section: type[Section]) -> str:
     """The first paragraph of the class's docstring."""
     return " ".join((section.__doc__ or "").split("\n\n")[0].split())
+
+
+def _origin(section: type[Section]) -> str:
+    """The package of a kind that another package offers."""
+    package = section.__module__.split(".")[0]
+    return "" if package in ("data_pipeline", "pretrain") else f" Offered by the package `{package}`."
 
 
 def _table(rows: list[Row]) -> str:

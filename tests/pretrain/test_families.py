@@ -393,8 +393,6 @@ REFUSED = [
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "aggregation": "convolution"}}, "kernel_size is None"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "kernel_size": 3}}, "kernel_size is 3"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "mse", "coefficient": 0}}, "greater than 0"),
-    ("double_decoder", {"num_heads": 32}, "1 is odd"),
-    ("double_decoder", {"least_boundaries": 8}, "8 is above most_boundaries"),
     ("bert", {"num_token_types": 1}, "next_sentence needs two token types"),
 ]
 

@@ -1,10 +1,15 @@
 """Packages that offer an objective, a source, a rule, a step and a family, and what happens without them."""
 
 import json
+import os
 import sys
+import sysconfig
+from pathlib import Path
 from subprocess import run as run_program
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.step import Step
@@ -14,10 +19,10 @@ from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import HOOKS, HookSettings
-from pretrain.config.models import ModelConfig
+from pretrain.config.models import OFFERED, ModelConfig
 from pretrain.models import FAMILIES
+from tests.conftest import TOP, write_corpus_file
 from tests.conftest import run as run_command
-from tests.conftest import write_corpus_file
 from tests.in_process import refused_here, run_here
 from tests.pretrain.runs import MODEL, install, install_page, losses, run_file
 from tests.tables import each
@@ -172,6 +177,39 @@ def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus
         assert f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds})" in line
 
 
+REFUSED = """
+import sys
+from tests.in_process import refused_here
+
+print(refused_here(2, "pretrain", "train", sys.argv[1]))
+print(refused_here(2, "pretrain", "import", sys.argv[2], "out"))
+"""
+
+
+def test_a_family_of_an_example_that_is_not_installed_is_missed_with_the_command_that_installs_it(tmp_path):
+    """In a run file, and in an export, which has its family's name. All else is installed."""
+    site, export = tmp_path / "site", tmp_path / "export"
+    for folder in (site, export):
+        folder.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "double_decoder" not in path.name:
+            (site / path.name).symlink_to(path)
+    (export / "config.json").write_text('{"model_type": "double_decoder"}')
+    save_file({"one": torch.zeros(1)}, export / "model.safetensors")
+    run = TOP / "configs/experiments/comparison/double-decoder.yaml"
+    environment = {**os.environ, "PYTHONPATH": f"{TOP}{os.pathsep}{site}"}
+    command = [sys.executable, "-S", "-c", REFUSED, run, export]
+    done = run_program(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    way = f": pip install -e {TOP}/examples/double_decoder"
+    assert first.startswith(f"error: {run}: model.family: expected one of t5, bart, ")
+    missing = "no installed package offers 'double_decoder' (entry point encdec_pretrain.families)"
+    assert first.endswith(f", got 'double_decoder'; {missing}{way}")
+    assert second.startswith(f"error: {export}/config.json: model_type is 'double_decoder', not one of t5, bart, ")
+    assert second.endswith(way)
+
+
 OTHERS = """
 from typing import Literal
 
@@ -209,7 +247,7 @@ class MyText(Source):
 class MyLines(Step):
     pass
 """
-SHIPPED_NAMES = {"families": FAMILIES, "hooks": HOOKS, "sources": READERS, "dedup_steps": STEPS}
+SHIPPED_NAMES = {"families": FAMILIES.keys() - OFFERED.keys(), "hooks": HOOKS, "sources": READERS, "dedup_steps": STEPS}
 
 
 @each(

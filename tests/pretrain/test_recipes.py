@@ -145,4 +145,4 @@ def test_a_preset_has_the_size_that_is_published_and_named(preset):
 
 
 def test_every_published_size_ships():
-    assert len(PRESETS) == 47
+    assert len(PRESETS) == 46

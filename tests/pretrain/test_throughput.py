@@ -40,7 +40,7 @@ def counted(model, batch):
 
 
 LENGTHS = [(20, 12), (9, 5), (14, 7)]
-NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: test_autoregressive.py
+NAMES = [name for name in ONE_OF_EACH_FAMILY if name != "double_decoder"]  # its pairs: examples/double_decoder
 FIRST = ("t5gemma2", "autoregressive, plain")  # of each way to count
 
 

@@ -441,7 +441,7 @@ def test_shipped_runs_for_gpus_choose_their_micro_batch():
     files = [*Path("configs/runs").glob("*.yaml"), *Path("configs/speedrun/gpu").glob("*.yaml")]
     runs = [load(path, [], RunConfig) for path in files if path.name != "experiment.yaml"]
     chosen = [run.batch.micro_batch_size for run in runs if run.precision == "bf16"]
-    assert chosen == ["auto"] * 19
+    assert chosen == ["auto"] * 18
 
 
 def test_every_shipped_run_file_is_valid_and_fits_its_corpus_file():

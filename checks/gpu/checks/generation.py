@@ -33,7 +33,7 @@ def _tokens(family: str, device: str, changes: dict[str, float]) -> list[list[in
     model = random_model(family).to(device)
     generator = torch.Generator().manual_seed(0)
     mask = (torch.arange(12) < torch.tensor([12, 9, 4, 1])[:, None]).long()
-    if family in ("decoder_only", "autoregressive", "double_decoder"):
+    if models.FAMILIES[family].generates == "continuations":
         mask = mask.flip(1)
     ids = torch.randint(3, 24, (4, 12), generator=generator) * mask
     settings = GenerationSettings(max_new_tokens=16, **changes)

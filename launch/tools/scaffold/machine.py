@@ -23,7 +23,6 @@ SERIES = {  # by the name for users: the prefix and the sizes of shipped models,
     "bart": ("bart", ("base", "large")),
     "t5gemma": ("t5gemma", ("s", "b", "l", "xl")),
     "autoregressive": ("autoregressive", ("small", "yan2024")),
-    "double-decoder": ("double-decoder", ("small",)),
     "gpt2": ("gpt2", ("small", "medium")),
     "bert": ("bert", ("base", "large")),
 }

@@ -10,13 +10,14 @@ are drawn for each training step; in evaluation they are at equal distances.
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from data_pipeline.loading.prefetch import to_device
-from pretrain.config.models import DoubleDecoderConfig
+from double_decoder.settings import DoubleDecoderConfig
 from pretrain.models.attention import (
     AttentionInputs,
     AttentionMask,
@@ -263,7 +264,7 @@ class DoubleDecoder(CausalModel):
 HF_MODELS = (
     own_code(
         DoubleDecoderConfig,
-        "double_decoder",
+        Path(__file__).with_name("modeling_double_decoder.py"),
         "double_decoder",
         "AutoModelForCausalLM",
         "DoubleDecoderForCausalLM",

@@ -11,8 +11,28 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .configuration import DoubleDecoderConfig
+from .configuration import Config
 from .layers import Attention, FeedForward, new_norm, real_positions, rotary_embedding, visible
+
+
+class DoubleDecoderConfig(Config):
+    model_type = "double_decoder"
+    attribute_map = {**Config.attribute_map, "num_hidden_layers": "num_decoder_layers"}
+
+    d_model: int = 768
+    d_ff: int = 3072
+    num_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    query_pre_attn_scalar: int | None = None
+    num_encoder_layers: int = 8
+    num_decoder_layers: int = 4
+    least_boundaries: int = 2
+    most_boundaries: int = 7
+    block_length: int = 128
+    activation: str = "gelu"
+    rope_base: float = 10_000.0
+    layer_norm_epsilon: float = 1e-6
 
 
 class BlockCache:
