@@ -5,9 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.installed import install_examples
-
-install_examples()
 try:
     from checks.gpu.checks import BUDGETS, CHECKS
     from checks.gpu.runner import Place, run
