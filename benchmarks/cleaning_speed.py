@@ -35,21 +35,21 @@ import numpy as np
 from harness import ROOT, Options, Table, main
 
 import data_pipeline
-from data_pipeline.cleaning.bad_words import contains_bad_word
-from data_pipeline.cleaning.classifier import ClassifierConfig, scorer
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.gopher import GopherConfig, keep_page
-from data_pipeline.cleaning.language import detector
-from data_pipeline.cleaning.page import clean_page
-from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
-from data_pipeline.cleaning.wikitext.markup import plain_text
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
+from data_pipeline.text.cleaning.bad_words import contains_bad_word
+from data_pipeline.text.cleaning.classifier import ClassifierConfig, scorer
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.gopher import GopherConfig, keep_page
+from data_pipeline.text.cleaning.language import detector
+from data_pipeline.text.cleaning.page import clean_page
+from data_pipeline.text.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.wikitext.markup import plain_text
 
 LIMIT = """Each step is Python on one core, for each page, line or word; a build has a core for each worker."""
 SAMPLES = Path(data_pipeline.__file__).parent / "samples"

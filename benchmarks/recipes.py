@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.objectives.ul2 import UL2
+from data_pipeline.corpus.objectives.ul2 import UL2
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_named
 from pretrain.tools.plan import Plan, resolve_rows

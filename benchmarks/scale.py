@@ -39,8 +39,8 @@ import scale_rows
 from ray.cluster_utils import Cluster
 
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import dispatch, workers
-from data_pipeline.execution.attempt import Needs
+from data_pipeline.engine import dispatch, workers
+from data_pipeline.engine.attempt import Needs
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"

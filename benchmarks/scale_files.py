@@ -30,13 +30,12 @@ from typing import Any
 import scale_rows
 from pydantic_core import to_json
 
-from data_pipeline import report
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.work_units import Finished, read_finished
-from data_pipeline.execution.workers import without_ray
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.pipeline import build
-from data_pipeline.stages import documents
+from data_pipeline.engine.work_units import Finished, read_finished
+from data_pipeline.engine.workers import without_ray
+from data_pipeline.stages import documents, report
+from data_pipeline.stages.pipeline import build
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
 WORDS = ["".join(random.Random(number).choices("etaoinshrdlu", k=2 + number % 8)) for number in range(200)]

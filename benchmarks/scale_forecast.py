@@ -21,15 +21,15 @@ from typing import Any
 
 import scale_rows
 
-from data_pipeline import report
+from data_pipeline.base.config_file import load
+from data_pipeline.base.json_file import read_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.execution.merging import level_of, merging_units
-from data_pipeline.execution.workers import without_ray
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.json_file import read_json
-from data_pipeline.pipeline import build
+from data_pipeline.engine.merging import level_of, merging_units
+from data_pipeline.engine.workers import without_ray
+from data_pipeline.stages import report
 from data_pipeline.stages.parts import Part, grouped
+from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.tokenizer import plan_sampling
 
 ROOT = Path(__file__).parents[1]

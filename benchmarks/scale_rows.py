@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.base.atomic import write_bytes
 
 FOLDER = Path(__file__).parents[1] / "docs/results/scale"
 Row = dict[str, object]

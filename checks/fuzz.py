@@ -31,14 +31,14 @@ from pathlib import Path
 import fsspec
 import zstandard
 
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.cleaning.wikitext.markup import plain_text
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.page import Cleaner
 from data_pipeline.text.document import Tally
+from data_pipeline.text.wikitext.markup import plain_text
 
 DATA = Path(__file__).parents[1] / "tests/data"
 _SECONDS_PER_CASE = 20

@@ -8,18 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from data_pipeline.foundation.errors import FailedError, UserError
-    from data_pipeline.on_tokens import objective
+    from data_pipeline.base.errors import FailedError, UserError
+    from data_pipeline.corpus.objectives.on_tokens import objective
     from data_pipeline.opened import Corpus, Example, open
     from data_pipeline.tools.build import build
 
 _MODULES = {
     "Corpus": "opened",
     "Example": "opened",
-    "FailedError": "foundation.errors",
-    "UserError": "foundation.errors",
+    "FailedError": "base.errors",
+    "UserError": "base.errors",
     "build": "tools.build",
-    "objective": "on_tokens",
+    "objective": "corpus.objectives.on_tokens",
     "open": "opened",
 }
 

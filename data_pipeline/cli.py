@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths, progress
-from data_pipeline.foundation.command import Version, config_path, path_argument, path_option, run_command
-from data_pipeline.foundation.errors import FailedError, failing_in_one_line
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base import paths, progress
+from data_pipeline.base.command import Version, config_path, path_argument, path_option, run_command
+from data_pipeline.base.errors import FailedError, failing_in_one_line
+from data_pipeline.base.formatting import counted
 
 # Commands import what they run: NumPy, PyArrow and pydantic take 0.8 s and 105 MB, and --help needs none of them.
 
@@ -117,7 +117,7 @@ def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help
     """Show what came in, what each rule dropped and how fast each finished stage was."""
     from rich import console, markdown
 
-    from data_pipeline import report, report_pages
+    from data_pipeline.stages import report, report_pages
 
     found = report.read(directory)
     if as_json:
@@ -134,7 +134,7 @@ def show(
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
     from data_pipeline import opened
-    from data_pipeline.foundation import open_store
+    from data_pipeline.base import open_store
     from data_pipeline.tools import finished_build
 
     for example in itertools.islice(opened.open(location).examples(split), number):
@@ -159,8 +159,8 @@ def plan_command(
 ) -> None:
     """Forecast the time, memory and disk of a build, before it starts."""
     from data_pipeline import config as configs
-    from data_pipeline import report
-    from data_pipeline.foundation import config_file
+    from data_pipeline.base import config_file
+    from data_pipeline.stages import report
     from data_pipeline.tools import planning
 
     with progress.activity_shown("reading the corpus file"):
@@ -198,8 +198,8 @@ def trace_command(
 def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, repair: bool) -> str:
     """Builds up to the stage `until` and prints a summary. Returns the corpus's path or URL."""
     from data_pipeline import config as configs
-    from data_pipeline import pipeline, report
-    from data_pipeline.foundation import config_file, open_store
+    from data_pipeline.base import config_file, open_store
+    from data_pipeline.stages import pipeline, report
 
     started = time.monotonic()
     config = config_file.load(path, overrides or [], configs.CorpusConfig)

@@ -14,17 +14,17 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.base.config_file import LocalPath, Location, Locations, Section, problems
+from data_pipeline.corpus.objectives.objective import LONGEST
+from data_pipeline.corpus.objectives.registry import AnyObjective
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig
-from data_pipeline.execution.config import RayConfig
-from data_pipeline.foundation.config_file import LocalPath, Location, Locations, Section, problems
-from data_pipeline.objectives.objective import LONGEST
-from data_pipeline.objectives.registry import AnyObjective
-from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.objectives.text_to_text import TextToText
+from data_pipeline.engine.config import RayConfig
 from data_pipeline.sources import plain_text
 from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.text.cleaning.config import CleaningConfig
 
 if TYPE_CHECKING:
     Format = str

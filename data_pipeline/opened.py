@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline import corpus as corpora
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.open_store import open_store
+from data_pipeline.base import paths
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.open_store import open_store
 from data_pipeline.loading.reader import Reader
 from data_pipeline.stages.parts import all_documents
 from data_pipeline.text.document import Document

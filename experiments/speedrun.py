@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 from scipy.stats import ttest_1samp, ttest_ind
 
-from data_pipeline.foundation.command import path_argument, run_command
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import aligned
+from data_pipeline.base.command import path_argument, run_command
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import aligned
 from examples.experiment.results import Result, Spread, read_csv, shown
 
 P_VALUE = 0.01  # of a record, at most

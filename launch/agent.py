@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import psutil
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import Process, ProcessGroup, caught
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import Process, ProcessGroup, caught
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware import ACCELERATOR, count_gpus, free_port, threads_per_rank

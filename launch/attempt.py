@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.formatting import counted
 from launch.protocol import Event
 from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.run import rank_logs

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import counted, duration
-from data_pipeline.foundation.processes import caught
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import counted, duration
+from data_pipeline.base.processes import caught
 from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node

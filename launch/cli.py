@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from data_pipeline.foundation import paths, progress
-from data_pipeline.foundation.command import (
+from data_pipeline.base import paths, progress
+from data_pipeline.base.command import (
     Version,
     config_path,
     path_argument,
@@ -171,7 +171,7 @@ def slurm_command(
 
     On SIGUSR1 the job saves and stops, and with --requeue it goes back into the queue. On scancel it saves and stops.
     """
-    from data_pipeline.foundation import config_file
+    from data_pipeline.base import config_file
     from launch import slurm, slurm_head
 
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
@@ -205,7 +205,7 @@ def head(
     config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file.", config_path)],
 ) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
-    from data_pipeline.foundation import config_file
+    from data_pipeline.base import config_file
     from launch import slurm_head
 
     is_run = "model" in config_file.sections(config, [])

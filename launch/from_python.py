@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.config_file import Given, as_overrides, load_with, merged, path_of
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.config_file import Given, as_overrides, load_with, merged, path_of
+from data_pipeline.base.errors import FailedError
 from launch import attempts
 from pretrain.config import RunConfig
 from pretrain.run_directory import Run

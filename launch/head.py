@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.processes import announce, until
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.processes import announce, until
 from launch.attempt import NO_RANK_FAILED, REFUSED, Attempt, error_of, first_failed, how_it_failed, last_words
 from launch.nodes import Agent
 from pretrain.run import rank_logs, status

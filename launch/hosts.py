@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from launch.nodes import Access, Node
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d{0,3})")

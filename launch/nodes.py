@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from data_pipeline.foundation.processes import Process, ProcessGroup, until
+from data_pipeline.base.processes import Process, ProcessGroup, until
 from launch.agent import NodeProcesses
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.run.heartbeat import Heartbeat

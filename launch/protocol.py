@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from data_pipeline.foundation.command import STOPPED
+from data_pipeline.base.command import STOPPED
 
 HEARTBEAT_SECONDS = 2.0
 TIMEOUT_SECONDS = 30.0  # without a message, after which the other side counts as lost

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.config_file import Section, load, merged
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import masked_code
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.config_file import Section, load, merged
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import masked_code
 from launch.slurm_head import PYTHON, HeadJob
 from pretrain.config import RunConfig
 from pretrain.training.preflight import preflight, unchecked

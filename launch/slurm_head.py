@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.command import STOPPED, print_error
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.processes import Process, ProcessGroup, announce, caught, until
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution import workers
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.command import STOPPED, print_error
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught, until
+from data_pipeline.engine import workers
 from launch.agent import address_towards
 from launch.attempts import NOTHING_STARTED, Ended, Run, launch
 from launch.head import StopRequests

@@ -10,8 +10,8 @@ from typing import Literal
 
 import psutil
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import available_memory
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import available_memory
 from pretrain.hardware import threads_per_rank
 
 Arithmetic = Literal["bf16", "tf32", "fp32"]

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.config_file import Given, load_with
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.processes import handlers_kept
+from data_pipeline.base.config_file import Given, load_with
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import handlers_kept
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.run.rank_environment import is_launched

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pynvml
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import check
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import check
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain import export, models
 from pretrain.engine.checkpoint.directory import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.engine.checkpoint.directory import candidates
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
@@ -12,7 +12,7 @@ from pretrain.run.metrics_file import read_metrics
 if TYPE_CHECKING:
     import pandas as pd
 
-    from data_pipeline.tokenizer import Tokenizer
+    from data_pipeline.corpus.tokenizer import Tokenizer
     from pretrain.loaded import PretrainedModel
 
 

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import data_pipeline
-from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.packages import git
+from data_pipeline.base.atomic import lock
+from data_pipeline.base.packages import git
 from tests.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.

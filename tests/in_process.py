@@ -22,7 +22,7 @@ def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("COLUMNS", "120")
-        patch.setattr("data_pipeline.foundation.progress._SECONDS_BETWEEN_LINES", 86_400)  # what is printed is the same
+        patch.setattr("data_pipeline.base.progress._SECONDS_BETWEEN_LINES", 86_400)  # what is printed is the same
         patch.setattr(sys, "argv", [name, *map(os.fspath, arguments)])
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(errors))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from data_pipeline.foundation.atomic import lock
+from data_pipeline.base.atomic import lock
 
 # below those that the product chooses by itself (20,000 and up), and those that Linux does
 _PORTS = range(10_000, 20_000)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import data_pipeline.cli
 import launch.cli
 import pretrain.cli
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
 from tests.conftest import TOP, made_once
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each

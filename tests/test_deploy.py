@@ -22,7 +22,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as normalized
 
-from data_pipeline.foundation import paths
+from data_pipeline.base import paths
 from launch.hosts import read
 
 ROOT = Path(__file__).parent.parent
@@ -133,8 +133,8 @@ BUILD = "from setuptools.build_meta import build_wheel; build_wheel('dist')"  # 
 LOAD = """
 import data_pipeline
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 run, corpus = load("run.yaml", [], RunConfig), load(paths.config("configs:corpora/quickstart.yaml"), [], CorpusConfig)
 print(data_pipeline.__file__, run.model.d_model, run.run.name, corpus.sources[0].path)

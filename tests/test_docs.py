@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
 from docs.pictures import objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig

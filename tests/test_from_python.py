@@ -25,8 +25,8 @@ import yaml
 import data_pipeline
 import launch
 import pretrain
+from data_pipeline.base.processes import handlers_kept
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.processes import handlers_kept
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches
 from data_pipeline.loading.reader import Reader

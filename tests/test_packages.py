@@ -106,8 +106,8 @@ def test_packages_and_the_lowest_subpackage_import_nothing_from_above(graph):
     for module, others in graph.items():
         above = PACKAGES[: PACKAGES.index(module.split(".")[0])]
         assert [other for other in others if other.split(".")[0] in above] == [], module
-        if subpackage(module) == "data_pipeline.foundation":
-            assert {subpackage(other) for other in others} <= {"data_pipeline", "data_pipeline.foundation"}, module
+        if subpackage(module) == "data_pipeline.base":
+            assert {subpackage(other) for other in others} <= {"data_pipeline", "data_pipeline.base"}, module
 
 
 UNPICKLING = re.compile(r"\b(all_gather_object|(broadcast|scatter)_object_list|(gather|send|recv)_object\w*)\b")
@@ -225,7 +225,7 @@ def test_the_variables_of_launchers_are_read_in_one_module():
     names = r"\"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\""
     read = re.compile(rf"environ\.get\({names}|environ\[{names}\](?! = )|{names} (not )?in os\.environ")
     reading = {module for module, path in modules().items() if read.search(path.read_text())}
-    assert reading - {"data_pipeline.foundation.config_file"} == {"pretrain.run.rank_environment"}
+    assert reading - {"data_pipeline.base.config_file"} == {"pretrain.run.rank_environment"}
 
 
 def test_one_function_of_pretrain_trains_a_run():

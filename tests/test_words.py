@@ -28,7 +28,7 @@ REPLACED = {
     r"\bHello\(|\bwire\b": "protocol, handshake",
     r"without anyone's wish|own hours' sake|comes? to life|reckoned with|\bknows of\b|goes together": "plain English",
 }
-OTHERS = ("tests/data", "data_pipeline/samples", "data_pipeline/cleaning/bad_words_lists", "tests/test_words.py")
+OTHERS = ("tests/data", "data_pipeline/samples", "data_pipeline/text/cleaning/bad_words_lists", "tests/test_words.py")
 FILES = ("*.py", "*.md", "*.yaml", *(f":!{path}" for path in OTHERS))
 
 

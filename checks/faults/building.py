@@ -11,7 +11,7 @@ from typing import Any
 
 from checks.faults.happening import DISK, KILLS, Fault, Here
 
-MODULE = "data_pipeline.execution.work_units"
+MODULE = "data_pipeline.engine.work_units"
 OUTSIDE = ("the driver killed", "a lost node", "a bit of an input")  # the matrix does these when it sees the marker
 SECONDS_TO_ACT = 60.0  # for the matrix, which ends the wait by removing the file beside the marker
 FAULTS: dict[str, Fault] = {"SIGKILL": KILLS["SIGKILL"], **DISK}

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory

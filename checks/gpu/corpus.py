@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import sentencepiece
 
 import data_pipeline
+from data_pipeline.base.atomic import fingerprint, sha256, write_json
 from data_pipeline.corpus import FORMAT_VERSION
 from data_pipeline.corpus.blocks import add, count_rows, of_rows
-from data_pipeline.foundation.atomic import fingerprint, sha256, write_json
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.packing import PACKINGS, Documents, Rows, Rules
-from data_pipeline.tokenizer import Tokenizer, save
-from data_pipeline.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.packing import PACKINGS, Documents, Rows, Rules
+from data_pipeline.corpus.tokenizer import Tokenizer, save
+from data_pipeline.corpus.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
 
 _SAMPLE = Path(data_pipeline.__file__).parent / "samples" / "c4-train.00000-of-01024-first1000.json.gz"
 _ROWS_PER_BLOCK = 64

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from checks.gpu.report import Report
 from checks.gpu.runner import ROOT
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import on_device
 from pretrain import models

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.json_file import read_json
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.json_file import read_json
 from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics

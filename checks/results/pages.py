@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.base.atomic import write_bytes
 
 Rows = Sequence[Sequence[str | None]]
 """The cells of a table below its headings, as its page prints them; None: words, which the page alone has."""

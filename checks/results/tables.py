@@ -28,7 +28,7 @@ from checks.results.data import (
     spread,
 )
 from checks.results.pages import Rows
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.base.json_file import read_json
 from examples.experiment import experiment_folder
 from examples.experiment.experiment_folder import Experiment, Group
 from examples.experiment.report import Line, lines

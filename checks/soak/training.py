@@ -33,8 +33,8 @@ from typing import Any
 import psutil
 import torch
 
+from data_pipeline.base.config_file import load
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
 from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.directory import all_steps, newest

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.objectives.objective import Examples, Padded
+from data_pipeline.corpus.objectives.objective import Examples, Padded
 
 Block = dict[str, np.ndarray]
 _KEY_DIGITS = 12

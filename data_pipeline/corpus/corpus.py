@@ -20,16 +20,16 @@ import pyarrow.parquet as pq
 import yaml
 from pydantic import NonNegativeInt
 
+from data_pipeline.base import paths, stores
+from data_pipeline.base.atomic import sha256, write_bytes
+from data_pipeline.base.errors import FailedError, MissingPackage, UserError
+from data_pipeline.base.json_file import PathBelow, parse_json, read_json, seal_holds
+from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
 from data_pipeline.corpus.lineage import Lineage
-from data_pipeline.foundation import paths, stores
-from data_pipeline.foundation.atomic import sha256, write_bytes
-from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
-from data_pipeline.foundation.json_file import PathBelow, parse_json, read_json, seal_holds
-from data_pipeline.foundation.packages import installed_then
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.registry import AnyObjective
-from data_pipeline.tokenizer import Tokenizer, TokenizerDescription, load
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.registry import AnyObjective
+from data_pipeline.corpus.tokenizer import Tokenizer, TokenizerDescription, load
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

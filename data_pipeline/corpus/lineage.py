@@ -6,9 +6,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.foundation.arrow_tables import table_of
-from data_pipeline.foundation.errors import FailedError, one_line
-from data_pipeline.foundation.json_file import PathBelow, adapter
+from data_pipeline.base.arrow_tables import table_of
+from data_pipeline.base.errors import FailedError, one_line
+from data_pipeline.base.json_file import PathBelow, adapter
 
 LINEAGE = "lineage.parquet"
 _INPUT, _DOCUMENTS = "input", "documents"

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from data_pipeline.base import stores
+from data_pipeline.base.atomic import sha256
+from data_pipeline.base.errors import NodeUnfit, one_line
+from data_pipeline.base.json_file import seal_holds
+from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
 from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, ShardEntry
 from data_pipeline.corpus.lineage import DocumentsEntry
-from data_pipeline.execution import workers
-from data_pipeline.execution.attempt import better_tried_elsewhere
-from data_pipeline.execution.checking import read_all
-from data_pipeline.execution.config import RayConfig
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.errors import NodeUnfit, one_line
-from data_pipeline.foundation.json_file import seal_holds
-from data_pipeline.foundation.open_store import open_store
+from data_pipeline.engine import workers
+from data_pipeline.engine.attempt import better_tried_elsewhere
+from data_pipeline.engine.checking import read_all
+from data_pipeline.engine.config import RayConfig
 
 SHARDS, REPORT = "shards/", "report.json"
 FOREIGN = "not in the manifest; remove it"

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt, SerializeAsAny
 
+from data_pipeline.base.config_file import Section, TrueIsTheDefaults
+from data_pipeline.base.packages import offered
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans
 from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.step import Step, StepConfig, custom_step
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
-from data_pipeline.foundation.config_file import Section, TrueIsTheDefaults
-from data_pipeline.foundation.packages import offered
 
 _SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
 STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED}

@@ -24,13 +24,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from data_pipeline.base.config_file import Locations, Section
+from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.base.formatting import first_few
+from data_pipeline.base.paths import opening
+from data_pipeline.base.safetensors_file import Arrays, write_arrays
+from data_pipeline.base.store import Store
 from data_pipeline.dedup.step import Found, Row, Step
-from data_pipeline.foundation.config_file import Locations, Section
-from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.formatting import first_few
-from data_pipeline.foundation.paths import opening
-from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
-from data_pipeline.foundation.store import Store
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_lines
 from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, text_lines

@@ -19,10 +19,10 @@ from struct import Struct
 
 import numpy as np
 
-from data_pipeline.execution.merging import MergeSpec
-from data_pipeline.execution.work_units import Result
-from data_pipeline.foundation.safetensors_file import Arrays, growing_arrays, write_arrays
-from data_pipeline.foundation.store import Store
+from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
+from data_pipeline.base.store import Store
+from data_pipeline.engine.merging import MergeSpec
+from data_pipeline.engine.work_units import Result
 
 _LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
 _KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory

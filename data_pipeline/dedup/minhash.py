@@ -13,16 +13,16 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from rensa import RMinHash
 
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.formatting import human_size
+from data_pipeline.base.processes import available_memory
+from data_pipeline.base.safetensors_file import Arrays, write_arrays
+from data_pipeline.base.store import Store
 from data_pipeline.dedup.keys import decide, hash64, pairs_within, write_duplicates
 from data_pipeline.dedup.step import Step
-from data_pipeline.execution.merging import read_names
-from data_pipeline.execution.work_units import Result
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.processes import available_memory
-from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.merging import read_names
+from data_pipeline.engine.work_units import Result
 from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
 

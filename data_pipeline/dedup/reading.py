@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic_core import to_json
 
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.page import PageFilters
+from data_pipeline.base.arrow_tables import rows_file
+from data_pipeline.base.json_file import parse_json
+from data_pipeline.base.store import Store
 from data_pipeline.dedup.config import DedupConfig, step_of
 from data_pipeline.dedup.decontamination import Decontamination, Index
 from data_pipeline.dedup.keys import read_repeated
 from data_pipeline.dedup.step import CONTENT, Found, Row, Step
-from data_pipeline.execution.merging import read_names
-from data_pipeline.foundation.arrow_tables import rows_file
-from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.merging import read_names
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.page import PageFilters
 from data_pipeline.text.document import Counts, Document, Tally
 
 _SCHEMA = pa.schema(

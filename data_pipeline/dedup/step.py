@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.packages import named
+from data_pipeline.base.store import Store
 from data_pipeline.dedup.keys import Keys, decide, hash64, read_duplicates, write_duplicates
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.packages import named
-from data_pipeline.foundation.store import Store
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.sentences import count_sentences
 

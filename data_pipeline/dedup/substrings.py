@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from data_pipeline.base.config_file import Section
 from data_pipeline.dedup.keys import Keys, decide, write_duplicates
 from data_pipeline.dedup.step import Step, enough_left, rank
-from data_pipeline.foundation.config_file import Section
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, bounds, exact
 

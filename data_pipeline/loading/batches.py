@@ -9,13 +9,13 @@ import torch
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.objectives.objective import Examples, together
+from data_pipeline.corpus.packing.examples import balanced
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.shapes import in_few_widths
 from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
-from data_pipeline.objectives.objective import Examples, together
-from data_pipeline.packing.examples import balanced
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH = 4

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from itertools import repeat
 from typing import Any
 
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.json_file import adapter
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import adapter
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches, validation_batches
 from data_pipeline.loading.stream import Stream, StreamState

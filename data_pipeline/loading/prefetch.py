@@ -14,8 +14,8 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from data_pipeline.foundation.errors import FailedError, StoreError, one_line
-from data_pipeline.foundation.processes import blocked
+from data_pipeline.base.errors import FailedError, StoreError, one_line
+from data_pipeline.base.processes import blocked
 from data_pipeline.loading import server
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS
 from data_pipeline.loading.shapes import in_few_numbers

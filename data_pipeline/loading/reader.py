@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.base import stores
+from data_pipeline.base.atomic import TEMPORARY_SUFFIX, lock, temporary_path
+from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, decode_block, examples_in, rows_in
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, lock, temporary_path
-from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
-from data_pipeline.objectives.objective import Examples, Objective, Padded, together
-from data_pipeline.objectives.randomness import noise_keys
+from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded, together
+from data_pipeline.corpus.objectives.randomness import noise_keys
 
 _KEEP = 0.9  # of the cache's limit stays when files are deleted, so that not every block deletes some
 _FREE = 0.05  # of the disk, for all other programs

@@ -3,7 +3,7 @@
 import signal
 from multiprocessing import forkserver, get_context, resource_tracker
 
-from data_pipeline.foundation.processes import blocked
+from data_pipeline.base.processes import blocked
 
 # A terminal or a scheduler sends these to all processes. The run then stops, and needs its workers until it does.
 IGNORED = {signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from data_pipeline.corpus.packing.examples import width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.packing.examples import width_of
 
 Batch = dict[str, torch.Tensor]
 _DIGITS = 4  # leading binary digits of a number of targets, which grows by an eighth at most

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import Blocks, Corpus
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.randomness import permutation, row_keys
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.randomness import permutation, row_keys
 
 _UNIT = 2**64  # shares are fixed-point numbers, exact to half a row at position 2^63
 _HALF = 2**63

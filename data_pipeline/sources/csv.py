@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import Field
 
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, open_text, record_of, too_long
 from data_pipeline.sources.tables import Columns
 

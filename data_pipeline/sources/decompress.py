@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, cast
 import zstandard
 from zlib_ng import zlib_ng
 
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import OF_DISKS, DamagedInput
-from data_pipeline.foundation.paths import opening
-from data_pipeline.foundation.progress import advance
+from data_pipeline.base import stores
+from data_pipeline.base.errors import OF_DISKS, DamagedInput
+from data_pipeline.base.paths import opening
+from data_pipeline.base.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20

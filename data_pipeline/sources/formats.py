@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.foundation.formatting import first_few
-from data_pipeline.foundation.packages import offered
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.errors import DamagedInput, StoreError, UserError
+from data_pipeline.base.formatting import first_few
+from data_pipeline.base.packages import offered
 from data_pipeline.sources import csv, jsonl, pairs, plain_text, tables, warc, warc_records, wikiextractor, wikipedia
 from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import (

@@ -12,8 +12,8 @@ from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
 
 from pydantic import AfterValidator, Field
 
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.charsets import charset_of, codec_of, detected
 from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.text.document import Tally

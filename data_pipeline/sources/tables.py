@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.foundation.errors import DamagedInput, UserError, one_line
-from data_pipeline.foundation.progress import advance
+from data_pipeline.base.errors import DamagedInput, UserError, one_line
+from data_pipeline.base.progress import advance
 from data_pipeline.sources.decompress import open_for_random_access
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Input, ReadStats, Record, RecordOptions, too_long
 

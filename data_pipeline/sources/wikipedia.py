@@ -8,10 +8,10 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.parsers import expat
 
-from data_pipeline.cleaning.wikitext.namespaces import is_redirect, normalised_namespace
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, chunks, page_tags
+from data_pipeline.text.wikitext.namespaces import is_redirect, normalised_namespace
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
 _MAX_BETWEEN = 1 << 24  # bytes between two pages, or before the first

@@ -18,11 +18,11 @@ from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
-from data_pipeline.cleaning.wikitext.namespaces import normalised_namespace
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.base import stores
+from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.sources.decompress import BZIP2, Members, open_file, open_stream
 from data_pipeline.sources.record import Input, Range
+from data_pipeline.text.wikitext.namespaces import normalised_namespace
 
 PAGE, END, ROOT = b"<page", b"</page>", b"<mediawiki"
 

@@ -12,26 +12,26 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.page import Cleaner
-from data_pipeline.cleaning.wikitext.markup import plain_text
+from data_pipeline.base import stores
+from data_pipeline.base.arrow_tables import table_of
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, UserError
+from data_pipeline.base.progress import set_activity
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.attempt import better_tried_elsewhere
-from data_pipeline.execution.work_units import Finished, Unit
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.arrow_tables import table_of
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import DamagedInput, StoreDamage, StoreError, UserError
-from data_pipeline.foundation.progress import set_activity
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.attempt import better_tried_elsewhere
+from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.stages.inputs import InputFile, list_files, pieces, shared
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.stages.stage import INPUTS, PARTS, Stage
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.page import Cleaner
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
+from data_pipeline.text.wikitext.markup import plain_text
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _FILES_IN_FOLDER = 1000  # twice as many with the files of URLs

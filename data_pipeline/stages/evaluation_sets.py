@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.store import Store
 from data_pipeline.config import SourceConfig
 from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, Index, Ngrams, read_items
-from data_pipeline.execution.work_units import Result, Unit
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.work_units import Result, Unit
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import fsspec
 
+from data_pipeline.base import hub, stores
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.base.formatting import counted, first_few, printable
+from data_pipeline.base.store import Store
+from data_pipeline.base.threads import in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.foundation import hub, stores
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.formatting import counted, first_few, printable
-from data_pipeline.foundation.store import Store
-from data_pipeline.foundation.threads import in_threads
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
 from data_pipeline.stages.parts import neighbours

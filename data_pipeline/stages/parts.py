@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.base.arrow_tables import RowsFile, rows_file
+from data_pipeline.base.errors import FailedError, one_line
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.work_units import Finished, Result
-from data_pipeline.foundation.arrow_tables import RowsFile, rows_file
-from data_pipeline.foundation.errors import FailedError, one_line
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.text.document import Counts, Document, Tally, most_common
 
 SCHEMA = pa.schema(

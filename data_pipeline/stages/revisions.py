@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
+from data_pipeline.base import hub, stores
+from data_pipeline.base.hub import HubPath
+from data_pipeline.base.paths import opening
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation import hub, stores
-from data_pipeline.foundation.hub import HubPath
-from data_pipeline.foundation.paths import opening
-from data_pipeline.foundation.store import Store
 
 _FILE = ".stages/revisions.json"
 _SECONDS = 10.0  # for an answer

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline import tokenizer
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus import blocks
+from data_pipeline.corpus import blocks, tokenizer
 from data_pipeline.corpus.blocks import Block
-from data_pipeline.execution.merging import read_names, write_names
-from data_pipeline.execution.work_units import Finished, Result, Unit
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.store import Store
-from data_pipeline.objectives.objective import Examples
-from data_pipeline.objectives.randomness import noise_keys
-from data_pipeline.packing import PACKINGS, Rows, Rules, rows_of_tokens
+from data_pipeline.corpus.objectives.objective import Examples
+from data_pipeline.corpus.objectives.randomness import noise_keys
+from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
+from data_pipeline.engine.merging import read_names, write_names
+from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
 from data_pipeline.stages.token_buckets import SPLITS, TokenBucket, count_tokens, read_bucket
 from data_pipeline.stages.tokens import TokensResult

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution import work_units
-from data_pipeline.execution.merging import MergeSpec, merge
-from data_pipeline.execution.work_units import Finished, Result, ResultType, Spec
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine import work_units
+from data_pipeline.engine.merging import MergeSpec, merge
+from data_pipeline.engine.work_units import Finished, Result, ResultType, Spec
 from data_pipeline.stages.parts import Part, grouped
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from data_pipeline.base.formatting import human_size, markdown
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
-from data_pipeline.execution.merging import MERGE_BYTES, level_of, merging_units, without_level
-from data_pipeline.execution.work_units import Finished, Result, ResultType
-from data_pipeline.foundation.formatting import human_size, markdown
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.merging import MERGE_BYTES, level_of, merging_units, without_level
+from data_pipeline.engine.work_units import Finished, Result, ResultType
 from data_pipeline.stages import dedup, documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.parts import PartsResult

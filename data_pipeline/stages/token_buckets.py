@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.execution.merging import MergeSpec
-from data_pipeline.execution.work_units import Result
-from data_pipeline.foundation.safetensors_file import Arrays, growing_arrays
-from data_pipeline.foundation.store import Store
-from data_pipeline.packing.rows import Documents
+from data_pipeline.base.safetensors_file import Arrays, growing_arrays
+from data_pipeline.base.store import Store
+from data_pipeline.corpus.packing.rows import Documents
+from data_pipeline.engine.merging import MergeSpec
+from data_pipeline.engine.work_units import Result
 
 SPLITS = ("train", "validation")
 _TOKENS_AT_ONCE = 1 << 24  # merged in memory

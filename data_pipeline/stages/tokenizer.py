@@ -12,20 +12,20 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.progress import set_activity
+from data_pipeline.base.store import Store
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.work_units import Finished, Result, Unit, outputs_of
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.progress import set_activity
-from data_pipeline.foundation.store import Store
-from data_pipeline.objectives.randomness import hashed
+from data_pipeline.corpus.objectives.randomness import hashed
+from data_pipeline.corpus.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
+from data_pipeline.corpus.tokenizer.text_model import TextModel
+from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.stages.parts import SCHEMA, Part, PartsResult, part_file, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
+from data_pipeline.stages.tokenizer_training import MEMORY_PER_BYTE, THREADS, check_memory, train
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
-from data_pipeline.tokenizer.text_model import TextModel
-from data_pipeline.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
-from data_pipeline.tokenizer.training import MEMORY_PER_BYTE, THREADS, check_memory, train
 
 # Unit, files and reader by kind. Each kind has a unit of its own, so that a change of kind removes the old files.
 _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {

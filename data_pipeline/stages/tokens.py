@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_pipeline import tokenizer
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.safetensors_file import write_arrays
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.execution.work_units import Finished, Result, Unit
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.safetensors_file import write_arrays
-from data_pipeline.foundation.store import Store
-from data_pipeline.objectives.randomness import hashed
+from data_pipeline.corpus import tokenizer
+from data_pipeline.corpus.objectives.randomness import hashed
+from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
+from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.parts import Part, grouped, read_documents
 from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
 from data_pipeline.stages.token_buckets import SPLITS, merge_tokens
 from data_pipeline.text.document import most_common
-from data_pipeline.tokenizer.text_model import TextModel, batches
 
 _ENCODE_CHARACTERS = 8_000_000  # encoded at once
 _LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # what a document counts as at least: at most 512 are encoded at once

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from data_pipeline import opened, pipeline
+from data_pipeline import opened
+from data_pipeline.base.config_file import Given, load_with
+from data_pipeline.base.processes import handlers_kept
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import Given, load_with
-from data_pipeline.foundation.processes import handlers_kept
+from data_pipeline.stages import pipeline
 
 
 def build(config: Given, /, *, strict: bool = False, repair: bool = False, **overrides: Any) -> opened.Corpus:

@@ -12,18 +12,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_pipeline import write_manifest
+from data_pipeline.base.config_file import check, load
+from data_pipeline.base.errors import DamagedInput, FailedError, UserError
+from data_pipeline.base.open_store import open_store
+from data_pipeline.base.progress import track
+from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import MANIFEST
-from data_pipeline.execution.work_units import Finished, Unit, read_finished
-from data_pipeline.foundation.config_file import check, load
-from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
-from data_pipeline.foundation.open_store import open_store
-from data_pipeline.foundation.progress import track
-from data_pipeline.foundation.store import Store
+from data_pipeline.engine.work_units import Finished, Unit, read_finished
 from data_pipeline.sources.record import ReadStats
-from data_pipeline.stages import dedup, documents
+from data_pipeline.stages import dedup, documents, write_manifest
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
 from data_pipeline.stages.parts import Part, WrittenPart, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS

@@ -18,21 +18,20 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline import report
+from data_pipeline.base import stores
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted, duration, human_size
+from data_pipeline.base.open_store import open_store
+from data_pipeline.base.paths import opening
+from data_pipeline.base.processes import available_memory
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.execution.workers import are_small, without_ray
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration, human_size
-from data_pipeline.foundation.open_store import open_store
-from data_pipeline.foundation.paths import opening
-from data_pipeline.foundation.processes import available_memory
-from data_pipeline.pipeline import build
+from data_pipeline.engine.workers import are_small, without_ray
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import table, tokenizer
+from data_pipeline.stages import report, table, tokenizer
 from data_pipeline.stages.documents import inputs_of_units
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.parts import Part
+from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
 
 _SAMPLES = (1_000_000, 4_000_000)  # stored bytes of each source; the first build is slower because of imports

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_pipeline.base.errors import FailedError, UserError, one_line
+from data_pipeline.base.json_file import parse_json
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.open_store import open_store
+from data_pipeline.base.progress import track
+from data_pipeline.base.store import Store
 from data_pipeline.corpus.corpus import MANIFEST, Corpus
 from data_pipeline.corpus.verify import documents_of
-from data_pipeline.foundation.errors import FailedError, UserError, one_line
-from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.foundation.open_store import open_store
-from data_pipeline.foundation.progress import track
-from data_pipeline.foundation.store import Store
 
 _TRIES = 3  # for a file whose copy differs
 

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted
 from data_pipeline.tools.document_trace import DocumentTrace, Drop, StepTrace, trace_records
 from data_pipeline.tools.finished_build import FinishedBuild, records_named
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.json_file import read_json
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_file import LadderFile, Rung
 from experiments.ladder.ladder_report import Report

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.objectives.denoising import Denoising
-from data_pipeline.objectives.language_modelling import CausalLM, PrefixLM
-from data_pipeline.objectives.masked_lm import MaskedLM
-from data_pipeline.objectives.objective import Objective, Padded
-from data_pipeline.objectives.randomness import noise_keys
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.language_modelling import CausalLM, PrefixLM
+from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.corpus.objectives.objective import Objective, Padded
+from data_pipeline.corpus.objectives.randomness import noise_keys
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
 
 OUT = Path(__file__).parents[1] / "explanation" / "objectives.svg"

@@ -6,7 +6,7 @@
 import io
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.base.atomic import write_bytes
 
 FOLDER = Path(__file__).parents[1] / "results"
 RUN, GPUS, MEMORY = "configs/runs/t5-v1.0-11b-c4.yaml", "--gpus 64 --gpu a100-80gb", 80

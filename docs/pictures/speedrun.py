@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from checks.results.data import curves_of
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.config_file import load
+from data_pipeline.base.formatting import counted
 from experiments import speedrun
 from pretrain.config import RunConfig
 from pretrain.evaluate.record import png

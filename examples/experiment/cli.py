@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import progress
-from data_pipeline.foundation.command import config_path, path_argument, path_option, run_command
+from data_pipeline.base import progress
+from data_pipeline.base.command import config_path, path_argument, path_option, run_command
 from pretrain.cli.app import Overrides
 
 _MOST_RUNS = 1000  # of a row, or at the same time

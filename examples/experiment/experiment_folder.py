@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import masked_values
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.config_file import Section, load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import masked_values
+from data_pipeline.base.json_file import read_valid_json
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.training.throughput import flops_per_step

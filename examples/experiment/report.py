@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from data_pipeline.foundation.formatting import aligned
+from data_pipeline.base.formatting import aligned
 from examples.experiment.experiment_folder import Experiment, Group, Published
 from examples.experiment.results import Comparison, Result, Spread, compare, ends_by_seed, holm, shown
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.formatting import counted, duration, masked
-from data_pipeline.foundation.processes import Process, ProcessGroup, announce, caught
-from data_pipeline.foundation.progress import set_activity
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.formatting import counted, duration, masked
+from data_pipeline.base.processes import Process, ProcessGroup, announce, caught
+from data_pipeline.base.progress import set_activity
 from examples.experiment import experiment_folder, report
 from examples.experiment.experiment_folder import PlannedRun, plan_experiment
 from examples.experiment.results import as_csv, results

@@ -13,9 +13,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from pretrain.config.models import AutoregressiveConfig, ModelConfig
 from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.export import weights

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import path_argument, run_command
+from data_pipeline.base.command import path_argument, run_command
 from pretrain.cli.app import NewDirectory
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

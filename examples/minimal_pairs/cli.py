@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import path_argument, path_option, run_command
+from data_pipeline.base.command import path_argument, path_option, run_command
 from pretrain.cli.app import Checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -23,11 +23,11 @@ from statistics import fmean
 
 import numpy as np
 
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import is_utf8, markdown
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import is_utf8, markdown
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.evaluate.input_use import training_examples
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.foundation.atomic import write_json
+from data_pipeline.base.atomic import write_json
 from examples.minimal_pairs import pairs as minimal_pairs
 from examples.minimal_pairs.pairs import Accuracies, Score, SentencePrompts
 from pretrain import models

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import config_path, path_argument, path_option, run_command
+from data_pipeline.base.command import config_path, path_argument, path_option, run_command
 from examples.experiment.cli import AtOnce
 from experiments.ladder.run_ladder import ladder
 from pretrain.cli.app import Overrides

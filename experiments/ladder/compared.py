@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.json_file import read_json
 from experiments.ladder.scaling_law import Law, fit
 
 if TYPE_CHECKING:

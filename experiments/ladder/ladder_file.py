@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import Section, load, sections
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import Section, load, sections
+from data_pipeline.base.errors import UserError
 
 LEAST_RUNGS = 4  # one more than the law has constants
 _NAME = re.compile(r"[\w-][\w.-]*")

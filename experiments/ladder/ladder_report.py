@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 from matplotlib.figure import Figure
 
-from data_pipeline.foundation import formatting
+from data_pipeline.base import formatting
 from examples.experiment.results import Result, Spread, ends_by_seed, shown
 from experiments.ladder.compared import Other
 from experiments.ladder.rungs import Ladder, SizedRung

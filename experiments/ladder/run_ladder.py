@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted
 from examples.experiment.results import results
 from examples.experiment.run_experiment import conclude, places, train_all
 from experiments.ladder import ladder_file, rungs

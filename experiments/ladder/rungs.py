@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from examples.experiment.experiment_folder import PlannedRun, of_length, plan_runs
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models

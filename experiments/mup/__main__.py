@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import path_option, run_command
+from data_pipeline.base.command import path_option, run_command
 from experiments.mup.run_mup_check import mup_check
 from pretrain.cli.app import Overrides, RunPath
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import aligned
+from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import aligned
 from experiments.mup.coordinates_and_transfer import (
     SEEDS,
     STEPS,

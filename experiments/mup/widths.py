@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from data_pipeline.foundation.command import Version, config_path, path_argument
+from data_pipeline.base.command import Version, config_path, path_argument
 
 if TYPE_CHECKING:
     from pretrain.engine.checkpoint.trained import TrainedModel

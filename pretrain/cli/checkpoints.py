@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation.command import path_argument, path_option, refuse_options
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.command import path_argument, path_option, refuse_options
+from data_pipeline.base.errors import UserError
 from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app, open_checkpoint
 
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and

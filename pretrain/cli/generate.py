@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from data_pipeline.foundation.command import path_option, refuse_options
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import is_utf8
-from data_pipeline.foundation.progress import track
+from data_pipeline.base.command import path_option, refuse_options
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import is_utf8
+from data_pipeline.base.progress import track
 from pretrain.cli.app import SavedModel, app, open_checkpoint, takes
 
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
@@ -69,7 +69,7 @@ class GenerateOptions:
 def generate(context: typer.Context, options: GenerateOptions) -> None:
     """Fill masked spans, answer a text or continue it, depending on the model."""
     from data_pipeline import corpus as corpora
-    from data_pipeline.foundation import config_file
+    from data_pipeline.base import config_file
     from pretrain import models
     from pretrain.evaluate.generation import blanks
     from pretrain.evaluate.generation import settings as generation

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.foundation import paths, progress
-from data_pipeline.foundation.command import path_argument, path_option
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base import paths, progress
+from data_pipeline.base.command import path_argument, path_option
+from data_pipeline.base.errors import UserError
 from pretrain.cli.app import Overrides, RunPath, app
 
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
@@ -34,7 +34,7 @@ def train_command(
     ] = False,
 ) -> None:
     """Train in one process, from the latest checkpoint if there is one. `launch local` starts several processes."""
-    from data_pipeline.foundation import config_file
+    from data_pipeline.base import config_file
     from data_pipeline.loading import server
     from pretrain import config as configs
     from pretrain.run import heartbeat, rank_logs
@@ -82,7 +82,7 @@ def plan_command(
     With `--gpu cpu`, `plan` measures this machine's CPU for half a second.
     """
     with progress.activity_shown("reading the run file"):
-        from data_pipeline.foundation import config_file
+        from data_pipeline.base import config_file
         from pretrain import config as configs
         from pretrain import device_speed
         from pretrain.tools import plan as planning

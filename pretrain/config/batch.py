@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.base.config_file import Section
 from data_pipeline.loading.batch_layout import BatchLayout
 
 Rows = Annotated[int, Field(gt=0, le=2**20)]  # of a step: a rank holds all micro-batches of its share

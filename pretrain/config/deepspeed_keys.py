@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, model_serializer, model_validator
 from pydantic import SerializerFunctionWrapHandler as Serializer
 
-from data_pipeline.foundation.config_file import LocalPath, Section
+from data_pipeline.base.config_file import LocalPath, Section
 
 # keys that DeepSpeed alone reads: here their names and types are checked
 _THEIRS = Field(description="DeepSpeed's documentation explains it.")

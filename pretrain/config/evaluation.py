@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_pipeline.foundation.config_file import LocalPath, Section
-from data_pipeline.foundation.packages import offered
+from data_pipeline.base.config_file import LocalPath, Section
+from data_pipeline.base.packages import offered
 
 AnswerMetric = Literal[
     "exact_match",

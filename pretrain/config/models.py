@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.packages import offered
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.packages import offered
 
 Count = Annotated[int, Field(gt=0, le=2**20)]  # a dimension, or a number of tokens
 Layers = Annotated[int, Field(gt=0, le=2**10)]

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.base.config_file import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
 Kind = Literal["norms", "biases", "embeddings", "output", "matrices"]

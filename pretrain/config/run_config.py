@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from data_pipeline.foundation import paths, stores
-from data_pipeline.foundation.config_file import LocalPath, Location, Section
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.registry import TrainingObjective
+from data_pipeline.base import paths, stores
+from data_pipeline.base.config_file import LocalPath, Location, Section
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.registry import TrainingObjective
 from pretrain.config.batch import BatchSection, Steps
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings

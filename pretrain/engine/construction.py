@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan

@@ -15,7 +15,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 from torch.optim import Optimizer
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment
 from pretrain.engine.versions import REPORT
 

@@ -19,10 +19,10 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import FACTS, fact, to_device
-from data_pipeline.objectives.randomness import hashed
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, fragments, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain.engine.deepspeed_private import flat_buffers, loaded, local_weights
 from pretrain.engine.optimizers.flat_buffers import Fragment
 from pretrain.engine.versions import REPORT

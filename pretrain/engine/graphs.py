@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.foundation.errors import one_line
+from data_pipeline.base.errors import one_line
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.engine.construction import adds_locally

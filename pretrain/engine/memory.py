@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.processes import available_memory, total_memory
+from data_pipeline.base.processes import available_memory, total_memory
 from pretrain.hardware import device_type
 from pretrain.run.rank_environment import local_world_size
 

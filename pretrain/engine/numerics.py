@@ -18,7 +18,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from data_pipeline.foundation.formatting import counted
+from data_pipeline.base.formatting import counted
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.command import print_error
-from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
-from data_pipeline.foundation.json_file import adapter
+from data_pipeline.base.command import print_error
+from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
+from data_pipeline.base.json_file import adapter
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog

@@ -3,7 +3,7 @@ installed version can do."""
 
 import deepspeed
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 
 TESTED = "0.19.8"
 REPORT = "please report this, with environment.json and the run file"  # if DeepSpeed does something unexpected

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.reader import Reader
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import ContinuationSettings, SamplesSettings
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.blanks import beginnings, blank_out, can_blank_out

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, validation_batches
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.engine.ranks import of_all_ranks
 from pretrain.models.model import Model, recording_hits
 from pretrain.run import watchdog

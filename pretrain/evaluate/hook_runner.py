@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from data_pipeline.foundation.atomic import write_bytes
+from data_pipeline.base.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
 from pretrain.engine.ranks import of_all_ranks
 from pretrain.evaluate import record

@@ -8,12 +8,12 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.corpus.objectives.objective import Examples
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.reader import Reader
-from data_pipeline.objectives.objective import Examples
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
 from pretrain.evaluate.hook import Evaluation, Findings

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.config_file import check
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.base.config_file import check
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, split_spans, written
 from pretrain.evaluate.hook import Evaluation, Findings

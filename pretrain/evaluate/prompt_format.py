@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.json_file import read_valid_json
 from pretrain.run import ARTIFACTS_DIRECTORY
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
 from pretrain.evaluate.generation.settings import GenerationSettings

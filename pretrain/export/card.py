@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from data_pipeline import report as corpus_report
+from data_pipeline.base.atomic import sha256
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import markdown, masked_values
+from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import markdown, masked_values
-from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.objectives.objective import Objective
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.stages import report as corpus_report
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index

@@ -7,9 +7,9 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import new_directory, write_json
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.base.atomic import new_directory, write_json
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.export import card, tokenizer_files
 from pretrain.export.card import CTRANSLATE2, TRANSFORMERS, Lineage
 from pretrain.export.load import CONFIG, GENERATION

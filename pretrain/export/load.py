@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import printable
-from data_pipeline.foundation.json_file import read_json
-from data_pipeline.foundation.packages import example
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import printable
+from data_pipeline.base.json_file import read_json
+from data_pipeline.base.packages import example
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.export import tokenizer_files, weights
 from pretrain.models import FAMILIES, ModelConfig, outline

@@ -6,9 +6,9 @@ from typing import Any
 
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-from data_pipeline.foundation import hub, stores
-from data_pipeline.foundation.errors import FailedError, UserError, one_line
-from data_pipeline.foundation.formatting import counted, first_few, human_size
+from data_pipeline.base import hub, stores
+from data_pipeline.base.errors import FailedError, UserError, one_line
+from data_pipeline.base.formatting import counted, first_few, human_size
 
 _NAMES_SHOWN = 20
 _SECONDS = 10.0  # timeout of a request

@@ -13,18 +13,18 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as protocol
 from tokenizers import AddedToken, processors
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import printable
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import printable
+from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
+from data_pipeline.corpus.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.corpus.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
+from data_pipeline.corpus.tokenizer.sentencepiece import LISTING as PIECES
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, TextModel
+from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, optional_json, read_backend
+from data_pipeline.corpus.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
+from data_pipeline.corpus.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer, tokenizer_json
-from data_pipeline.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
-from data_pipeline.tokenizer.sentencepiece import LISTING as PIECES
-from data_pipeline.tokenizer.text_model import FastTokenizer, TextModel
-from data_pipeline.tokenizer.tokenizer_json import TokenizerJson, optional_json, read_backend
-from data_pipeline.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
-from data_pipeline.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from pretrain.models.state_dict_adapter import HFModel, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"

@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import human_size, printable
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import human_size, printable
+from data_pipeline.base.json_file import read_json
 from pretrain.models import ModelConfig, outline
 from pretrain.models.state_dict_adapter import Json, Shapes, State, few
 

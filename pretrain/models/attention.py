@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.base.config_file import Section
 from pretrain.config.models import LocalAndGlobal
 from pretrain.models.functional.attention_backends import (
     Pattern,

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import BartConfig
 from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.model import Head

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import DecoderOnlyConfig
 from pretrain.models.attention import AttentionInputs, KeyValueCache, real_positions
 from pretrain.models.layers import Embedding, LayerConfig

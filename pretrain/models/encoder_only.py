@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.models.attention import AttentionInputs

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import Heads, LocalAndGlobal
 from pretrain.models.state_dict_adapter import Json, to_theirs
 

@@ -15,8 +15,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import Section
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import ModelConfig
 from pretrain.models import FAMILIES, outline
 from pretrain.models.model import Model

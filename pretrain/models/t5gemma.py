@@ -6,7 +6,7 @@ output. Cross-attention has no positions and attends to the whole input. The aut
 the encoder's window; this follows transformers.
 """
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import Gemma, LocalAndGlobal, ModelConfig, StackConfig, T5GemmaConfig
 from pretrain.models.functional.attention_backends import Window
 from pretrain.models.layers import Embedding, LayerConfig

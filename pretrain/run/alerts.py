@@ -7,8 +7,8 @@ import sys
 import threading
 import urllib.request
 
-from data_pipeline.foundation.errors import one_line
-from data_pipeline.foundation.formatting import masked
+from data_pipeline.base.errors import one_line
+from data_pipeline.base.formatting import masked
 from pretrain.config.run_config import AlertsSection
 
 _SECONDS = 30.0  # for a command or a webhook

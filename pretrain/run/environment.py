@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 import psutil
 import torch
 
-from data_pipeline.foundation.formatting import masked_code, without_login
-from data_pipeline.foundation.packages import git
+from data_pipeline.base.formatting import masked_code, without_login
+from data_pipeline.base.packages import git
 from pretrain.hardware import device_type
 
 DIFF = "git.diff"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # variable of ranks: the directory on their node
 

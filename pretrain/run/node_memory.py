@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from data_pipeline.foundation.atomic import lock
+from data_pipeline.base.atomic import lock
 
 DIRECTORY = "PRETRAIN_NODE_DIRECTORY"  # variable of ranks
 _MEMORY = Path("/dev/shm")

@@ -4,7 +4,7 @@ Nothing else reads these variables."""
 import os
 from dataclasses import dataclass
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.hardware import free_port
 
 LOOPBACK = "127.0.0.1"

@@ -8,7 +8,7 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.run import metrics_file, status
 
 SUPERVISED = "PRETRAIN_SUPERVISED"  # variable of supervised ranks: the directory of this attempt's logs

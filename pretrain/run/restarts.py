@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.json_file import parse_json
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.json_file import parse_json
 
 FILE_NAME = "attempts.jsonl"
 EARLIER = "PRETRAIN_EARLIER_SECONDS"  # variable of ranks: seconds that earlier attempts of their supervisor took

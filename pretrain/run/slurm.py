@@ -6,7 +6,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 
 _FIRST_PORT, _PORTS = 20000, 10000  # below Linux's ports for outgoing connections
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")

@@ -14,10 +14,10 @@ from typing import Literal, TextIO, cast
 
 from pydantic import NonNegativeInt
 
-from data_pipeline.foundation.atomic import lock as lock_file
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import lock as lock_file
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.json_file import read_valid_json
 
 STATUS = "status.json"
 STOP = "stop"

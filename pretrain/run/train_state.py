@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.json_file import read_json
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.json_file import read_json
 from data_pipeline.loading.stream import Skipped
 from pretrain.config.run_config import SpikeSection
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import check
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
+from data_pipeline.base.config_file import check
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain import export as huggingface
 from pretrain import models
 from pretrain.config.models import Heads, StackConfig

@@ -14,10 +14,10 @@ from typing import TextIO
 import torch
 import yaml
 
+from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.config_file import check, load
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.atomic import write_bytes, write_json
-from data_pipeline.foundation.config_file import check, load
-from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig

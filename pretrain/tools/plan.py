@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from textwrap import TextWrapper
 
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import aligned, counted, duration, human_size
+from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import MANIFEST, corpus_file_of, read_manifest
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import aligned, counted, duration, human_size
-from data_pipeline.foundation.progress import set_activity
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig

@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from data_pipeline.base.config_file import Section, allowed_values, meaning
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import Section, allowed_values, meaning
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.registry import TrainingObjective
+from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 

@@ -20,8 +20,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted, duration
 from pretrain.evaluate import record
 from pretrain.run import deaths, restarts
 from pretrain.run.metrics_file import FILE_NAME, Row, rows_from

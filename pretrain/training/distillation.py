@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from data_pipeline.base.atomic import sha256
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus
-from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.corpus.objectives.language_modelling import PrefixLM
+from data_pipeline.corpus.tokenizer import load as load_tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.stream import differences
-from data_pipeline.objectives.language_modelling import PrefixLM
-from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.config.run_config import DistillationSection
 from pretrain.engine.checkpoint import index as checkpoint_index

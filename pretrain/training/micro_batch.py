@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
 
-from data_pipeline.foundation.atomic import fingerprint, write_json
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import fingerprint, write_json
+from data_pipeline.base.json_file import read_valid_json
+from data_pipeline.corpus.packing.examples import width_of
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_facts, with_target_indices
-from data_pipeline.packing.examples import width_of
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
 from pretrain.engine.checkpoint.memory import memory_bytes

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
 from pretrain.config import RunConfig

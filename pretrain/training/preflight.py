@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.corpus import MANIFEST, how_to_build
-from data_pipeline.foundation.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.optimizers import MuonConfig

@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from data_pipeline.foundation.atomic import remove_leftovers, write_bytes, write_json
-from data_pipeline.foundation.command import STOPPED
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import masked, masked_values
+from data_pipeline.base.atomic import remove_leftovers, write_bytes, write_json
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import masked, masked_values
 from data_pipeline.loading.stream import changes
 from pretrain import models
 from pretrain.config.run_config import MLFLOW_FILE, MlflowSection

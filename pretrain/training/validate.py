@@ -7,13 +7,13 @@ from pathlib import Path
 
 import yaml
 
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer import load as load_tokenizer
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
-from data_pipeline.objectives.objective import Objective
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer import load as load_tokenizer
 from pretrain import models
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig

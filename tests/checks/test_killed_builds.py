@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from checks.faults.builds import write_inputs
-from data_pipeline import report
-from data_pipeline.execution import merging
+from data_pipeline.engine import merging
+from data_pipeline.stages import report
 from tests.data_pipeline.builds import MERGING, checksums, family, raylets, with_fault
 from tests.in_process import done_here
 

@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.pipeline import build
+from data_pipeline.stages.pipeline import build
 from data_pipeline.tools.document_trace import DocumentTrace
 from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.trace import trace
@@ -86,7 +86,7 @@ def traced(corpus: Path, name: str) -> DocumentTrace:
 # `data-pipeline` where even a few files are merged.
 MERGING = """
 from data_pipeline.cli import main
-from data_pipeline.execution import merging
+from data_pipeline.engine import merging
 
 merging.group_sizes = lambda files, readers: [2]
 main()

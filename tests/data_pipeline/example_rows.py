@@ -4,8 +4,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from data_pipeline.objectives.objective import Examples, Objective, Padded
-from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded
+from data_pipeline.corpus.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK, FIRST_SENTINEL, TEXT = 0, 1, 2, 33_099, (10, 32_000)

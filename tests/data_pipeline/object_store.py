@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from data_pipeline.foundation import stores
+from data_pipeline.base import stores
 
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"

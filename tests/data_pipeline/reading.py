@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.foundation.errors import DamagedInput
+from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.document import LINE, MASKED, SPAN, Counts

@@ -19,18 +19,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_pipeline.base import object_store, stores
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, UserError
+from data_pipeline.base.object_store import ObjectStore as Bucket
+from data_pipeline.base.open_store import open_store
+from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.execution.records import Records
-from data_pipeline.execution.work_units import Finished, Result
-from data_pipeline.foundation import object_store, stores
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, NodeUnfit, StoreError, UserError
-from data_pipeline.foundation.object_store import ObjectStore as Bucket
-from data_pipeline.foundation.open_store import open_store
-from data_pipeline.foundation.safetensors_file import Arrays, write_arrays
-from data_pipeline.pipeline import build
-from data_pipeline.tokenizer import in_corpus
+from data_pipeline.corpus.tokenizer import in_corpus
+from data_pipeline.engine.records import Records
+from data_pipeline.engine.work_units import Finished, Result
+from data_pipeline.stages.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import OFF, family, trained, with_fault
 from tests.data_pipeline.object_store import ObjectStore, serving
@@ -375,7 +375,7 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
 
 def ray_build(file: Path, url: str, variables: dict[str, str]) -> subprocess.Popen[str]:
     """A build on two workers of Ray, with leases of 2 s."""
-    program = "from data_pipeline.foundation import object_store; object_store.LEASE_SECONDS = 2.0"
+    program = "from data_pipeline.base import object_store; object_store.LEASE_SECONDS = 2.0"
     command = [sys.executable, "-c", f"{program}\nfrom data_pipeline.cli import main; main()", "build", str(file)]
     settings = [f"output={url}", "ray.num_cpus=2", "ray.small_bytes=0"]
     soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # what a killed driver leaves ends, instead of in 60 s

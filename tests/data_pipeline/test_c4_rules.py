@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_pipeline.cleaning import bad_words
-from data_pipeline.cleaning.bad_words import contains_bad_word, drops_page, languages
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.language import Detection, LanguageConfig, detector, keep_language
-from data_pipeline.cleaning.page import clean_page, has_paragraphs, is_too_long
+from data_pipeline.text.cleaning import bad_words
+from data_pipeline.text.cleaning.bad_words import contains_bad_word, drops_page, languages
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.language import Detection, LanguageConfig, detector, keep_language
+from data_pipeline.text.cleaning.page import clean_page, has_paragraphs, is_too_long
 from data_pipeline.text.document import Tally
 from data_pipeline.text.languages import shortest_tag
 from tests.data_pipeline.reading import c4_pages, flat

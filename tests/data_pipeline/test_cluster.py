@@ -22,16 +22,16 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from data_pipeline.base import progress
+from data_pipeline.base.command import print_error
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import RayConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
-from data_pipeline.execution import checking, dispatch, workers
-from data_pipeline.execution.dispatch import rooms_of_nodes
-from data_pipeline.execution.work_units import Result, Stage, Unit, run
-from data_pipeline.foundation import progress
-from data_pipeline.foundation.command import print_error
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.local_store import LocalStore
+from data_pipeline.engine import checking, dispatch, workers
+from data_pipeline.engine.dispatch import rooms_of_nodes
+from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.conftest import TOP, write_c4, write_corpus_file
 from tests.conftest import run as run_command
 from tests.data_pipeline.builds import at_work, checksums, family, flip, with_fault
@@ -327,7 +327,7 @@ def program(call: str, folder: Path) -> subprocess.Popen:
     """A process that calls a function of this module."""
     program = f"""
 from pathlib import Path
-from data_pipeline.foundation.command import run_command
+from data_pipeline.base.command import run_command
 from tests.data_pipeline import test_cluster
 run_command(lambda: test_cluster.{call})
 """

@@ -11,13 +11,13 @@ import typer
 import data_pipeline.cli
 import launch.cli
 import pretrain.cli
+from data_pipeline.base import stores
+from data_pipeline.base.config_file import Section, load
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import how_to_build
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.pipeline import build
 from data_pipeline.stages import tokenizer
+from data_pipeline.stages.pipeline import build
 from pretrain.config import RunConfig
 from tests.in_process import refused_here, run_here
 from tests.tables import each

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import report
-from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, RayConfig
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
@@ -26,10 +26,10 @@ from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.reading import Decision, Earlier, Reading
 from data_pipeline.dedup.step import StepConfig
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
-from data_pipeline.execution.merging import merge, write_names
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.local_store import LocalStore
+from data_pipeline.engine.merging import merge, write_names
+from data_pipeline.stages import report
 from data_pipeline.stages.table import forget
+from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.tools import trace
@@ -241,7 +241,7 @@ def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
 
 
 PACKAGE = """
-from data_pipeline.cleaning.rule import Rule
+from data_pipeline.text.cleaning.rule import Rule
 from data_pipeline.dedup.keys import hash64
 from data_pipeline.dedup.step import Step
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives.denoising import Denoising
-from data_pipeline.objectives.objective import Padded
-from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.objective import Padded
+from data_pipeline.corpus.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.data_pipeline.example_rows import as_lists, assert_rows_stand_alone
 from tests.slow import slow

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_pipeline.base import hub as hubs
+from data_pipeline.base import stores
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation import hub as hubs
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.config_file import load
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import sources_of
 from tests.conftest import TOP, write_corpus_file

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
 
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.stores import Checksum
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.foundation.stores import Checksum
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents

@@ -23,14 +23,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.base.errors import DamagedInput, FailedError, UserError
 from data_pipeline.corpus import Blocks, open_corpus
-from data_pipeline.foundation.errors import DamagedInput, FailedError, UserError
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates_of_rows
-from data_pipeline.objectives.span_corruption import SpanCorruption
 from tests.data_pipeline.builds import flip
 from tests.data_pipeline.example_rows import as_lists
 from tests.tables import each

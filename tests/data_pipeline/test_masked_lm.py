@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.objectives.masked_lm import MaskedLM
-from data_pipeline.objectives.objective import Padded
-from data_pipeline.objectives.randomness import row_keys
+from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.corpus.objectives.objective import Padded
+from data_pipeline.corpus.objectives.randomness import row_keys
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.data_pipeline.example_rows import VOCABULARY as NO_MASK
 from tests.data_pipeline.example_rows import as_lists, assert_rows_stand_alone, ragged_rows

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.execution.nodes import Nodes
+from data_pipeline.engine.nodes import Nodes
 
 
 @pytest.fixture

@@ -18,16 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_pipeline.cleaning.config import CleaningConfig
+from data_pipeline.base import object_store, stores
+from data_pipeline.base.atomic import sha256
+from data_pipeline.base.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.open_store import open_store
 from data_pipeline.config import SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.corpus.verify import verify
-from data_pipeline.foundation import object_store, stores
-from data_pipeline.foundation.atomic import sha256
-from data_pipeline.foundation.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.foundation.open_store import open_store
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import Lookahead
@@ -36,6 +35,7 @@ from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.inputs import list_files
+from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
 from tests.data_pipeline.builds import built, flip

@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
+from data_pipeline.corpus.objectives import iid_denoising
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
+from data_pipeline.corpus.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
+from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.corpus.objectives.objective import Examples, Padded, together
+from data_pipeline.corpus.objectives.randomness import permutation, random_bits, row_keys, uniform
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption, with_sentinels
+from data_pipeline.corpus.objectives.text_to_text import InOneRow
+from data_pipeline.corpus.objectives.ul2 import UL2
+from data_pipeline.corpus.packing.examples import balanced
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives import iid_denoising
-from data_pipeline.objectives.denoising import Denoising
-from data_pipeline.objectives.iid_denoising import IidDenoising
-from data_pipeline.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
-from data_pipeline.objectives.masked_lm import MaskedLM
-from data_pipeline.objectives.objective import Examples, Padded, together
-from data_pipeline.objectives.randomness import permutation, random_bits, row_keys, uniform
-from data_pipeline.objectives.span_corruption import SpanCorruption, with_sentinels
-from data_pipeline.objectives.text_to_text import InOneRow
-from data_pipeline.objectives.ul2 import UL2
-from data_pipeline.packing.examples import balanced
 from tests.data_pipeline.example_rows import (
     EOS,
     FIRST_SENTINEL,

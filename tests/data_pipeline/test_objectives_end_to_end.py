@@ -8,12 +8,12 @@ import torch
 import webdataset
 
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.objectives.objective import Examples, Padded
 from data_pipeline.corpus.verify import verify
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, as_batch, validation_batches
 from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
-from data_pipeline.objectives.objective import Examples, Padded
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import built, trained
 from tests.data_pipeline.example_rows import assert_alike

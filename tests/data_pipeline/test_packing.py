@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
-from data_pipeline.objectives.language_modelling import CausalLM
-from data_pipeline.objectives.masked_lm import MaskedLM
-from data_pipeline.objectives.objective import Examples, Padded, together
-from data_pipeline.objectives.span_corruption import SpanCorruption
-from data_pipeline.objectives.text_to_text import TextToText
-from data_pipeline.packing import PACKINGS, Documents, Rules
-from data_pipeline.packing.examples import balanced, best_fit
+from data_pipeline.corpus.objectives.language_modelling import CausalLM
+from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.corpus.objectives.objective import Examples, Padded, together
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.objectives.text_to_text import TextToText
+from data_pipeline.corpus.packing import PACKINGS, Documents, Rules
+from data_pipeline.corpus.packing.examples import balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.tables import each
 

@@ -22,19 +22,19 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from data_pipeline import report
+from data_pipeline.base.atomic import lock, write_json
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.packages import code_version
 from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
-from data_pipeline.execution import work_units
-from data_pipeline.foundation.atomic import lock, write_json
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.foundation.packages import code_version
-from data_pipeline.pipeline import build
+from data_pipeline.engine import work_units
+from data_pipeline.stages import report
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
+from data_pipeline.stages.pipeline import build
 from data_pipeline.tools.publish import publish
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
@@ -452,8 +452,8 @@ def test_stages_run_by_themselves(tmp_path):
 IMPORTED = """
 import sys
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.pipeline import build
+from data_pipeline.base.config_file import load
+from data_pipeline.stages.pipeline import build
 build(load(sys.argv[1], [], CorpusConfig))
 sys.exit(", ".join({"pandas", "torch"} & sys.modules.keys()) or None)
 """

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import report
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig
-from data_pipeline.execution.work_units import Unit
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.stages import evaluation_sets, table, tokenizer
+from data_pipeline.engine.work_units import Unit
+from data_pipeline.stages import evaluation_sets, report, table, tokenizer
 from data_pipeline.stages.dedup import clusters_of
 from data_pipeline.stages.stage import DUPLICATES, INPUTS, KINDS, SETS
 from data_pipeline.tools import planning

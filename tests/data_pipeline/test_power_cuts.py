@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import RayConfig
-from data_pipeline.execution import records, workers
-from data_pipeline.execution.work_units import Result, Stage, Unit, run
-from data_pipeline.foundation.atomic import fingerprint
-from data_pipeline.foundation.local_store import LocalStore
+from data_pipeline.engine import records, workers
+from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.tables import each
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")

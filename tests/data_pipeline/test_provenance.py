@@ -12,14 +12,13 @@ import pytest
 from markdown_it import MarkdownIt
 from pydantic_core import to_json
 
-from data_pipeline import report
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.json_file import parse_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.json_file import parse_json
-from data_pipeline.report_pages import render
-from data_pipeline.stages import table
+from data_pipeline.stages import report, table
+from data_pipeline.stages.report_pages import render
 from data_pipeline.text.document import Counts, Tally
 from data_pipeline.tools import trace
 from data_pipeline.tools.finished_build import open_build

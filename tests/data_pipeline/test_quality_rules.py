@@ -10,15 +10,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import report, write_manifest
-from data_pipeline.cleaning.classifier import ClassifierConfig, check, scorer
-from data_pipeline.cleaning.config import CleaningConfig
-from data_pipeline.cleaning.gopher import GopherConfig, keep_page
-from data_pipeline.cleaning.pii import PLACEHOLDERS, mask
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.pipeline import build
+from data_pipeline.stages import report, write_manifest
+from data_pipeline.stages.pipeline import build
+from data_pipeline.text.cleaning.classifier import ClassifierConfig, check, scorer
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.cleaning.gopher import GopherConfig, keep_page
+from data_pipeline.text.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.text.document import Tally
 from tests.data_pipeline.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, plain, traced, write_model
 from tests.in_process import run_here

@@ -18,12 +18,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, StoreError
+from data_pipeline.base.object_store import ObjectStore
+from data_pipeline.base.open_store import open_store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, StoreError
-from data_pipeline.foundation.object_store import ObjectStore
-from data_pipeline.foundation.open_store import open_store
-from data_pipeline.pipeline import build
+from data_pipeline.stages.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import trained
 from tests.data_pipeline.object_store import ENVIRONMENT

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.execution.work_units import Finished, Output
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.local_store import LocalStore
+from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.parts import Part, part_file
 from data_pipeline.stages.tokenizer import (
@@ -22,8 +22,8 @@ from data_pipeline.stages.tokenizer import (
     plan_sampling,
     sample_rank,
 )
+from data_pipeline.stages.tokenizer_training import _cut, check_memory, train
 from data_pipeline.text.document import Document
-from data_pipeline.tokenizer.training import _cut, check_memory, train
 from tests.tables import each
 
 PARTS, DOCUMENTS = 6, 300  # and documents of a part
@@ -125,7 +125,7 @@ def test_candidates_do_not_change_what_the_tokenizer_is_trained_again_for(tmp_pa
 
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.foundation.processes.available_memory", lambda: 2 * 10**9)
+    monkeypatch.setattr("data_pipeline.base.processes.available_memory", lambda: 2 * 10**9)
     config = TokenizerConfig(sample_bytes=10**15)
     spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     most = 2 * 10**9 // 23

@@ -18,14 +18,14 @@ import pytest
 import zstandard
 
 from checks.fuzz import check, seeds
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
-from data_pipeline.execution.work_units import Finished
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.local_store import LocalStore
-from data_pipeline.pipeline import build, report_damage
+from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Record
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
+from data_pipeline.stages.pipeline import build, report_damage
 from tests.conftest import DATA
 from tests.data_pipeline.builds import OFF, plain, traced
 from tests.data_pipeline.reading import flat, read, read_bytes, read_until_damage

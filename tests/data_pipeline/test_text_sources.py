@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import DamagedInput, UserError
+from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.sources import decompress as module
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.formats import OPTIONS, READERS

@@ -14,16 +14,16 @@ import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import report
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.corpus.tokenizer import Tokenizer, load, save
+from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.text_model import ends_sentence
+from data_pipeline.stages import report
+from data_pipeline.stages.tokenizer_training import train
 from data_pipeline.stages.tokens import Coverage
-from data_pipeline.tokenizer import Tokenizer, load, save
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from data_pipeline.tokenizer.text_model import ends_sentence
-from data_pipeline.tokenizer.training import train
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import documents_of, trained
 from tests.data_pipeline.reading import c4_pages
@@ -162,7 +162,7 @@ def test_a_long_text_is_encoded_in_parts_as_well_as_whole(small_corpus, spiece, 
     """The parts give as many pieces; they differ only where two segmentations tie ("1 11" and "11 1")."""
     texts = [row["text"] for row in pq.read_table(small_corpus / "documents/part-00000.parquet").to_pylist()]
     whole = spiece.encode(texts)
-    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 100)
+    monkeypatch.setattr("data_pipeline.corpus.tokenizer.text_model._PART_CHARACTERS", 100)
     parts = spiece.encode(texts)
     assert [sorted(ids) for ids in parts] == [sorted(ids) for ids in whole]
     assert list(map(spiece.decode, parts)) == list(map(spiece.decode, whole))
@@ -181,7 +181,7 @@ def test_a_text_is_cut_where_white_space_begins(gpt2, words):
     assume(max(map(len, re.split(r"([^\S\x1c-\x1f]+)", text))) < 20)
     (whole,) = gpt2.encode([text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 40)
+        patch.setattr("data_pipeline.corpus.tokenizer.text_model._PART_CHARACTERS", 40)
         assert gpt2.encode([text]) == [whole]
 
 

@@ -11,9 +11,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tokenizer import Tokenizer, load, save, tokenizer_json
-from data_pipeline.tokenizer.text_model import Roles
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.corpus.tokenizer import Tokenizer, load, save, tokenizer_json
+from data_pipeline.corpus.tokenizer.text_model import Roles
 from tests.data_pipeline.reading import c4_pages
 from tests.published_tokenizers import KINDS, ODD, PIECES, SPELLED, write
 from tests.tables import each
@@ -130,7 +130,7 @@ def test_parts_of_a_long_text_have_the_ids_that_it_has_whole(both, monkeypatch, 
     ours, _ = both[kind]
     long = "".join(c4_pages()[:5] + ODD)
     (whole,) = ours.encode([long])
-    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
+    monkeypatch.setattr("data_pipeline.corpus.tokenizer.text_model._PART_CHARACTERS", 50)
     assert len(list(ours.parts(long))) > len(long) / 120
     assert ours.encode([long, "", long]) == [whole, [], whole]
 
@@ -141,7 +141,7 @@ def test_a_text_is_not_cut_where_that_would_change_its_ids(published_tokenizers,
     found = tokenizer_json.read(tmp_path)
     text = c4_pages()[0]
     whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False)
-    monkeypatch.setattr("data_pipeline.tokenizer.text_model._PART_CHARACTERS", 50)
+    monkeypatch.setattr("data_pipeline.corpus.tokenizer.text_model._PART_CHARACTERS", 50)
     assert found.encode([text]) == [whole.ids]
 
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.cleaning.wikitext.markup import plain_text
-from data_pipeline.cleaning.wikitext.namespaces import is_redirect
+from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
-from data_pipeline.foundation.errors import DamagedInput, UserError
-from data_pipeline.foundation.local_store import LocalStore
 from data_pipeline.sources.record import Input, Range, ReadStats, Record
 from data_pipeline.sources.wikipedia import read as read_dump
 from data_pipeline.sources.wikipedia import url_title
 from data_pipeline.sources.wikipedia_export import index_of, ranges
 from data_pipeline.stages.inputs import list_files, pieces
+from data_pipeline.text.wikitext.markup import plain_text
+from data_pipeline.text.wikitext.namespaces import is_redirect
 from tests.conftest import SAMPLES
 from tests.data_pipeline.reading import flat, read, read_bytes
 from tests.tables import each

@@ -15,10 +15,10 @@ import scipy.stats
 import yaml
 from omegaconf import OmegaConf
 
-from data_pipeline.foundation.config_file import check, load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import duration
-from data_pipeline.foundation.processes import Process
+from data_pipeline.base.config_file import check, load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import duration
+from data_pipeline.base.processes import Process
 from examples.experiment import experiment_folder, reference, report, results, run_experiment
 from examples.experiment.experiment_folder import plan_experiment, plan_runs, shortened
 from examples.experiment.results import Comparison, Result, compare, holm, read_csv

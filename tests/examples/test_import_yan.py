@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from examples.import_yan import checkpoint
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import AutoregressiveConfig, build

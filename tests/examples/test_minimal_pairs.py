@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.errors import UserError
 from examples.minimal_pairs.pairs import Pair, SentencePrompts, accuracies, model_score, read_pairs
 from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
 from tests.conftest import TOP

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from examples.experiment import run_experiment
 from examples.experiment.results import Result
 from experiments.ladder import ladder_file, rungs

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from experiments.mup import coordinates_and_transfer as checks
 from experiments.mup import run_mup_check as command
 from experiments.mup.coordinates_and_transfer import Transfer, Verdict

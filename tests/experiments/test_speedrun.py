@@ -8,8 +8,8 @@ from statistics import fmean
 import pytest
 import scipy.stats
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from examples.experiment import experiment_folder
 from examples.experiment.results import Result, as_csv, read_csv
 from experiments import speedrun

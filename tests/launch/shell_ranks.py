@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.foundation.processes import caught
+from data_pipeline.base.processes import caught
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool
 from launch.protocol import Start

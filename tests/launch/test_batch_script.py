@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation import packages
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base import packages
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from launch.slurm import ClusterConfig, Job, batch_script
 from launch.slurm_head import HeadJob, head
 from pretrain.config import RunConfig

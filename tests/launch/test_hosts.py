@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from launch.hosts import portable_environment, read, remote_command
 from launch.nodes import Node
 from launch.tools.doctor.checks import Finding

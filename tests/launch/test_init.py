@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import data_pipeline
+from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
 from data_pipeline.stages import tokenizer
-from data_pipeline.tokenizer.training import largest_vocabulary
+from data_pipeline.stages.tokenizer_training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.machine import Machine, models_of, run_within
 from launch.tools.scaffold.text import sample_of, sources_of

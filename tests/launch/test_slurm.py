@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from launch.tools.doctor.checks import Finding
 from pretrain.config import RunConfig
 from pretrain.run import slurm, status

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.processes import STOP_SIGNALS
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.processes import STOP_SIGNALS
 from launch import attempts
 from launch.agent import Ranks
 from launch.attempt import Attempt, first_failed, record

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import newest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from data_pipeline.foundation.atomic import fingerprint, sha256
+from data_pipeline.base.atomic import fingerprint, sha256
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file

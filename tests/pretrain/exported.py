@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import write_json
+from data_pipeline.base.atomic import write_json
 from pretrain.export import hf_model_of, to_hf
 from pretrain.models.model import Model
 

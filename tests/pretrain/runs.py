@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 import yaml
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 from tests.conftest import TOP

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import BatchLayout
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.hook import Collectives, Evaluation, HeldOut
 from pretrain.models import build, parse

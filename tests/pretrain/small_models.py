@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from data_pipeline.corpus.objectives.objective import Examples, Padded
 from data_pipeline.loading.batches import Batch, as_batch
-from data_pipeline.objectives.objective import Examples, Padded
 from pretrain.models import build, parse
 from pretrain.models.encoder_only import EncoderOnly
 from pretrain.models.model import Model, shift_right

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
 from pretrain import export as huggingface
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from data_pipeline.base.atomic import fingerprint, sha256, temporary_path
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import read_manifest
-from data_pipeline.foundation.atomic import fingerprint, sha256, temporary_path
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, UserError
 from data_pipeline.loading.stream import Skipped, Stream, flat
 from launch.attempts import Run, launch_local
 from pretrain.config import RunConfig
@@ -355,7 +355,7 @@ def test_a_rank_whose_disk_is_slow_to_confirm_does_not_fail_a_save(small_corpus,
 
 def on_a_slow_disk(folder: Path, corpus: Path) -> int:
     """Rank 1's disk confirms what is written long after rank 0's."""
-    from data_pipeline.foundation import atomic
+    from data_pipeline.base import atomic
     from pretrain.training.run import train_in_group
 
     confirm = atomic.flush

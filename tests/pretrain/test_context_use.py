@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipeline.base.config_file import check
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import check
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
 from data_pipeline.loading.reader import Reader

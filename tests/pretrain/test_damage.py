@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain.engine.checkpoint.resume import newest_verified
 from pretrain.run import rank_logs
 from pretrain.run.metrics_file import FILE_NAME

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.corpus.objectives.language_modelling import PrefixLM
+from data_pipeline.corpus.packing.examples import balanced
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives.language_modelling import PrefixLM
-from data_pipeline.packing.examples import balanced
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import models
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index

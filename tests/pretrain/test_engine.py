@@ -15,8 +15,8 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import offload_config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from data_pipeline.foundation.config_file import Section, check
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.base.config_file import Section, check
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection

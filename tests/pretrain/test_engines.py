@@ -9,9 +9,9 @@ import torch
 import transformers
 from ctranslate2.converters import TransformersConverter
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import _answer, answer_texts

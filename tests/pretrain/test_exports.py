@@ -18,10 +18,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain.config.models import StackConfig
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings

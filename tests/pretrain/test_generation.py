@@ -11,12 +11,12 @@ import torch
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.denoising import Denoising
+from data_pipeline.corpus.objectives.denoising import Denoising
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
 from pretrain import cli
 from pretrain.cli.generate import show
 from pretrain.config.models import ModelConfig

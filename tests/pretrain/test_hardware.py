@@ -6,7 +6,7 @@ import pynvml
 import pytest
 import torch
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from launch.agent import ranks_environment
 from pretrain import hardware
 from pretrain.engine import ranks

@@ -19,9 +19,9 @@ import pytest
 import torch
 import yaml
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings

@@ -12,13 +12,13 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
+from data_pipeline.base import stores
+from data_pipeline.base.config_file import load as load_run
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation import stores
-from data_pipeline.foundation.config_file import load as load_run
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import card, export, import_, load_state, tokenizer_files

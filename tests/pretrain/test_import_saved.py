@@ -12,11 +12,11 @@ import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.tokenizer import load, save
-from data_pipeline.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
-from data_pipeline.tokenizer.wordpiece import WordPiece
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.corpus.tokenizer import load, save
+from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.wordpiece import WordPiece
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import export, hf_model_of, import_, load_state, to_hf, tokenizer_files
 from pretrain.models import FAMILIES, build

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors

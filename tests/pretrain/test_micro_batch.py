@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.processes import control_groups
+from data_pipeline.base.config_file import load
+from data_pipeline.base.processes import control_groups
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection

@@ -14,7 +14,7 @@ from matplotlib import image
 from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain import cli
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking import tracker as tracking

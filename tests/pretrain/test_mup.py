@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain import models
 from pretrain.engine import optimizers
 from pretrain.engine.optimizers.groups import kinds, parameter_groups

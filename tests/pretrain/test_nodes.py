@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file

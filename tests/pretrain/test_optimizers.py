@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.engine import optimizers

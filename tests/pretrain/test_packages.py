@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.packages import offered
+from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.step import Step
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.packages import offered
-from data_pipeline.objectives.objective import Objective
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import HOOKS, HookSettings
@@ -214,7 +214,7 @@ OTHERS = """
 from typing import Literal
 
 from data_pipeline.dedup.step import Step
-from data_pipeline.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import SamplesSettings
 from pretrain.config.models import T5Config

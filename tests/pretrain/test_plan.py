@@ -13,9 +13,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import duration, human_size
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import duration, human_size
 from pretrain import device_speed, models
 from pretrain.cli import app
 from pretrain.config import RunConfig

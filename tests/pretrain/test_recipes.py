@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipes import RECIPES, corpora, counted, hours
-from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.objectives.denoising import Denoising
+from data_pipeline.base.config_file import Section, load
+from data_pipeline.corpus.objectives.denoising import Denoising
 from examples.experiment import experiment_folder
 from pretrain import models
 from pretrain.config import RunConfig

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from data_pipeline.base.config_file import Section, in_brief, meaning
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
-from data_pipeline.foundation.config_file import Section, in_brief, meaning
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.objectives.registry import TrainingObjective
+from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
 from pretrain.config import RunConfig
 from pretrain.tools import reference

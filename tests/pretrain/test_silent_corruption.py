@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.training.callbacks.silent_errors.memory_at_rest import checksum, interval

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
+from data_pipeline.corpus.objectives.language_modelling import PrefixLM
+from data_pipeline.corpus.objectives.text_to_text import InOneRow
+from data_pipeline.corpus.packing.examples import balanced
 from data_pipeline.loading.batches import as_batch
-from data_pipeline.objectives.language_modelling import PrefixLM
-from data_pipeline.objectives.text_to_text import InOneRow
-from data_pipeline.packing.examples import balanced
 from pretrain.config.run_config import DataSection
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings

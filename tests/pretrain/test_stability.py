@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError
 from data_pipeline.corpus import Corpus, open_corpus
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading.stream import Stream
-from data_pipeline.objectives.span_corruption import SpanCorruption
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run.metrics_file import read_metrics

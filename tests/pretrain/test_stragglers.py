@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine import step_measures
 from pretrain.engine.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes, compared, named, waiting

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from data_pipeline.base.config_file import check, load
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import check, load
-from data_pipeline.foundation.errors import UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.base.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.training.tracking import feeder, mlflow_store
 from pretrain.training.tracking import tracker as tracking

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import FailedError, StoreUnavailable, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HookSettings

@@ -9,11 +9,11 @@ import pytest
 import torch
 import yaml
 
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.config_file import load, merged
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.config_file import load, merged
-from data_pipeline.foundation.errors import FailedError, UserError
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.training import preflight as module

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.run import deaths, restarts, status
 from pretrain.run.metrics_file import MetricLog
 from pretrain.run.status import Status

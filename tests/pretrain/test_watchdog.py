@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.base.errors import FailedError, UserError
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.construction import prepare_layers
 from pretrain.models.layers import Layer

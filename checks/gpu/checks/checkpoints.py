@@ -7,7 +7,7 @@ from torch import Tensor
 
 from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
-from data_pipeline.foundation.config_file import check
+from data_pipeline.base.config_file import check
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors

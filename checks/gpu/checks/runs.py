@@ -15,7 +15,7 @@ from checks.gpu.corpus import make
 from checks.gpu.report import Json, Report
 from checks.gpu.runner import ROOT, Place
 from checks.gpu.workload import BASE
-from data_pipeline.foundation.atomic import write_json
+from data_pipeline.base.atomic import write_json
 from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 

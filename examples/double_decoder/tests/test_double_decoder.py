@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline.foundation.config_file import load
-from data_pipeline.tokenizer import Tokenizer
-from data_pipeline.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.base.config_file import load
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings

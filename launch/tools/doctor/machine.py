@@ -16,11 +16,11 @@ from pathlib import Path
 import pynvml
 from packaging.requirements import Requirement
 
-from data_pipeline.foundation.atomic import lock
-from data_pipeline.foundation.errors import UserError, one_line
-from data_pipeline.foundation.formatting import counted, human_size, masked
-from data_pipeline.foundation.packages import PACKAGE, version_of
-from data_pipeline.foundation.processes import available_memory, until
+from data_pipeline.base.atomic import lock
+from data_pipeline.base.errors import UserError, one_line
+from data_pipeline.base.formatting import counted, human_size, masked
+from data_pipeline.base.packages import PACKAGE, version_of
+from data_pipeline.base.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
 from pretrain.device_speed import product_flops
 from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
@@ -183,7 +183,7 @@ def _locks(folder: Path, locked: str | None) -> Finding:
 
 def run_file(settings: Settings) -> list[Finding]:
     """Whether the run file is valid for these ranks, and its corpora exist."""
-    from data_pipeline.foundation import config_file  # a check imports only what it needs
+    from data_pipeline.base import config_file  # a check imports only what it needs
     from pretrain import config as configs
     from pretrain.training import preflight
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data_pipeline.foundation.config_file import load
+from data_pipeline.base.config_file import load
 from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan

@@ -13,14 +13,14 @@ from typing import Any
 import yaml
 
 import data_pipeline
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted
+from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted
-from data_pipeline.foundation.progress import set_activity
-from data_pipeline.objectives.masked_lm import MaskedLM
-from data_pipeline.objectives.objective import Objective
+from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.sources.formats import OPTIONS
 from launch.tools.scaffold.machine import (
     DEFAULT,

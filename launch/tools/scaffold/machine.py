@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
-from data_pipeline.foundation import paths
-from data_pipeline.foundation.config_file import Section, load
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import counted, duration
+from data_pipeline.base import paths
+from data_pipeline.base.config_file import Section, load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import counted, duration
 from pretrain.config.models import AnyModelConfig, ModelConfig
 from pretrain.device_speed import cpu_share, gpu_of_device, product_flops
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank

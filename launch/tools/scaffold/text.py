@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from data_pipeline.base.errors import DamagedInput, StoreError, UserError
+from data_pipeline.base.formatting import counted, printable
+from data_pipeline.base.json_file import read_valid_json
+from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig, TokenizerConfig
-from data_pipeline.foundation.errors import DamagedInput, StoreError, UserError
-from data_pipeline.foundation.formatting import counted, printable
-from data_pipeline.foundation.json_file import read_valid_json
-from data_pipeline.foundation.progress import set_activity
 from data_pipeline.sources import csv, jsonl, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, open_text
 from data_pipeline.stages.documents import text_of
 from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files
-from data_pipeline.tokenizer.training import largest_vocabulary
+from data_pipeline.stages.tokenizer_training import largest_vocabulary
 
 _FORMATS = {  # by the ending of a name, without the compression's ending
     **{f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow", "wet", "warc")},

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_pipeline.foundation.atomic import write_bytes
-from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
+from data_pipeline.base.atomic import write_bytes
+from data_pipeline.base.errors import FailedError, MissingPackage, UserError
 from pretrain.run import node_memory
 
 if TYPE_CHECKING:

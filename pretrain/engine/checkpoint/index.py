@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
-from data_pipeline.foundation import packages
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
-from data_pipeline.foundation.errors import FailedError, MissingPackage, UserError
-from data_pipeline.foundation.json_file import PathBelow, parse_json
+from data_pipeline.base import packages
+from data_pipeline.base.atomic import TEMPORARY_SUFFIX, fingerprint, flush, sha256, write_json
+from data_pipeline.base.errors import FailedError, MissingPackage, UserError
+from data_pipeline.base.json_file import PathBelow, parse_json
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.stream import Mixture, changed, differences
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.run_config import CheckpointSection
 from pretrain.engine.checkpoint import rank_file
 from pretrain.models import FAMILIES, ModelConfig, parse

@@ -25,8 +25,8 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from data_pipeline.foundation.atomic import write_json
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.json_file import read_valid_json
 from pretrain.engine.checkpoint import rank_file
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.engine.checkpoint.engine_state import Copy, HostCopies, copy_bytes

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from data_pipeline.foundation.atomic import commit, flush, sha256, temporary_path
-from data_pipeline.foundation.errors import FailedError, UserError
+from data_pipeline.base.atomic import commit, flush, sha256, temporary_path
+from data_pipeline.base.errors import FailedError, UserError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import memory
 from pretrain.engine.checkpoint.directory import (

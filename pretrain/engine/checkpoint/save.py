@@ -22,9 +22,9 @@ from queue import SimpleQueue
 import torch
 import torch.distributed as dist
 
-from data_pipeline import tokenizer
-from data_pipeline.foundation.atomic import commit, temporary_path
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.atomic import commit, temporary_path
+from data_pipeline.base.errors import FailedError
+from data_pipeline.corpus import tokenizer
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.engine.checkpoint.engine_state import Copy, HostCopies

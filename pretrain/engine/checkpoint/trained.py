@@ -12,11 +12,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from data_pipeline import tokenizer as tokenizers
-from data_pipeline.foundation.atomic import new_directory
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.atomic import new_directory
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus import tokenizer as tokenizers
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.stream import differences
-from data_pipeline.tokenizer import Tokenizer
 from pretrain import models
 from pretrain.engine.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.engine.checkpoint import index as checkpoint_index

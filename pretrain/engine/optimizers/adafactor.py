@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain.config.optimizers import AdafactorConfig
 from pretrain.engine.optimizers.flat_buffers import (
     FlatBuffer,

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from torch import nn
 from torch.nn import Parameter
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config.models import ModelConfig
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig
 from pretrain.models.layers import RMSNorm

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.config.evaluation import AttentionSettings
 from pretrain.evaluate.hook import Evaluation, Findings
 from pretrain.evaluate.record import new_figure

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import UserError, one_line
-from data_pipeline.objectives.randomness import random_bits, row_keys
+from data_pipeline.base.errors import UserError, one_line
+from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
 from pretrain.config.models import ModelConfig
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models.attention import KeyValueCache, MemoryCache

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from data_pipeline.foundation.config_file import Section
+from data_pipeline.base.config_file import Section
 
 
 class GenerationSettings(Section):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.text.vocabulary import Vocabulary
-from data_pipeline.tokenizer import Tokenizer
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings

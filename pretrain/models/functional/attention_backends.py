@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import human_size
-from data_pipeline.foundation.processes import available_memory
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import human_size
+from data_pipeline.base.processes import available_memory
 from pretrain.models.functional.arithmetic import drop, soft_capped
 from pretrain.models.kernels import GRANULE, MARGIN
 

@@ -11,7 +11,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from data_pipeline.foundation.errors import UserError
+from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.training.callback import Callback

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from data_pipeline.foundation.formatting import human_size
+from data_pipeline.base.formatting import human_size
 from pretrain.config.run_config import AlertsSection
 from pretrain.run.alerts import Alerts
 from pretrain.training.callback import Callback

@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import human_size
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.formatting import human_size
 from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
 from pretrain.engine.ranks import of_all_ranks, on_each_rank, ranks_by_node

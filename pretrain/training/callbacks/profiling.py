@@ -2,7 +2,7 @@
 
 from torch.profiler import ProfilerActivity, profile
 
-from data_pipeline.foundation.atomic import temporary_path
+from data_pipeline.base.atomic import temporary_path
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 

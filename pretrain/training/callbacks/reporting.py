@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.formatting import counted, duration, human_size
+from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory

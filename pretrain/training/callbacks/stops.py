@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from data_pipeline.foundation.processes import STOP_SIGNALS, announce, stop_signals
+from data_pipeline.base.processes import STOP_SIGNALS, announce, stop_signals
 from pretrain.engine.ranks import first_value
 from pretrain.run import status
 from pretrain.run.restarts import earlier_seconds

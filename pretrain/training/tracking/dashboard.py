@@ -5,8 +5,8 @@ import socket
 import sys
 from pathlib import Path
 
-from data_pipeline.foundation.errors import UserError
-from data_pipeline.foundation.formatting import without_login
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import without_login
 from pretrain.training.tracking.mlflow_store import ARTIFACTS, FeedState, absolute_uri, sqlite_file, with_password
 
 _HOST = "127.0.0.1"

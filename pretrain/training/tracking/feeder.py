@@ -26,9 +26,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
 
-from data_pipeline.foundation.atomic import TEMPORARY_SUFFIX
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import masked, printable
+from data_pipeline.base.atomic import TEMPORARY_SUFFIX
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.formatting import masked, printable
 from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
 from pretrain.run.system_metrics import files_of_machines
 from pretrain.training.tracking.mlflow_store import (

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import NonNegativeInt
 
-from data_pipeline.foundation.atomic import temporary_path, write_json
-from data_pipeline.foundation.errors import OF_DISKS, FailedError, UserError
-from data_pipeline.foundation.formatting import MASK, counted, masked
-from data_pipeline.foundation.json_file import read_valid_json
+from data_pipeline.base.atomic import temporary_path, write_json
+from data_pipeline.base.errors import OF_DISKS, FailedError, UserError
+from data_pipeline.base.formatting import MASK, counted, masked
+from data_pipeline.base.json_file import read_valid_json
 
 if TYPE_CHECKING:
     from mlflow import tracking

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from data_pipeline.foundation.errors import FailedError, UserError
-from data_pipeline.foundation.formatting import masked, masked_values
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import masked, masked_values
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking.mlflow_store import (
     HOST,

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline.foundation.errors import FailedError
-from data_pipeline.foundation.formatting import first_few
+from data_pipeline.base.errors import FailedError
+from data_pipeline.base.formatting import first_few
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.engine import Engine
 from pretrain.run import heartbeat, watchdog

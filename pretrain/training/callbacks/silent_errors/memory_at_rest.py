@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from pretrain.engine.checkpoint.directory import set_aside_after
 from pretrain.engine.ranks import most, of_all_ranks, on_rank_0
 from pretrain.models.flops import Sizes, count_flops

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_pipeline.foundation.errors import FailedError
+from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batches import Batch
 from pretrain.engine.checkpoint.directory import set_aside_after
 from pretrain.engine.ranks import of_all_ranks, on_rank_0

@@ -1,0 +1,123 @@
+"""Versions of packages and of this source tree, and what other packages offer: hooks, objectives, sources, …"""
+
+import subprocess
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import data_pipeline
+from data_pipeline.base.errors import UserError
+
+PACKAGE = "encdec-pretrain"
+_SOURCE = Path(data_pipeline.__file__).parent.parent
+
+
+def code_version(source: Path = _SOURCE) -> str:
+    """The git commit, with "-dirty" if tracked files differ; outside a git repository, the package's version."""
+    # --exclude: git would otherwise print a tag instead of the commit
+    described = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", source=source).strip()
+    return described or package_version()
+
+
+def package_version() -> str:
+    """The version of this package; "unknown" if it isn't installed."""
+    return version_of(PACKAGE) or "unknown"
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; "" if it isn't installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def git(*arguments: str, source: Path = _SOURCE) -> str:
+    """The output of a git command in the source tree; "" if it is no git repository or the command fails."""
+    if not (source / ".git").exists():
+        return ""
+    command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+T = TypeVar("T")
+# By key of a config file, or of a file written from one: the entry points that offer the key's values.
+_OFFERED_UNDER = {"objective": "objectives", "of": "objectives", "model": "families", "evaluation": "hooks"}
+
+
+def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str | None = None) -> dict[str, type[T]]:
+    """The subclasses of `base` under the entry points `encdec_pretrain.KINDS` of all installed packages, by name.
+
+    `shipped`: names that this package has itself. `key`: the field whose default must be the name. Raises UserError for
+    an entry point that can't be imported, is no subclass of `base` or has another default, and for two of one name.
+    """
+    found: dict[str, type[T]] = {}
+    for entry in _entries(kinds):
+        where = f"{entry.group}: {entry.name} = {entry.value}"
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            raise UserError(f"{where} can't be imported: {error}") from None
+        if not (isinstance(loaded, type) and issubclass(loaded, base)):
+            raise UserError(f"{where} is no subclass of {base.__name__}")
+        field: Any = getattr(loaded, "model_fields", {}).get(key)
+        if key and (field is None or field.default != entry.name):
+            raise UserError(f"{where} has {field and field.default!r} as its {key}; expected {entry.name!r}")
+        if entry.name in shipped or found.setdefault(entry.name, loaded) is not loaded:
+            other = "what ships" if entry.name in shipped else "another package"
+            raise UserError(f"{where} of {_package(entry)} has a name that {other} has already; give it another")
+    return found
+
+
+def _entries(kinds: str) -> Iterable[EntryPoint]:
+    """The entry points in the order of packages' names, since file systems list them in any order."""
+    return sorted(entry_points(group=f"encdec_pretrain.{kinds}"), key=lambda entry: (_package(entry), entry.name))
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+
+
+def offering(kinds: str, name: str) -> str:
+    """The package that offers `name`, with its version: "my_package 1.0"; "" for a name that ships."""
+    return next((_package(entry) for entry in _entries(kinds) if entry.name == name), "")
+
+
+def missing(kinds: str, name: object) -> str:
+    return f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds}){example(kinds, name)}"
+
+
+def example(kinds: str, name: object) -> str:
+    """How to install the package in `examples` that offers `name`: ": pip install -e FOLDER". "" if none does, and
+    outside a checkout."""
+    for file in sorted(_SOURCE.glob("examples/*/pyproject.toml")):
+        offers = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("entry-points", {})
+        if str(name) in offers.get(f"encdec_pretrain.{kinds}", {}):
+            return f": pip install -e {file.parent}"
+    return ""
+
+
+def installed_then(package: str) -> str:
+    """The way out for a file that was written with `package`, a result of `offering`."""
+    return f"it was {package}; install that" if package else "install the one that does"
+
+
+def missing_under(keys: Sequence[object], name: object) -> str:
+    """`missing`, if packages may offer the value `name` of these keys of a config file; else ""."""
+    names = [str(key) for key in keys if not str(key).isdecimal()]
+    kinds = "sources" if names == ["sources", "format"] else _OFFERED_UNDER.get(names[-1])
+    return missing(kinds, name) if kinds else ""
+
+
+def named(given: Mapping[str, Any], key: str, kinds: str, base: type[T]) -> type[T]:
+    """The subclass of `base` that settings name under `key`. Raises ValueError if no installed package has it."""
+    found = offered(kinds, base)
+    if (name := given.get(key)) not in found:
+        raise ValueError(f"{key}: {missing(kinds, name)}; there is {', '.join(found) or 'none'}")
+    return found[name]

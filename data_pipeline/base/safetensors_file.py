@@ -1,0 +1,143 @@
+"""Writes safetensors files at once or piece by piece, and reads slices of their arrays. A full disk raises OSError."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from data_pipeline.base.errors import FailedError, one_line
+from data_pipeline.base.store import Store
+
+_DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
+_HEAD = 16_384  # bytes of the first read: the header and, in a small file, the arrays
+_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Turns a SafetensorError that an error of the system has caused into the OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
+    """Writes a file of `arrays`, with `metadata` in its header."""
+    with os_errors():
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, metadata)
+
+
+class Arrays:
+    """The arrays of a file; only what is asked for is read. Raises FailedError if the file is damaged."""
+
+    def __init__(self, corpus: Store, name: str):
+        self._corpus, self._name = corpus, name
+        try:
+            (head,) = corpus.ranges(name, [(0, _HEAD)])
+            (size,) = struct.unpack_from("<Q", head)
+            self._start = 8 + size
+            if self._start > len(head):
+                head += corpus.ranges(name, [(len(head), self._start)])[0]
+            header = json.loads(head[8 : self._start])
+            self._head = head
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            self._dtypes = {array: np.dtype(_DTYPES[one["dtype"]]) for array, one in header.items()}
+            self._shapes = {array: tuple(one["shape"]) for array, one in header.items()}
+            self._at = {array: self._start + one["data_offsets"][0] for array, one in header.items()}
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise self._damage(one_line(error)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __contains__(self, array: str) -> bool:
+        return array in self._shapes
+
+    def shape(self, array: str) -> tuple[int, ...]:
+        return self._shapes[array]
+
+    def dtype(self, array: str) -> np.dtype:
+        return self._dtypes[array]
+
+    def __getitem__(self, array: str) -> np.ndarray:
+        """A whole array."""
+        return self.slices((array, 0, self._shapes[array][0]))[0]
+
+    def slices(self, *wanted: tuple[str, int, int]) -> list[np.ndarray]:
+        """`array[start:stop]` for each (array, start, stop) of `wanted`, in one request."""
+        strides = [self._dtypes[array].itemsize * math.prod(self._shapes[array][1:]) for array, _, _ in wanted]
+        ranges = [
+            (self._at[array] + start * stride, self._at[array] + stop * stride)
+            for (array, start, stop), stride in zip(wanted, strides, strict=True)
+        ]
+        missing = [(first, last) for first, last in ranges if last > len(self._head)]
+        read = iter(self._corpus.ranges(self._name, missing) if missing else ())
+        found = []
+        for (array, start, stop), (first, last) in zip(wanted, ranges, strict=True):
+            content = next(read) if last > len(self._head) else self._head[first:last]
+            if len(content) != last - first:
+                raise self._damage(f"it ends at byte {first + len(content)}")
+            found.append(np.frombuffer(content, self._dtypes[array]).reshape(stop - start, *self._shapes[array][1:]))
+        return found
+
+    def _damage(self, reason: str) -> FailedError:
+        way_out = "data-pipeline build CORPUS.yaml --repair writes it again"
+        return FailedError(f"{self._corpus.at(self._name)}: damaged: {reason}; {way_out}")
+
+
+class GrowingArrays:
+    """Writes arrays of known shapes to `file`, piece by piece and in any order."""
+
+    def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]):
+        self._file = file
+        self._dtypes = {name: np.dtype(kind) for name, (kind, _) in shapes.items()}
+        header: dict[str, dict[str, object]] = {}
+        self._at: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        end = 0
+        for name in sorted(shapes, key=lambda name: (-self._dtypes[name].itemsize, name)):  # so all are aligned
+            dtype, shape = self._dtypes[name], shapes[name][1]
+            self._at[name], end = end, end + dtype.itemsize * math.prod(shape)
+            self._ends[name] = end
+            header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [self._at[name], end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(struct.pack("<Q", len(text)) + text)
+        self._start = 8 + len(text)
+
+    def append(self, name: str, values: np.ndarray) -> None:
+        """Appends `values` to the array `name`."""
+        content = np.ascontiguousarray(values, self._dtypes[name])
+        if self._at[name] + content.nbytes > self._ends[name]:
+            raise ValueError(f"{name}: more values than its shape has room for")
+        self._file.seek(self._start + self._at[name])
+        self._file.write(content.data if content.size else b"")
+        self._at[name] += content.nbytes
+
+    def check(self) -> None:
+        """Raises ValueError if an array isn't full."""
+        if short := [name for name, at in self._at.items() if at != self._ends[name]]:
+            raise ValueError(f"{', '.join(short)}: fewer values than the shape says")
+
+
+@contextlib.contextmanager
+def growing_arrays(path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]) -> Iterator[GrowingArrays]:
+    """A safetensors file for arrays of `shapes`, (dtype, shape) by name. Raises ValueError if one isn't full at the end
+    of the block."""
+    with path.open("wb") as file:
+        arrays = GrowingArrays(file, shapes)
+        yield arrays
+        arrays.check()

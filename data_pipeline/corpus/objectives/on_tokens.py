@@ -1,0 +1,54 @@
+"""Applies an objective to the tokens of a text, without a corpus."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.base.config_file import Section, check
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.objectives.objective import Padded
+from data_pipeline.corpus.objectives.randomness import noise_keys, row_keys
+from data_pipeline.corpus.objectives.registry import TrainingObjective
+from data_pipeline.corpus.objectives.ul2 import UL2
+from data_pipeline.corpus.tokenizer import Tokenizer
+
+OnTokens = Callable[..., tuple[list[int], list[int]]]
+
+
+class _Given(Section):
+    objective: TrainingObjective
+
+
+def objective(name: str, tokenizer: Tokenizer, /, *, seed: int = 0, **settings: Any) -> OnTokens:
+    """A function `apply(tokens, row=0, epoch=0)` that returns (inputs, targets), the token ids of an example.
+
+    `name`: an objective of docs/reference/settings.md, such as "span_corruption". `tokenizer`: a corpus's or a model's.
+    `settings`: the keys of `rows.objective` in a corpus file, such as `noise_density=0.3`. The noise is a function of
+    `seed`, `row` and `epoch`. It is the noise of the training row with this number in a corpus with this seed; only UL2
+    draws the denoiser of a row again.
+
+    Raises UserError for unknown names and settings, for an objective that the tokenizer can't serve, and for an
+    objective of pairs of texts. `apply` raises UserError for more tokens than a row has.
+    """
+    made = check({"objective": {**settings, "name": name}}, _Given, "objective()").objective
+    vocabulary = tokenizer.vocabulary
+    if problems := made.problems(vocabulary):
+        raise UserError("\n".join(f"{name}: {problem}" for problem in problems))
+    if made.columns and not isinstance(made, UL2):
+        raise UserError(f"{name}: expected an objective of one text, but this one needs pairs of texts")
+
+    most = int(made.raw_lengths.min()) if isinstance(made, UL2) else made.raw_length
+
+    def apply(tokens: Sequence[int], row: int = 0, epoch: int = 0) -> tuple[list[int], list[int]]:
+        if len(tokens) > most or not made.accepts(len(tokens)):
+            expected = f"at most {most:,} tokens" if len(tokens) > most else "tokens that the objective can split"
+            raise UserError(f"{name}: expected {expected}, got {len(tokens):,}")
+        ids = np.array([row])
+        rows = Padded.full(np.array([tokens], dtype=np.int64))
+        columns = {"denoiser": made.draw(row_keys(seed, "denoiser", epoch, ids))} if isinstance(made, UL2) else {}
+        example = made.apply(rows, noise_keys(seed, "train", epoch, ids), vocabulary, columns)
+        inputs, targets = (side.values[0, : side.lengths[0]].tolist() for side in (example.inputs, example.targets))
+        return inputs, targets
+
+    return apply

@@ -1,0 +1,209 @@
+"""The interface of tokenizer models, which turn text into ids, and the base class of those of the library `tokenizers`.
+
+Special tokens never match text: text that spells one is encoded like any other text.
+"""
+
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
+
+import numpy as np
+import tokenizers
+
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.text.vocabulary import Vocabulary
+
+Item = TypeVar("Item")
+_PART_CHARACTERS = 1_000_000
+_SPACE = re.compile(r"[^\S\x1c-\x1f]")  # the four are white space for Python, but for no tokenizer
+_CUT = re.compile(rf"(?<=\S){_SPACE.pattern}")
+_SENTENCE_END = re.compile(r"""[.!?。．｡！？]['"”’»›)\]}」』】）]*\Z""")
+
+# Special tokens whose spelling gives their role.
+ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": "mask"}
+
+
+class TextModel(Protocol):
+    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels."""
+
+    kind: ClassVar[str]
+
+    @property
+    def glue(self) -> str:
+        """The text between a special token and the next text, when ids are shown as text."""
+
+    @property
+    def size(self) -> int:
+        """The number of the model's ids."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The roles of the model's ids."""
+
+    @property
+    def byte_ids(self) -> frozenset[int]:
+        """The ids of single bytes, which spell the characters that have no token."""
+        return frozenset()
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The names of the ids without text, for display."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """(name, content) of the files from which the model can be read."""
+
+    @property
+    def sha256(self) -> str:
+        """A checksum of everything that decides which ids a text gets."""
+
+    def has(self, token: str) -> bool:
+        """Whether the model has a token spelled `token`."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, without begin or EOS tokens."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text that `ids` stand for."""
+
+
+def read_file(path: Path) -> str:
+    """The text of a tokenizer's file. Raises UserError if it can't be read, FailedError if it isn't UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
+    except ValueError:
+        raise FailedError(f"{path}: damaged: not valid UTF-8") from None
+
+
+def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) -> Iterator[str]:
+    """`text` in parts of about a million characters, to bound the memory of encoding.
+
+    Text is cut where `cut` matches, by default where white space begins: no token spans such a cut. A part without a
+    match is cut after `longest` characters, by default two million.
+    """
+    longest = longest or 2 * _PART_CHARACTERS
+    start = 0
+    while start < len(text):
+        space = cut.search(text, start + _PART_CHARACTERS, start + longest)
+        end = space.start() if space else start + longest
+        yield text[start:end]
+        start = end
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a token with this `text` ends a sentence: with a mark, and perhaps closing quotes or brackets.
+
+    ".", '?"' and " 2018." do; "Mr." would too, if it were one token.
+    """
+    return _SENTENCE_END.search(text.rstrip()) is not None
+
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch would use threads that other workers need
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ids of the tokens with a role; None for a role without a token."""
+
+    pad: int
+    eos: int
+    unk: int | None = None
+    bos: int | None = None
+    mask: int | None = None
+
+
+class FastTokenizer(TextModel):
+    """A model that a tokenizer of the library, `backend`, runs. Subclasses know its files and its tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+        self._backend.encode_special_tokens = True
+
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        self.__dict__.update(state)
+        self._backend.encode_special_tokens = True  # the library doesn't pickle this setting
+
+    @property
+    @abstractmethod
+    def roles(self) -> Roles:
+        """The tokens with a role."""
+
+    @abstractmethod
+    def token_texts(self) -> Iterator[tuple[int, str]]:
+        """(id, text) of each id that stands for text; "" for a part of a character."""
+
+    @cached_property
+    def tokens(self) -> Mapping[int, str]:
+        """The token of each id, as the model spells it."""
+        return {id_: token for token, id_ in self._backend.get_vocab(with_added_tokens=True).items()}
+
+    @cached_property
+    def size(self) -> int:
+        return max(self.tokens) + 1
+
+    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
+        """(first, end) of the range that spans all ids of text; `is_text` (size,) marks these ids."""
+        ids = np.flatnonzero(is_text)
+        return (int(ids[0]), int(ids[-1]) + 1) if len(ids) else (0, 0)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """A token whose text starts with white space starts a word. Special tokens and bytes start and end nothing."""
+        is_text, starts, ends = (np.zeros(self.size, dtype=bool) for _ in range(3))
+        texts = [""] * self.size
+        for id_, text in self.token_texts():
+            is_text[id_], texts[id_] = True, text
+            starts[id_], ends[id_] = _SPACE.match(text) is not None, ends_sentence(text)
+        roles = asdict(self.roles)
+        return Vocabulary(
+            size=self.size,
+            text=self.text_range(is_text),
+            **roles,
+            special={name: id_ for id_, name in self.names.items() if id_ not in roles.values()},
+            word_starts=starts,
+            sentence_ends=ends,
+            texts=tuple(texts),
+        )
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """A copy of the library's tokenizer, which a caller may change."""
+        return tokenizers.Tokenizer.from_str(self._backend.to_str())
+
+    def has(self, token: str) -> bool:
+        return self._backend.token_to_id(token) is not None
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = [[] for _ in texts]
+        cut = ((number, part) for number, text in enumerate(texts) for part in self.parts(text))
+        for batch in batches(cut, lambda one: len(one[1]), _PART_CHARACTERS):
+            encoded = self._backend.encode_batch_fast([part for _, part in batch], add_special_tokens=False)
+            for (number, _), one in zip(batch, encoded, strict=True):
+                ids[number] += one.ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def parts(self, text: str) -> Iterable[str]:
+        """`text` in parts, to bound the memory of encoding."""
+        return parts(text)
+
+
+def batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """`items` in lists; a list ends when its sizes add up to `most`."""
+    batch, total = list[Item](), 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= most:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,236 @@
+"""A tokenizer: a text model, with special tokens and sentinels added above its ids.
+
+In ascending order the ids are the model's own, the special tokens in their order, and the sentinels, with
+`<extra_id_0>` the highest. No text is ever encoded as one of these special tokens or sentinels, even if it spells one.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeInt
+
+from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.json_file import PathBelow, read_json
+from data_pipeline.base.store import Store
+from data_pipeline.corpus.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
+from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.text_model import ROLES, TextModel
+from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson
+from data_pipeline.corpus.tokenizer.wordpiece import WordPiece
+from data_pipeline.text.vocabulary import Vocabulary
+
+FOLDER = "tokenizer"  # in a corpus and in a checkpoint
+_DESCRIPTION = f"{FOLDER}/description.json"
+# For each kind: the function that reads it, and the names of its files.
+_READ: dict[str, tuple[Callable[[Path], TextModel], tuple[str, ...]]] = {
+    SentencePiece.kind: (lambda folder: SentencePiece.read(folder / sentencepiece.MODEL), (sentencepiece.MODEL,)),
+    ByteLevelBPE.kind: (ByteLevelBPE.read, (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
+    WordPiece.kind: (WordPiece.read, (wordpiece.LISTING, wordpiece.SETTINGS)),
+    TokenizerJson.kind: (TokenizerJson.read, (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
+}
+
+
+@dataclass(frozen=True)
+class TokenizerDescription:
+    """A tokenizer's files and ids, in a manifest and in a checkpoint.
+
+    Attributes:
+        file: the first of `files`.
+        files: the sha256 of each file.
+        sha256: a checksum of everything that decides which ids a text gets.
+        size: the number of ids.
+        pieces: the number of the model's own ids.
+    """
+
+    kind: str
+    file: str
+    files: dict[PathBelow, str]
+    sha256: str
+    size: NonNegativeInt
+    pieces: NonNegativeInt
+    special_tokens: list[str]
+    sentinels: NonNegativeInt
+    pad: int
+    eos: int
+    unk: int | None
+    bos: int | None
+    mask: int | None
+    special: dict[str, int]
+    first_sentinel: int | None
+
+
+class Tokenizer:
+    """`model` with ids for `special_tokens` and `sentinels` above its own.
+
+    Attributes:
+        model: the text model, such as sentencepiece's.
+        special_tokens: the names of the special tokens added to the model.
+        sentinels: the number of sentinels.
+    """
+
+    def __init__(self, model: TextModel, special_tokens: Sequence[str] = (), sentinels: int = 0):
+        if taken := [name for name in special_tokens if model.has(name)]:
+            raise UserError(f"tokenizer.special_tokens: {', '.join(taken)}: the tokenizer has that token already")
+        if sentinels and model.has("<extra_id_0>"):
+            raise UserError("tokenizer.sentinels: the tokenizer has a token <extra_id_0> already")
+        self.model, self.special_tokens, self.sentinels = model, tuple(special_tokens), sentinels
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the model alone."""
+        return self.model.sha256
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of the model's own ids."""
+        return self.model.size
+
+    @property
+    def size(self) -> int:
+        """The number of all ids: the model's, special tokens and sentinels."""
+        return self.vocab_size + len(self.special_tokens) + self.sentinels
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The roles of the ids."""
+        return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels)
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The names of the ids without text: the model's, then special tokens and sentinels."""
+        sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
+        return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, without an EOS token."""
+        return self.model.encode(texts)
+
+    def encode_with_sentinels(self, text: str) -> list[int]:
+        """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, and `<mask>` the mask.
+
+        A space before one is part of it, as in `decode`. So no token consists of that space alone.
+        """
+        ids: list[int] = []
+        start = 0
+        for number in range(self.sentinels):
+            sentinel = f"<extra_id_{number}>"
+            at = text.find(sentinel, start)
+            if at < 0:
+                break
+            ids += [*self._ids_with_masks(text[start:at].removesuffix(" ")), self.size - 1 - number]
+            start = at + len(sentinel)
+        return [*ids, *self._ids_with_masks(text[start:]), self.vocabulary.eos]
+
+    def _ids_with_masks(self, text: str) -> list[int]:
+        mask = self.vocabulary.mask
+        if mask is None:
+            return self._ids(text)
+        *before, last = text.split(self.names[mask])
+        return [id_ for part in before for id_ in (*self._ids(part.removesuffix(" ")), mask)] + self._ids(last)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""
+        hidden = (self.vocabulary.pad, self.vocabulary.eos)
+        shown = [int(id_) for id_ in ids if int(id_) not in hidden]
+        text = ""
+        for named, group in groupby(shown, self.names.__contains__):
+            run = list(group)
+            part = " ".join(self.names[id_] for id_ in run) if named else self.model.decode(run)
+            between = " " if named else self.model.glue
+            text += (between if text and part else "") + part
+        return text
+
+    def describe(self) -> TokenizerDescription:
+        vocabulary = self.vocabulary
+        files = {f"{FOLDER}/{name}": hashlib.sha256(content).hexdigest() for name, content in self.model.files.items()}
+        return TokenizerDescription(
+            kind=self.model.kind,
+            file=next(iter(files)),
+            files=files,
+            sha256=self.sha256,
+            size=self.size,
+            pieces=self.vocab_size,
+            special_tokens=list(self.special_tokens),
+            sentinels=self.sentinels,
+            pad=vocabulary.pad,
+            eos=vocabulary.eos,
+            unk=vocabulary.unk,
+            bos=vocabulary.bos,
+            mask=vocabulary.mask,
+            special=vocabulary.special,
+            first_sentinel=vocabulary.first_sentinel if self.sentinels else None,
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return self.model.encode([text])[0]
+
+
+def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int) -> Vocabulary:
+    """A model's `own` vocabulary with special tokens and sentinels above it."""
+    special = {name: own.size + number for number, name in enumerate(special_tokens)}
+    roles: dict[str, Any] = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
+    neither = np.zeros(len(special) + sentinels, dtype=bool)
+    size = own.size + len(neither)
+    return replace(
+        own,
+        **roles,
+        size=size,
+        first_sentinel=size - 1 if sentinels else -1,
+        sentinels=sentinels,
+        special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
+        word_starts=np.append(own.word_starts, neither),
+        sentence_ends=np.append(own.sentence_ends, neither),
+        texts=(*own.texts, *[""] * len(neither)) if own.texts else (),
+    )
+
+
+def load(directory: Path, described: TokenizerDescription | None = None) -> Tokenizer:
+    """The tokenizer in `directory`, a corpus or a checkpoint.
+
+    `described`: the description in the corpus's manifest; None: the file that `save` wrote in a checkpoint. Raises
+    FailedError if the files or ids differ from the description.
+    """
+    if described is None:
+        try:
+            described = read_json(directory / _DESCRIPTION, TokenizerDescription)
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename}: no such file or directory") from None
+    tokenizer = read(directory, described.kind, described.special_tokens, described.sentinels)
+    if described.sha256 != tokenizer.sha256:
+        raise FailedError(f"{directory / FOLDER}: not the tokenizer that {directory} was made with: sha256 differs")
+    expected, found = (asdict(replace(one, file="", files={})) for one in (described, tokenizer.describe()))
+    if wrong := [key for key in expected if expected[key] != found[key]]:
+        lines = (
+            f"{directory}: tokenizer.{key} is described as {expected[key]!r}; the one in {FOLDER} has {found[key]!r}"
+            for key in wrong
+        )
+        raise FailedError("\n".join(lines))
+    return tokenizer
+
+
+def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
+    """The tokenizer in `directory`, with these special tokens and sentinels."""
+    if kind not in _READ:
+        raise UserError(f"{directory}: unknown tokenizer kind {kind!r}, expected one of {', '.join(_READ)}")
+    return Tokenizer(_READ[kind][0](directory / FOLDER), special_tokens, sentinels)
+
+
+def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
+    """The tokenizer of a corpus, which may be in an object store."""
+    with corpus.local(f"{FOLDER}/{name}" for name in _READ[kind][1]) as directory:
+        return read(directory, kind, special_tokens, sentinels)
+
+
+def save(tokenizer: Tokenizer, directory: Path) -> None:
+    """Writes the tokenizer so that `load(directory)` can read it."""
+    for name, content in tokenizer.model.files.items():
+        write_bytes(directory / FOLDER / name, content)
+    write_json(directory / _DESCRIPTION, tokenizer.describe())

@@ -1,0 +1,63 @@
+"""One attempt at a unit: what it needs, how it fails, and what the worker does. Works without Ray, too."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from data_pipeline.base import progress
+from data_pipeline.base.errors import UserError, may_be_of_node
+from data_pipeline.base.progress import Activity
+
+SECONDS_TO_ANSWER = 10.0  # for the actor to which workers report
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The failure of a unit. `of_node`: another node may succeed."""
+
+    error: UserError
+    of_node: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a unit needs of a node, or what a node has: memory in bytes, and CPUs."""
+
+    memory: int = 0
+    cpus: int = 1
+
+    def fits(self, node: "Needs") -> bool:
+        return self.memory <= node.memory and self.cpus <= node.cpus
+
+
+_reporter: threading.Thread | None = None  # of this worker
+_others_may_try = False  # whether another node would retry the current unit
+
+
+def better_tried_elsewhere(error: Exception) -> bool:
+    """Whether a worker should raise `error` instead of blaming the input, so that another node retries the unit."""
+    return _others_may_try and may_be_of_node(error)
+
+
+def attempt(
+    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, lost: int, others_may_try: bool
+) -> Any:
+    """Does a unit in a worker, and reports the activity to `board`. If earlier workers of the unit were `lost`, each
+    activity is reported at once, since this worker may be lost, too."""
+    global _reporter, _others_may_try
+    _others_may_try, process = others_may_try, os.getpid()
+    if _reporter is None:
+        _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))
+
+    def confirm(activity: Activity) -> None:
+        import ray  # only in Ray's workers; a process without a cluster imports this module, too
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)
+
+    with progress.working_on(name, lost, confirm if lost else None):
+        return function(given)

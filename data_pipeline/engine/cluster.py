@@ -1,0 +1,80 @@
+"""Starts or joins a driver's Ray cluster; has the actor to which workers report, and Ray's metrics."""
+
+import logging
+import os
+import socket
+from functools import cache
+from typing import Any
+
+import ray
+from ray.util import metrics, scheduling_strategies
+
+from data_pipeline.base.errors import FailedError, one_line
+from data_pipeline.base.progress import Board
+from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.dispatch import cpus_of, rooms_of_nodes
+
+_SECONDS_TO_CONNECT = 10.0
+_board: tuple[str, str, Any] | None = None  # node and job of this driver; the actor to which its workers report
+
+
+def joined(config: RayConfig, object_store_bytes: int) -> int:
+    """Starts or joins a cluster, unless this process has one; returns the number of its CPUs. Raises FailedError if the
+    cluster can't be used."""
+    if not ray.is_initialized():
+        if config.address is None:
+            _start(config, object_store_bytes)
+        else:
+            _join(config.address)
+    return cpus_of(room for _, room in rooms_of_nodes().values())
+
+
+def count(what: str, stage: str, number: int) -> None:
+    """Adds to Ray's metric `data_pipeline_WHAT`, by stage."""
+    _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
+
+
+@cache
+def _metric(what: str, job: str) -> metrics.Counter:
+    return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
+
+
+def board() -> Any:
+    """The actor to which this driver's workers report. It runs on the driver's node."""
+    global _board
+    context = ray.get_runtime_context()
+    here = context.get_node_id(), context.get_job_id()
+    if _board is None or _board[:2] != here:
+        on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here[0], soft=True)
+        actor = ray.remote(num_cpus=0, max_restarts=-1)(Board)
+        _board = *here, actor.options(scheduling_strategy=on_this_node).remote()
+    return _board[2]
+
+
+def _start(config: RayConfig, object_store_bytes: int) -> None:
+    """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
+    try:
+        started = ray.init(
+            address="local",  # not a cluster that happens to run on this machine
+            num_cpus=config.num_cpus,
+            object_store_memory=object_store_bytes,
+            include_dashboard=config.dashboard,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
+        raise FailedError(f"Ray doesn't start here: {one_line(error)}; run the command again") from None
+    if config.dashboard:
+        print(f"Ray's dashboard: http://{started.dashboard_url}", flush=True)
+
+
+def _join(address: str) -> None:
+    """Joins the cluster at `address`. Raises FailedError if it can't be reached."""
+    # One attempt of at most 40 s. By default Ray makes 20, a quarter of an hour if another program has the port.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if port.isdigit():  # fails at once if nothing listens
+            socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+        ray.init(address=address, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None

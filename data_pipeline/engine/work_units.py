@@ -1,0 +1,289 @@
+"""Runs the units of work of a stage: the driver plans them, workers do them, and the driver commits each.
+
+A unit is a Ray task on a cluster. The worker writes the unit's files atomically and returns only counts. The driver
+then writes the unit's record (`records`), with a fingerprint of the inputs, the files and the counts; this commits the
+unit. Only units without a valid record run, so that a killed build resumes. `workers` decides where and when units run,
+which doesn't change any byte.
+"""
+
+import contextlib
+import errno
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
+from data_pipeline.base.formatting import counted
+from data_pipeline.base.store import Store
+from data_pipeline.engine import fitness, workers
+from data_pipeline.engine.attempt import Failed, Needs
+from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.records import Records
+
+KEPT = "what is finished is kept"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a unit's work returns; a stage that counts something has a subclass."""
+
+    @property
+    def files(self) -> list[str]:
+        """The output files that weren't known when the unit was planned."""
+        return []
+
+
+Spec = TypeVar("Spec")
+ResultType = TypeVar("ResultType", bound=Result, covariant=True)
+
+
+@dataclass(frozen=True)
+class Unit(Generic[Spec]):
+    """A piece of work for a worker.
+
+    Attributes:
+        spec: the worker's argument. Its size must not grow with the number of units: long lists are passed as files
+            (`merging.write_names`).
+        inputs: a fingerprint of all that the result depends on.
+        outputs: the files that it writes; `Result.files` adds those that aren't known beforehand.
+        bytes: the size of the input, for the progress display.
+        size: the amount that the memory grows with. None: `bytes`.
+    """
+
+    name: str
+    spec: Spec
+    inputs: str
+    outputs: tuple[str, ...] = ()
+    bytes: int = 0
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage(Generic[Spec, ResultType]):
+    """How the units of a stage are done. Specs and results are dataclasses.
+
+    Attributes:
+        version: grows when the bytes that `work` writes change.
+        work: `work(corpus, spec)` writes the outputs of a unit and returns a Result, whose type is in its annotations.
+        way_out: the setting that reduces a unit's memory.
+        without: `without(spec, file, reason)` removes an input file from a spec after the file has crashed every worker
+            that read it. `work` must call `set_activity(file)`, so that the file is known.
+        memory: bytes for each of `Unit.size`, beside the 0.3 GB of any worker.
+        cpus: number of threads of `work`.
+    """
+
+    name: str
+    version: int
+    work: Callable[[Store, Spec], ResultType]
+    way_out: str
+    without: Callable[[Spec, str, str], Spec] | None = None
+    memory: float = 0
+    cpus: int = 1
+
+    def fingerprint(self, unit: Unit[Spec]) -> str:
+        return fingerprint([self.name, self.version, unit.inputs])
+
+    def needs(self, unit: Unit[Spec]) -> Needs:
+        return Needs(int(self.memory * (unit.bytes if unit.size is None else unit.size)), self.cpus)
+
+    @property
+    def finished(self) -> Any:
+        """The type of its finished units."""
+        return Finished[get_type_hints(self.work)["return"]]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a unit has written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Finished(Generic[ResultType]):
+    """A committed unit: its counts, the sha256 of each output, and the core-seconds and seconds it took."""
+
+    name: str
+    fingerprint: str
+    result: ResultType
+    outputs: dict[str, Output]
+    seconds: float
+    wall_seconds: float
+
+    @property
+    def checksums(self) -> list[str]:
+        return [output.sha256 for output in self.outputs.values()]
+
+
+def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
+    """The sha256 of each file that `units` have written, by name, in order."""
+    return {name: output.sha256 for unit in units for name, output in unit.outputs.items()}
+
+
+def run(
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Store, ray_config: RayConfig
+) -> list[Finished[ResultType]]:
+    """Brings all units of `stage` up to date; returns them in order. Prints what is done again and why.
+
+    A failed unit doesn't stop the others, unless a remote store refuses or is away. Raises FailedError or StoreError at
+    the end, with one line for each failure.
+    """
+    corpus.claim()  # first: workers of a killed build may still be writing
+    records = Records(corpus, stage.name)
+    done: dict[str, Finished[ResultType]] = records.read(stage.finished)
+    sizes = corpus.sizes(outputs_of([*done.values()]))
+    reasons = {unit.name: _why_redo(done.get(unit.name), stage.fingerprint(unit), sizes) for unit in units}
+    todo = [unit for unit in units if reasons[unit.name]]
+    kept = len(units) - len(todo)
+    if units:
+        because = ", ".join(sorted({reasons[unit.name] for unit in todo}))
+        to_do = f"{counted(len(todo), 'unit')} to do ({because}), {kept}"
+        print(f"{stage.name}:", to_do if todo else f"{kept} of {counted(kept, 'unit')}", "up to date", flush=True)
+    if todo:
+        records.remove({unit.name for unit in todo})
+        finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
+        try:
+            with records as record:
+                finished, errors = _work_off(stage, todo, corpus, ray_config, record)
+        except StoreError as error:  # the last records couldn't be written
+            errors.append(error)
+        done |= finished
+        if errors:
+            count = kept + len(finished) - len(records.waiting)
+            _raise(errors, f"{stage.name}: {count} of {counted(len(units), 'unit')} done; the same command continues")
+    if others := done.keys() - reasons.keys():  # no longer planned
+        planned = outputs_of([done[unit.name] for unit in units])
+        corpus.delete(outputs_of([done[name] for name in others]).keys() - planned.keys())
+        records.remove(others)
+    return [done[unit.name] for unit in units]
+
+
+def _work_off(
+    stage: Stage[Spec, ResultType],
+    todo: list[Unit[Spec]],
+    corpus: Store,
+    ray_config: RayConfig,
+    record: Callable[[Finished[ResultType]], None],
+) -> tuple[dict[str, Finished[ResultType]], list[UserError]]:
+    """Does the units `todo` and calls `record` with each. Shows the progress, and records the times."""
+    began, used = time.monotonic(), time.process_time()
+    pool = workers.ready(ray_config)
+    waited = time.monotonic() - began
+    done: dict[str, Finished[ResultType]] = {}
+    errors = list[UserError]()
+    sizes = {unit.name: unit.bytes for unit in todo}
+    try:
+        for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
+            if isinstance(answer, Failed):
+                pool.count("units_failed", stage.name)
+                errors.append(answer.error)
+                if isinstance(answer.error, StoreError):  # every other unit would wait for the store, too
+                    break
+            else:
+                done[answer.name] = answer
+                record(answer)
+                pool.count("units_finished", stage.name)
+                pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
+    except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
+        errors.append(error)
+    seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
+    driver = time.process_time() - used - (sum(unit.seconds for unit in done.values()) if pool.in_process else 0.0)
+    idle = max(0.0, pool.number * (seconds - waited) - busy)
+    times = [round(each, 1) for each in (idle, waited, driver)]
+    with contextlib.suppress(StoreError):  # `errors` has the same already
+        workers.Timing(round(seconds, 1), pool.number, *times).write(corpus, stage.name)
+    return done, errors
+
+
+def _why_redo(finished: Finished[Result] | None, expected: str, sizes: Mapping[str, int]) -> str:
+    if finished is None:
+        return "new"
+    if finished.fingerprint != expected:
+        return "input or config changed"
+    if any(sizes.get(name) != output.bytes for name, output in finished.outputs.items()):
+        return "output missing or cut"
+    return ""
+
+
+def read_finished(stage: Stage[Spec, ResultType], corpus: Store) -> list[Finished[ResultType]]:
+    """The committed units of `stage`, in the order of their names. Damaged records are left out."""
+    return [*Records(corpus, stage.name).read(stage.finished).values()]
+
+
+def _perform(
+    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Store, token: str, versions: dict[str, str] | None
+) -> Finished[ResultType] | Failed:
+    """Does a unit in a worker. `versions`: the driver's versions; None: this process is the driver."""
+    began, used = time.monotonic(), time.process_time()
+    try:
+        if versions is not None:
+            fitness.check(versions)
+        with corpus.at_work(token):
+            result = stage.work(corpus, unit.spec)
+            outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
+            core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
+            return Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
+    except UserError as error:
+        return Failed(error, may_be_of_node(error))
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
+        if failed := of_files(error, corpus.disk, KEPT):
+            return Failed(failed, of_node=True)
+        return _bug(stage, unit, corpus, error)
+    except MemoryError as error:
+        reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
+        return _out_of_memory(stage, unit.name, reason)
+    except Exception as error:
+        return _bug(stage, unit, corpus, error)
+
+
+def _out_of_memory(stage: Stage, unit: str, reason: str) -> Failed:
+    way_out = f"{stage.way_out}, or use a machine with more memory"
+    return Failed(FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
+
+
+def _bug(stage: Stage, unit: Unit, corpus: Store, error: Exception) -> Failed:
+    """Saves the traceback of an unexpected error for a bug report, and names its file."""
+    name = f".stages/failures/{stage.name}-{unit.name}.txt"
+    with contextlib.suppress(OSError, StoreError):  # the disk itself may be at fault
+        corpus.write(name, "".join(traceback.format_exception(error)).encode())
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {corpus.at(name)})")
+    return Failed(failed, may_be_of_node(error))
+
+
+def _raise(errors: list[UserError], how_far: str) -> None:
+    message = "\n".join(dict.fromkeys(map(str, errors)))
+    if isinstance(last := errors[-1], StoreError):
+        raise type(last)(f"{message}; {KEPT}\n{how_far}")
+    of_input = any(error.exit_code == UserError.exit_code for error in errors)
+    raise (UserError if of_input else FailedError)(f"{message}\n{how_far}")
+
+
+def _performed(
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
+) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
+    token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
+
+    def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
+        return _perform(stage, unit, corpus, token, versions)
+
+    left = {unit.name: unit for unit in todo}
+    while left:
+        units, left = left, {}
+        for name, answer in pool.each(perform, units, stage.name, stage.needs):
+            if not isinstance(answer, FailedError):
+                yield name, answer
+                continue
+            if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
+                spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
+                # another fingerprint, so that the next build tries the file again
+                left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
+            else:
+                yield name, _out_of_memory(stage, name, str(answer))

@@ -1,0 +1,389 @@
+"""The report of a build: what came in, what each rule dropped, and how fast each stage was.
+
+Writes and reads report.json, and makes the lines that commands print.
+"""
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.formatting import counted
+from data_pipeline.base.open_store import open_store
+from data_pipeline.base.store import Store
+from data_pipeline.corpus.corpus import refuse_file
+from data_pipeline.engine.work_units import Finished, Result
+from data_pipeline.engine.workers import read_timing
+from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
+from data_pipeline.stages.dedup import LAST, KeysResult
+from data_pipeline.stages.documents import DocumentsResult, InputResult
+from data_pipeline.stages.parts import PartsResult
+from data_pipeline.stages.shards import ShardResult
+from data_pipeline.stages.table import Built
+from data_pipeline.stages.tokenizer import Sample
+from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.text.document import Tally, most_common
+
+FILE, MARKDOWN = "report.json", "report.md"
+
+
+@dataclass(frozen=True)
+class DocumentCounts:
+    read: int
+    kept: int
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LineCounts:
+    read: int
+    dropped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SpanCounts:
+    dropped: dict[str, int]
+    substring_words: int
+
+
+@dataclass(frozen=True)
+class EvaluationSetCounts:
+    """`found`: number of items that documents contain; `too_short`: number of items that aren't looked for."""
+
+    bytes: int
+    items: int
+    too_short: int
+    found: int
+    share: float
+    documents_dropped: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Numbers of all tokens, of unknown tokens and of bytes; the most frequent characters without a token."""
+
+    tokens: int
+    unknown: int
+    bytes: int
+    characters: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """`text_read_bytes`: the text before deduplication; `text_bytes`: the text that is kept."""
+
+    inputs: int
+    bytes: int
+    text_read_bytes: int
+    text_bytes: int
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    lengths: dict[str, int]
+    languages: dict[str, int]
+
+
+@dataclass(frozen=True)
+class InputReport:
+    path: str
+    bytes: int
+    documents: int
+    status: str
+    reason: str
+    damage: list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    rows: int = 0
+    tokens: int = 0
+    shards: int = 0
+    documents: int = 0
+    dropped_tokens: int = 0
+    cut_inputs: int = 0
+    cut_targets: int = 0
+
+
+@dataclass(frozen=True)
+class StageSpeed:
+    """The speed of a stage, and the times of its last run that had units to do (`workers.Timing`).
+
+    `keys`: number of keys that the stage has written; None for other stages.
+    """
+
+    name: str
+    megabytes: float
+    core_seconds: float
+    megabytes_per_core_second: float | None
+    units: int
+    written_megabytes: float
+    keys: int | None = None
+    seconds: float | None = None
+    workers: int | None = None
+    idle_seconds: float | None = None
+    ray_start_seconds: float | None = None
+    driver_core_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of report.json. Counts are by rule, kind or split; `lengths` are by powers of two."""
+
+    name: str
+    documents: DocumentCounts
+    lines: LineCounts
+    spans: SpanCounts
+    masked: dict[str, int]
+    template_holes: dict[str, int]
+    evaluation_sets: dict[str, EvaluationSetCounts]
+    undecodable_documents: int
+    examples: dict[str, list[str]]
+    lengths: dict[str, int]
+    token_lengths: dict[str, int]
+    coverage: Coverage | None
+    languages: dict[str, int]
+    domains: dict[str, int]
+    sources: dict[str, SourceCounts]
+    inputs: list[InputReport]
+    unchecked_inputs: int
+    pieces: int
+    splits: dict[str, SplitCounts]
+    tokenizer_sample: Sample | None
+    stages: list[StageSpeed]
+    files: dict[str, str] = field(default_factory=dict)
+    """The sha256 of each page that shows the report."""
+
+
+def write(corpus: Store, report: Report, page: str) -> Report:
+    """Writes report.md, the `page`, and report.json. Returns the report with the page's checksum."""
+    content = page.encode()
+    corpus.write(MARKDOWN, content)
+    report = replace(report, files={MARKDOWN: hashlib.sha256(content).hexdigest()})
+    corpus.write_json(FILE, report, sealed=True)
+    return report
+
+
+def read(location: str | Path | Store) -> Report:
+    """The content of report.json. Raises UserError if the file is missing, FailedError if it is damaged."""
+    corpus = open_store(location)
+    refuse_file(Path(str(corpus)))
+    try:
+        return corpus.read_json(FILE, Report)
+    except FileNotFoundError:
+        way_out = "write it with data-pipeline documents, tokenizer or build"
+        raise UserError(f"{corpus.at(FILE)}: no such file; {way_out}") from None
+    except FailedError as error:
+        raise FailedError(f"{error}; rewrite it with data-pipeline build CORPUS.yaml --repair") from None
+
+
+def summary(report: Report) -> str:
+    """A line: how many files and documents were read, how many were kept, and how many each rule dropped."""
+    documents = report.documents
+    files = sum(source.inputs for source in report.sources.values())
+    line = f"documents: {counted(files, 'file')} → {counted(documents.read, 'document')}, {documents.kept:,} kept"
+    dropped = sum(documents.dropped.values())
+    return line + (f", {dropped:,} dropped: {_rules(documents.dropped)}" if dropped else "")
+
+
+def coverage(report: Report) -> str:
+    """A line: how many tokens are unknown or bytes, and the most frequent characters without a token; "" before the
+    tokens stage."""
+    if (found := report.coverage) is None:
+        return ""
+    if not found.unknown + found.bytes:
+        return f"tokens: {found.tokens:,}, none of them unknown or a byte of a character without a token"
+    shown = ", ".join(f"{visible(character)} {n:,}" for character, n in found.characters.items())
+    return (
+        f"tokens: {found.tokens:,}, {found.unknown:,} of them unknown ({found.unknown / found.tokens:.3%}) and "
+        f"{found.bytes:,} bytes ({found.bytes / found.tokens:.3%}) of characters without a token, most often {shown}"
+    )
+
+
+def visible(character: str) -> str:
+    """A character, or its code point if it is invisible: "K", "U+00AD"."""
+    shows = character.isprintable() and not character.isspace() and not unicodedata.combining(character)
+    return character if shows else f"U+{ord(character):04X}"
+
+
+def cut_pairs(report: Report) -> list[str]:
+    """A line for each split with inputs or targets of pairs that are longer than the objective allows."""
+    return [
+        f"warning: {split}: {counts.cut_inputs:,} inputs and {counts.cut_targets:,} targets of "
+        f"{counts.documents:,} pairs are longer than rows.objective allows (inputs_length, targets_length) "
+        "and lost their end"
+        for split, counts in report.splits.items()
+        if counts.cut_inputs or counts.cut_targets
+    ]
+
+
+def why_nothing_is_left(documents: DocumentCounts, lines: LineCounts) -> str:
+    """A line: which rules dropped all documents, and which rules dropped lines."""
+    if documents.kept:
+        held_out = counted(documents.kept, "document")
+        return f"no document for training: {held_out} left, all held out (split.validation_fraction)"
+    if not documents.read:
+        return "no document was read from the sources"
+    reason = f"no document is left of {documents.read:,} read; dropped: {_rules(documents.dropped)}"
+    return reason + (f"; lines dropped: {_rules(lines.dropped)}" if lines.dropped else "")
+
+
+def _rules(dropped: dict[str, int]) -> str:
+    """Counts by rule, the largest first."""
+    return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
+
+
+def of(corpus: Store, name: str, built: Built) -> Report:
+    """The report of the stages in `built`."""
+    read = [unit.result for unit in built.of(documents.STAGE)]
+    left = [unit.result for unit in built.left]
+    tokenized = [unit.result for unit in built.of(tokens.STAGE)]
+    deduplicated = [unit.result for unit in built.of(LAST)]
+    cleaned = [*read, *deduplicated]
+    counts = [result.counts for result in cleaned]
+    sets = _evaluation_sets(built)
+    sizes = {
+        "inputs": sum(result.bytes for result in read),
+        "sets": sum(counts.bytes for counts in sets.values()),
+        "read": sum(result.text_bytes for result in read),
+        "kept": sum(result.text_bytes for result in left),
+    }
+    samples = [unit.result.sample for unit in built.of(tokenizer.STAGE) if unit.result.sample.documents]
+    return Report(
+        name=name,
+        documents=DocumentCounts(
+            read=sum(one.read for one in counts),
+            kept=sum(sum(result.documents.values()) for result in left),
+            dropped=_sum(one.dropped_documents for one in counts),
+        ),
+        lines=LineCounts(_lines_read(read, deduplicated), _sum(one.dropped_lines for one in counts)),
+        spans=SpanCounts(_sum(one.dropped_spans for one in counts), sum(one.substring_words for one in counts)),
+        masked=_sum(one.masked_data for one in counts),
+        template_holes=_most_common(result.template_holes for result in read),
+        evaluation_sets=sets,
+        undecodable_documents=sum(one.undecodable for one in counts),
+        examples=_examples(cleaned),
+        lengths=_by_power(result.lengths for result in left),
+        token_lengths=_by_power(part.lengths for part in tokenized),
+        coverage=_coverage(tokenized) if tokenized else None,
+        languages=_most_common(result.languages for result in left),
+        domains=_most_common(result.domains for result in left),
+        sources={
+            source: _source(
+                [result for result in read if result.source == source],
+                *([one for one in results if one.parts[0].source == source] for results in (deduplicated, left)),
+            )
+            for source in dict.fromkeys(result.source for result in read)
+        },
+        inputs=[_input(result.source, one) for result in read for one in result.inputs],
+        unchecked_inputs=sum(one.unchecked for result in read for one in result.inputs),
+        pieces=sum(unit.result.pieces for unit in built.of(tokenizer.STAGE)),
+        splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
+        tokenizer_sample=samples[0] if samples else None,
+        stages=[_speed(corpus, stage, units, sizes[table.measure_of(stage)]) for stage, units in built.units.items()],
+    )
+
+
+def _lines_read(read: Sequence[PartsResult], deduplicated: Sequence[PartsResult]) -> int:
+    """Number of lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
+    checked = sum(one.counts.lines_passed + one.counts.dropped_lines.total() for one in read)
+    return checked or sum(one.counts.lines_seen for one in deduplicated)
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for count in counts:
+        total.update(count)
+    return Counter(dict(sorted(total.items())))
+
+
+def _coverage(parts: Sequence[TokensResult]) -> Coverage:
+    uncovered = _sum(part.uncovered for part in parts)
+    tokens = sum(sum(part.tokens.values()) for part in parts)
+    characters = _most_common((part.characters for part in parts), 10)
+    return Coverage(tokens, uncovered["unknown"], uncovered["bytes"], characters)
+
+
+def _most_common(counts: Iterable[dict[str, int]], number: int = 20) -> dict[str, int]:
+    """The most frequent keys of the sum of several counts."""
+    return most_common(_sum(counts), number)
+
+
+def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
+    """For each rule, three texts that it dropped, with single spaces."""
+    tally = Tally()
+    for result in results:
+        tally.add(result.counts)
+    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(tally.examples.items())}
+
+
+def _source(
+    documents: list[DocumentsResult], deduplicated: Sequence[PartsResult], left: Sequence[PartsResult]
+) -> SourceCounts:
+    counts = [result.counts for result in (*documents, *deduplicated)]
+    return SourceCounts(
+        inputs=sum(read.range.start == 0 for result in documents for read in result.inputs),
+        bytes=sum(result.bytes for result in documents),
+        text_read_bytes=sum(result.text_bytes for result in documents),
+        text_bytes=sum(result.text_bytes for result in left),
+        read=sum(one.read for one in counts),
+        kept=sum(sum(result.documents.values()) for result in left),
+        dropped=_sum(one.dropped_documents for one in counts),
+        lengths=_by_power(result.lengths for result in left),
+        languages=_most_common(result.languages for result in left),
+    )
+
+
+def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
+    searched = [unit.result for unit in built.of(LAST)]
+    sets = {}
+    for one in (one for unit in built.of(evaluation_sets.STAGE) for one in unit.result.sets):
+        found = len({item for result in searched for item in result.items.get(one.name, [])})
+        dropped = sum(result.contaminated.get(one.name, 0) for result in searched)
+        share = round(found / one.items, 6)
+        sets[one.name] = EvaluationSetCounts(one.bytes, one.items, one.too_short, found, share, dropped)
+    return sets
+
+
+def _by_power(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The sum of histograms by powers of two."""
+    return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
+
+
+def _input(source: str, read: InputResult) -> InputReport:
+    start, stop, _ = read.range
+    part = f" from byte {start}" if start or stop else ""
+    reason = ": ".join(read.damage[0]) if read.damage else ""
+    damage = [damage._asdict() for damage in read.damage]
+    return InputReport(f"{source}/{read.file}{part}", read.bytes, read.documents, read.status, reason, damage)
+
+
+def _splits(shards: list[ShardResult]) -> dict[str, SplitCounts]:
+    summed = [one.name for one in fields(SplitCounts) if one.name != "shards"]
+    splits: dict[str, list[ShardResult]] = {}
+    for shard in shards:
+        splits.setdefault(shard.split, []).append(shard)
+    return {
+        split: SplitCounts(shards=len(own), **{name: sum(getattr(one, name) for one in own) for name in summed})
+        for split, own in splits.items()
+    }
+
+
+def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
+    """The speed of a stage that worked on `size` bytes."""
+    megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
+    written = sum(output.bytes for unit in units for output in unit.outputs.values())
+    keys = [unit.result.keys for unit in units if isinstance(unit.result, KeysResult)]
+    speed = StageSpeed(
+        name=stage,
+        megabytes=round(megabytes, 3),
+        core_seconds=round(seconds, 1),
+        megabytes_per_core_second=round(megabytes / seconds, 3) if seconds else None,
+        units=len(units),
+        written_megabytes=round(written / 1e6, 3),
+        keys=sum(keys) if keys else None,
+    )
+    run = read_timing(corpus, stage)
+    return replace(speed, **vars(run)) if run else speed
