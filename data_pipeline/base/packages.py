@@ -1,6 +1,7 @@
 """Versions of packages and of this source tree, and what other packages offer: hooks, objectives, sources, …"""
 
 import subprocess
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
@@ -60,10 +61,13 @@ def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str |
     found: dict[str, type[T]] = {}
     for entry in _entries(kinds):
         where = f"{entry.group}: {entry.name} = {entry.value}"
+        was_begun = entry.module in sys.modules
         try:
             loaded = entry.load()
         except Exception as error:
-            raise UserError(f"{where} can't be imported: {error}") from None
+            # A program has imported this module, which imports the module that calls this function.
+            first = f"{entry.module.split('.')[0]}/__init__.py must import pretrain.config" if was_begun else ""
+            raise UserError(f"{where} can't be imported: {error}{first and f'; {first}'}") from None
         if not (isinstance(loaded, type) and issubclass(loaded, base)):
             raise UserError(f"{where} is no subclass of {base.__name__}")
         field: Any = getattr(loaded, "model_fields", {}).get(key)

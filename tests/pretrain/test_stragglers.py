@@ -13,12 +13,12 @@ import torch.distributed as dist
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine import step_measures
-from pretrain.engine.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes, compared, named, waiting
+from pretrain.engine.step_measures import COMPUTE, DATA, WHOLE, DeviceTimes, HostTimes
 from pretrain.evaluate import record
 from pretrain.run.environment import place, this_machine
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.tools.watch import watch
-from pretrain.training.callbacks.stragglers import WINDOW, Straggling
+from pretrain.training.callbacks.stragglers import WINDOW, Straggling, compared, named, waiting
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
