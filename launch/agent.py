@@ -288,14 +288,8 @@ class Ranks:
         for rank, process in self._processes.items():
             if rank not in self._over:
                 silent = time.monotonic() - process.started
-                found[rank] = Heartbeat(0, 0, silent, silent, None, _is_stopped(process.pid))
+                found[rank] = Heartbeat(0, 0, silent, silent, None, heartbeat.is_stopped(process.pid))
         return found
-
-
-def _is_stopped(process: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(process).status() == psutil.STATUS_STOPPED)
-    return False
 
 
 def _appended(log: Path) -> IO[bytes]:

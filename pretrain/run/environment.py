@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -11,7 +10,7 @@ import psutil
 import torch
 
 from data_pipeline.base.formatting import masked_code, without_login
-from data_pipeline.base.packages import git
+from data_pipeline.base.packages import git, version_of
 from pretrain.hardware import device_type
 
 DIFF = "git.diff"
@@ -52,7 +51,7 @@ def this_machine(*ranks: int) -> Machine:
         "gpus": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
         if device_type() == "cuda"
         else [],
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
         "ranks": list(ranks),
     }
 
@@ -102,13 +101,6 @@ def git_tags() -> dict[str, str]:
         "dirty": str(bool(git("diff", "HEAD", "--name-only").strip())).lower(),
     }
     return {f"mlflow.source.git.{name}": value for name, value in tags.items() if value}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _cpu_model() -> str:

@@ -96,7 +96,7 @@ def read(directory: Path) -> dict[int, Heartbeat]:
                 silent=now - signs.beat,
                 marked=now - signs.marked,
                 first_step=now - signs.first_step if signs.first_step else None,
-                stopped=_is_stopped(signs.process),
+                stopped=is_stopped(signs.process),
             )
     return found
 
@@ -142,7 +142,8 @@ def messages(directory: Path, known: set[str]) -> list[Message]:
     return sorted(found, key=lambda one: one.when)
 
 
-def _is_stopped(process: int) -> bool:
+def is_stopped(process: int) -> bool:
+    """True if a process is stopped, by SIGSTOP or a debugger."""
     with contextlib.suppress(OSError):  # it has ended
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     return False
