@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.models.model import Head
 
 LIMIT = """The three products with the matrix of 50,265 × 768 take most of the time, in fp32 more than nine tenths, and

@@ -16,7 +16,8 @@ from torch import Tensor
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
-from pretrain.config.models import AutoregressiveConfig, ModelConfig
+from pretrain.config.model_config import ModelConfig
+from pretrain.config.models import AutoregressiveConfig
 from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.export import weights
 from pretrain.models.state_dict_adapter import Json, State, in_their_names

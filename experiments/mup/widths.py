@@ -14,7 +14,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.config.models import EncoderOnlyConfig, ModelConfig
+from pretrain.config.model_config import ModelConfig
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.training.validate import validate
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second

@@ -10,7 +10,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.evaluate.generation.texts import padded
 from pretrain.evaluate.hook import Evaluation
 from pretrain.models import FAMILIES

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
+from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import (
     OFFERED,
     AutoregressiveConfig,
     BartConfig,
     DecoderOnlyConfig,
     EncoderOnlyConfig,
-    ModelConfig,
     ModernConfig,
     T5Config,
     T5Gemma2Config,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.base.config_file import Section
-from pretrain.config.models import LocalAndGlobal
+from pretrain.config.model_config import LocalAndGlobal
 from pretrain.models.functional.attention_backends import (
     Pattern,
     Visibility,

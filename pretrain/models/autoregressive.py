@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig, Heads
+from pretrain.config.model_config import Heads
+from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig
 from pretrain.models import outline
 from pretrain.models.attention import Attention, AttentionInputs, AttentionMask, KeyValueCache, positions_from
 from pretrain.models.functional.arithmetic import at_least_fp32

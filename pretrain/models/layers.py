@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.config.models import Heads, ModelConfig, Norm
+from pretrain.config.model_config import Heads, ModelConfig, Norm
 from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32, drop
 
 

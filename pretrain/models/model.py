@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.models.functional import arithmetic
 from pretrain.models.layers import Linear
 

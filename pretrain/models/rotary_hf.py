@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from data_pipeline.base.errors import UserError
-from pretrain.config.models import Heads, LocalAndGlobal
+from pretrain.config.model_config import Heads, LocalAndGlobal
 from pretrain.models.state_dict_adapter import Json, to_theirs
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}

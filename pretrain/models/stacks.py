@@ -6,7 +6,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import UserError
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.models import FAMILIES, outline
 from pretrain.models.model import Model
 

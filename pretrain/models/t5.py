@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from pretrain.config.models import Heads, T5Config
+from pretrain.config.model_config import Heads
+from pretrain.config.models import T5Config
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions

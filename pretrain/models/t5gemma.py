@@ -7,7 +7,8 @@ the encoder's window; this follows transformers.
 """
 
 from data_pipeline.base.errors import UserError
-from pretrain.config.models import Gemma, LocalAndGlobal, ModelConfig, StackConfig, T5GemmaConfig
+from pretrain.config.model_config import LocalAndGlobal, ModelConfig
+from pretrain.config.models import Gemma, StackConfig, T5GemmaConfig
 from pretrain.models.functional.attention_backends import Window
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head

@@ -14,7 +14,8 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain import export as huggingface
 from pretrain import models
-from pretrain.config.models import Heads, StackConfig
+from pretrain.config.model_config import Heads
+from pretrain.config.models import StackConfig
 from pretrain.engine.checkpoint.directory import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.export.load import CONFIG

@@ -16,7 +16,8 @@ from data_pipeline.corpus.tokenizer import load as load_tokenizer
 from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
 from pretrain import models
 from pretrain.config.batch import BatchPlan
-from pretrain.config.models import EncoderOnlyConfig, Gemma, ModelConfig
+from pretrain.config.model_config import ModelConfig
+from pretrain.config.models import EncoderOnlyConfig, Gemma
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index

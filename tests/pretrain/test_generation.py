@@ -19,7 +19,7 @@ from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain import cli
 from pretrain.cli.generate import show
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.blanks import blank_out, likeliest_fillings
 from pretrain.evaluate.generation.decoding import generate, repeating, sample, uniform_draws, warped

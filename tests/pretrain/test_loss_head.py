@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.config.run_config import DistillationSection
 from pretrain.models.functional import arithmetic
 from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy, soft_capped, token_losses

@@ -19,7 +19,8 @@ from data_pipeline.dedup.step import Step
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import HOOKS, HookSettings
-from pretrain.config.models import OFFERED, ModelConfig
+from pretrain.config.model_config import ModelConfig
+from pretrain.config.models import OFFERED
 from pretrain.models import FAMILIES
 from tests.conftest import TOP, write_corpus_file
 from tests.conftest import run as run_command

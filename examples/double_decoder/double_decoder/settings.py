@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PositiveFloat, model_validator
 
-from pretrain.config.models import AnyActivation, Count, Depths, ModelConfig, RotaryHeads
+from pretrain.config.model_config import AnyActivation, Count, Depths, ModelConfig, RotaryHeads
 
 
 class DoubleDecoderConfig(Depths, RotaryHeads, ModelConfig):

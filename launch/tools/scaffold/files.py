@@ -33,7 +33,7 @@ from launch.tools.scaffold.machine import (
     run_within,
 )
 from launch.tools.scaffold.text import PART, cut, sample_of, sources_of
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.models import FAMILIES
 
 _TEMPLATES = Path(__file__).with_name("templates")

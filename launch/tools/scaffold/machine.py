@@ -11,7 +11,8 @@ from data_pipeline.base import paths
 from data_pipeline.base.config_file import Section, load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted, duration
-from pretrain.config.models import AnyModelConfig, ModelConfig
+from pretrain.config.model_config import ModelConfig
+from pretrain.config.models import AnyModelConfig
 from pretrain.device_speed import cpu_share, gpu_of_device, product_flops
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_pipeline.base.errors import UserError, one_line
 from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
-from pretrain.config.models import ModelConfig
+from pretrain.config.model_config import ModelConfig
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.model import Model
