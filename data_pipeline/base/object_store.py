@@ -67,13 +67,17 @@ class ObjectStore(Store):
         return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
     def _ask(self, request: Callable[..., Answer], name: str, *given: Any, **options: Any) -> Answer:
-        """The file system's answer to a `request` about a file or folder, with_retries."""
+        """What the file system answers to a `request` about a file or folder."""
         path = f"{self._root}/{name}".rstrip("/")
+        return self._retried(lambda: request(path, *given, **options), self.at(name))
+
+    def _retried(self, attempt: Callable[[], Answer], url: str) -> Answer:
+        """The result of an attempt, with_retries; at once, if the store was away when it was last asked."""
         wait = 0.0 if self._is_away else stores.WAIT_SECONDS
         try:
-            answer = stores.with_retries(lambda: request(path, *given, **options), self.at(name), wait)
+            answer = stores.with_retries(attempt, url, wait)
         except StoreUnavailable:
-            self._is_away = True  # later requests of this build don't wait as long again
+            self._is_away = True  # whoever still wants to write what is finished needn't wait as long again
             raise
         self._is_away = False
         return answer
@@ -101,7 +105,7 @@ class ObjectStore(Store):
             raise
         except Exception:  # an empty file has no such range; `open_file` reports anything else
             beginning = b""
-        return stores.open_file(self.at(name), beginning)
+        return stores.open_file(self.at(name), beginning, self._retried)
 
     @contextlib.contextmanager
     def local(self, names: Iterable[str]) -> Iterator[Path]:

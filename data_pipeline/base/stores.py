@@ -124,18 +124,18 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def open_file(path: str, beginning: bytes = b"") -> BinaryIO:
-    """The file at a path or URL, opened for reading at any position. A remote file is read with_retries.
+def open_file(path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries) -> BinaryIO:
+    """The file at a path or URL, opened for reading at any position. A remote file is read `retried`.
 
-    `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. Opening and
-    reading raise what `with_retries` raises.
+    `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. `retried`:
+    a function with the parameters `attempt` and `url` of `with_retries`. Opening and reading raise what it raises.
     """
     if 0 < len(beginning) < READ_AHEAD:
         return io.BytesIO(beginning)
     found, inside = filesystem(path)
     if not is_local(found):
-        file = with_retries(lambda: found.open(inside, "rb", block_size=READ_AHEAD), path)
-        return cast(BinaryIO, _File(file, path, beginning))
+        file = retried(lambda: found.open(inside, "rb", block_size=READ_AHEAD), path)
+        return cast(BinaryIO, _File(file, path, beginning, retried))
     file = found.open(inside, "rb")
     return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
 
@@ -163,8 +163,9 @@ class _File(io.RawIOBase):
     Reading the file updates its checksum, if `while_reading` has begun one.
     """
 
-    def __init__(self, file: Any, path: str, beginning: bytes = b""):
-        self._file, self._path, self._at, self._beginning = file, path, 0, beginning
+    def __init__(self, file: Any, path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries):
+        self._file, self._path, self._at = file, path, 0
+        self._beginning, self._retried = beginning, retried
 
     def readable(self) -> bool:
         return True
@@ -176,7 +177,7 @@ class _File(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = with_retries(lambda: self._file.seek(offset, whence), self._path)
+        self._at = self._retried(lambda: self._file.seek(offset, whence), self._path)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
@@ -188,7 +189,7 @@ class _File(io.RawIOBase):
         wanted = -1 if size is None else size
         content = self._beginning[self._at : None if wanted < 0 else self._at + wanted]
         start, wanted = self._at + len(content), max(-1, wanted - len(content))
-        content += with_retries(attempt, self._path) if wanted else b""
+        content += self._retried(attempt, self._path) if wanted else b""
         if _current is not None and _current.path == self._path:
             _current.update(self._at, content)
         self._at += len(content)

@@ -21,7 +21,7 @@ import pytest
 
 from data_pipeline.base import object_store, stores
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, UserError
+from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, StoreUnavailable, UserError
 from data_pipeline.base.object_store import ObjectStore as Bucket
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.safetensors_file import Arrays, write_arrays
@@ -317,6 +317,26 @@ def test_a_file_reads_the_same_whatever_is_asked_for_around_the_end_of_its_begin
         file.seek(0)
         assert file.read() == content
     assert corpus.checksum("a") == (size, hashlib.sha256(content).hexdigest())
+
+
+def test_a_store_that_goes_away_while_a_file_is_read_is_waited_for_once(store, monkeypatch):
+    waited = list[float]()
+    clock = SimpleNamespace(monotonic=lambda: 100 + sum(waited), sleep=waited.append)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 200.0)
+    monkeypatch.setattr(stores, "_LONGEST_PAUSE", 200.0)
+    monkeypatch.setattr(stores, "_S3_TRIES", 1)  # s3fs pauses between its own, too
+    monkeypatch.setattr(stores, "time", clock)
+    corpus = Bucket("s3://bucket/away while it is read")
+    corpus.write("a", bytes(3 * stores.READ_AHEAD))
+    with corpus.readable("a") as file:
+        file.seek(2 * stores.READ_AHEAD)
+        store.away = True
+        with pytest.raises(StoreUnavailable, match="s3://bucket/away while it is read/a: unavailable for"):
+            file.read(1)
+    assert waited == [200.0]
+    with pytest.raises(StoreUnavailable):
+        corpus.get("a")
+    assert waited == [200.0]
 
 
 def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
