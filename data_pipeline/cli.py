@@ -1,4 +1,4 @@
-"""The command `data-pipeline`: raw text to shards."""
+"""Build corpora: from raw text to shards."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = 
 
 @app.command(epilog="Example: data-pipeline tokenizer configs/corpora/quickstart.yaml tokenizer.vocab_size=2000")
 def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
+    """Build up to the tokenizer: writes the files of tokenizer/."""
     directory = _build(config, overrides, "tokenizer", strict, repair)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
