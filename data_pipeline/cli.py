@@ -1,4 +1,4 @@
-"""The command `data-pipeline`: raw text to shards."""
+"""Build corpora: from raw text to shards."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = 
 
 @app.command(epilog="Example: data-pipeline tokenizer configs/corpora/quickstart.yaml tokenizer.vocab_size=2000")
 def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the tokenizer: tokenizer/spiece.model, or vocab.json and merges.txt."""
+    """Build up to the tokenizer: writes the files of tokenizer/."""
     directory = _build(config, overrides, "tokenizer", strict, repair)
     print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
 
@@ -98,9 +98,9 @@ def publish_command(
     directory: Directory,
     url: Annotated[str, path_argument("URL", "Where to: s3://bucket/corpus, or another fsspec URL.", paths.url)],
     documents: Annotated[
-        bool, typer.Option("--documents/--no-documents", help="With the clean text, which training doesn't need.")
+        bool, typer.Option("--documents/--no-documents", help="Also copy the clean text, which training doesn't need.")
     ] = True,
-    connections: Annotated[int, typer.Option(min=1, help="Files that are sent at the same time.")] = 4,
+    connections: Annotated[int, typer.Option(min=1, help="Number of files sent at the same time.")] = 4,
 ) -> None:
     """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
     from data_pipeline import corpus as corpora
@@ -129,7 +129,7 @@ def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help
 @app.command(epilog="Example: data-pipeline show corpora/quickstart -n 1 --split validation")
 def show(
     location: Built,
-    number: Annotated[int, typer.Option("-n", min=1, help="How many rows.")] = 3,
+    number: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
@@ -153,7 +153,7 @@ def plan_command(
         Path | None, path_option("--speeds", "Take speeds from this finished corpus, not from a calibration here.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers of the build; by default this machine's cores.")
+        int | None, typer.Option(min=1, help="Number of workers. Default: this machine's cores.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, in bytes and seconds.")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Example: python -m examples.import_yan ckpt.pt gpt2 start")
 def _import_yan(
     file: Annotated[Path, path_argument("FILE", "A checkpoint of Yan's code.")],
-    tokenizer: Annotated[Path, path_argument("GPT2_DIR", "A directory with GPT-2's vocab.json and merges.txt.")],
+    tokenizer: Annotated[Path, path_argument("GPT2_DIR", "A directory with GPT-2's encoder.json and vocab.bpe.")],
     out: NewDirectory,
 ) -> None:
     """Convert a checkpoint of Yan's code to a checkpoint that a run can start from."""

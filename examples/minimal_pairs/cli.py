@@ -22,7 +22,7 @@ def _minimal_pairs(
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of pairs per paradigm.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of prompts that a rank evaluates at once.")] = 8,
     out: Annotated[Path | None, path_option("--out", "A directory for minimal_pairs.json.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object: metrics by name.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the metrics as a JSON object.")] = False,
 ) -> None:
     """Tell how often a checkpoint prefers the acceptable sentence of two, on one rank or those of a launcher."""
     from examples.minimal_pairs.score_checkpoint import score_checkpoint  # PyTorch takes 2 s

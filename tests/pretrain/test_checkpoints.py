@@ -230,10 +230,15 @@ MAY_CHANGE = {
 }
 REFUSED = {
     "model": "model.d_ff=128",
+    "teacher": None,  # tests/pretrain/test_distillation.py
     "tokenizer": None,  # it comes with another corpus
     "corpora and weights of the mixture": "data.train.0.weight=2.0",
+    "objective": None,  # the next test
+    "curriculum": None,
+    "lanes": "data.lanes=4",
     "seed": "run.seed=1",
     "the optimizer itself": "optimizer={name: adafactor, learning_rate: 1e-2}",
+    "`ema_decay`": "optimizer.ema_decay=0.5",
 }
 
 
