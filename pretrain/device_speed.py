@@ -1,4 +1,4 @@
-"""The speed of devices: of GPUs by their data sheets, of this machine's CPU by a measurement of half a second."""
+"""The speed of devices: of GPUs by their data sheets, of this machine's CPU by a measurement of a third of a second."""
 
 import os
 import re

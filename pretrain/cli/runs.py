@@ -79,7 +79,7 @@ def plan_command(
     Row lengths come from the run file or its corpus. Without the corpus they come from the corpus file that builds it,
     which `plan` names.
 
-    With `--gpu cpu`, `plan` measures this machine's CPU for half a second.
+    With `--gpu cpu`, `plan` measures this machine's CPU for a third of a second.
     """
     with progress.activity_shown("reading the run file"):
         from data_pipeline.base import config_file
