@@ -60,7 +60,7 @@ EXAMPLES = 3
 _NO_HASH = 1 << 32  # above all
 _EXAMPLE_CHARACTERS = 200
 LINE, SPAN, MASKED = "line_", "span_", "masked_"
-"""Prefixes of the names of rules that don't drop whole documents, in examples, `trace` and `diff`."""
+"""Prefixes of the names of rules that don't drop whole documents, in examples and `trace`."""
 
 
 @dataclass
