@@ -114,7 +114,7 @@ def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypat
     monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine.tracking", 3)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
-        assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], as_json=True) == 1
+        assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], True, False) == 1
     findings = [Finding(**one) for one in json.loads(capsys.readouterr().out)]
     assert [one.found for one in findings if one.level == "error"] == ["no answer within 3 s"]
     assert findings[0].check == "tracking"
