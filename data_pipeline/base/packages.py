@@ -65,9 +65,9 @@ def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str |
         try:
             loaded = entry.load()
         except Exception as error:
-            # A program has imported this module, which imports the module that calls this function.
-            first = f"{entry.module.split('.')[0]}/__init__.py must import pretrain.config" if was_begun else ""
-            raise UserError(f"{where} can't be imported: {error}{first and f'; {first}'}") from None
+            # A program imports this module, which has imported the module that calls this function.
+            way_out = f"; import pretrain.config before {entry.module}" if was_begun else ""
+            raise UserError(f"{where} can't be imported: {error}{way_out}") from None
         if not (isinstance(loaded, type) and issubclass(loaded, base)):
             raise UserError(f"{where} is no subclass of {base.__name__}")
         field: Any = getattr(loaded, "model_fields", {}).get(key)

@@ -127,12 +127,11 @@ for family in ("tempered", "brought"):
 
 def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus, tmp_path, monkeypatch):
     settings = install_page("extend", tmp_path, monkeypatch)
-    imported = [sys.executable, "-c", "import my_package.settings"]
-    assert run_program(imported, capture_output=True, text=True).stderr == ""
-    own = (tmp_path / "my_package/__init__.py").rename(tmp_path / "own")
-    done = run_program(imported, capture_output=True, text=True)
-    assert done.stderr.endswith("; my_package/__init__.py must import pretrain.config\n")
-    own.rename(tmp_path / "my_package/__init__.py")
+    for first, said in (("", "; import pretrain.config before my_package.settings\n"), ("pretrain.config, ", "")):
+        command = [sys.executable, "-c", f"import {first}my_package.settings, my_package.data"]
+        done = run_program(command, capture_output=True, text=True)
+        assert done.returncode == bool(said), done.stderr
+        assert done.stderr.endswith(said)
     (tmp_path / "fortunes.txt").write_text("\n%\n".join(FORTUNES))
     settings["sources"][0]["path"] = str(tmp_path / "fortunes.txt")
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}
