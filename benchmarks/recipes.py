@@ -12,6 +12,7 @@ from pathlib import Path
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.objectives.ul2 import UL2
+from pretrain.cli.runs import GPUS_PER_NODE
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_named
 from pretrain.tools.plan import Plan, resolve_rows
@@ -49,7 +50,7 @@ def plan_of(recipe: str, gpu: str, gpus: int) -> Plan:
     """The plan of a recipe on GPUs of one kind. Rows are as long as its corpus file says."""
     path = ROOT / f"configs/runs/{recipe}.yaml"
     config, row, _ = resolve_rows(load(path, [], RunConfig), path)
-    return Plan(config, row, gpu, gpu_named(gpu), gpus, MFU, price=2.0)
+    return Plan(config, row, gpu, gpu_named(gpu), gpus, MFU, price=2.0, nodes=-(-gpus // GPUS_PER_NODE))
 
 
 def tokens(recipe: str) -> float:

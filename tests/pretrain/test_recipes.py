@@ -32,8 +32,8 @@ def test_the_exact_columns_are_what_the_run_file_says(recipe):
 
 @pytest.mark.slow
 def test_the_hours_are_those_of_the_plan():
-    cells = ROWS["[t5-v1.1-small-c4](../../configs/runs/t5-v1.1-small-c4.yaml)"]
-    assert cells[-3] == hours("t5-v1.1-small-c4", "a100-80gb", 8)
+    cells = ROWS["[t5-v1.1-base-c4](../../configs/runs/t5-v1.1-base-c4.yaml)"]
+    assert [cells[-3], cells[-1]] == [hours("t5-v1.1-base-c4", "a100-80gb", gpus) for gpus in (8, 64)]
 
 
 def test_the_page_names_the_corpus_file_of_each_recipe():
