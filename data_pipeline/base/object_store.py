@@ -234,7 +234,7 @@ class ObjectStore(Store):
         del self._pieces[name][:-1]
 
     def _add(self, name: str, lines: bytes, end: str) -> None:
-        self._look(self._claimed)
+        self._look_again(self._claimed)
         pieces = self._pieces_of(name)
         piece = f"{name}/{_number(pieces[-1]) + 1 if pieces else 1:0{_DIGITS}d}{end}"
         self.write(piece, lines)

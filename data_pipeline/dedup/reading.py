@@ -167,5 +167,5 @@ class Reading:
         return read_repeated(self._corpus, last.keys, _names(self._corpus, last), self._earlier.unit)
 
 
-def _names(corpus: Store, decision: Decision) -> list[str]:
-    return read_names(corpus, decision.duplicates) if decision.duplicates else []
+def _names(corpus: Store, decision: Decision) -> Sequence[str]:
+    return read_names(corpus, decision.duplicates) if decision.duplicates else ()

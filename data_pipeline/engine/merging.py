@@ -9,6 +9,7 @@ any other, whose units are committed, kept, redone and repaired.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -127,5 +128,7 @@ def write_names(corpus: Store, names: Sequence[str]) -> str:
     return path
 
 
-def read_names(corpus: Store, path: str) -> list[str]:
-    return corpus.read_json(path, list[str])
+@lru_cache(maxsize=4)
+def read_names(corpus: Store, path: str) -> tuple[str, ...]:
+    """The list that `write_names` wrote. A worker reads it once for its units."""
+    return corpus.read_json(path, tuple[str, ...])

@@ -73,7 +73,7 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
-        assert merging.read_names(corpus, names) == [f"part-{part:05d}.safetensors" for part in range(number)]
+        assert merging.read_names(corpus, names) == tuple(f"part-{part:05d}.safetensors" for part in range(number))
     assert longest[1000] - longest[10] <= 10  # digits of its number, and of how many there are
 
 
