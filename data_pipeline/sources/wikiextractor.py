@@ -36,8 +36,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     options = TextOptions(**file.options)
     with open_text(file, options) as stream:
         if next_byte(stream) == b"{":
-            named = jsonl.Options(**options.model_dump())
-            yield from jsonl.records(jsonl.json_lines(stream, stats, named), named, stats)
+            yield from jsonl.records(stream, stats, jsonl.Options(**options.model_dump()))
         else:
             yield from _articles(stream, stats, options)
 
