@@ -23,7 +23,7 @@ from pydantic import NonNegativeInt
 from data_pipeline.base import paths, stores
 from data_pipeline.base.atomic import sha256, write_bytes
 from data_pipeline.base.errors import FailedError, MissingPackage, UserError
-from data_pipeline.base.json_file import PathBelow, parse_json, read_json, seal_holds
+from data_pipeline.base.json_file import PathBelow, parse_json, seal_holds
 from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
 from data_pipeline.corpus.lineage import Lineage
@@ -77,7 +77,7 @@ class Manifest:
 
     Attributes:
         config: the settings, without paths.
-        lineage: the file with inputs and documents; None: an early manifest, which lists them itself.
+        lineage: the file with inputs and documents.
         objective_from: the installed package with the objective; "" if it ships.
     """
 
@@ -90,7 +90,7 @@ class Manifest:
     splits: dict[str, SplitEntry]
     config: dict[str, Any] = field(default_factory=dict)
     blocks: FileEntry = field(kw_only=True)
-    lineage: FileEntry | None = None
+    lineage: FileEntry = field(kw_only=True)
     code_version: str = ""
     objective_from: str = ""
 
@@ -191,9 +191,7 @@ class Corpus:
 
     def lineage(self) -> Lineage:
         """The files that the corpus was made from. Raises FailedError if their list is missing or damaged."""
-        entry, path = self.manifest.lineage, self.directory / MANIFEST
-        if entry is None:
-            return read_json(path, Lineage)
+        entry = self.manifest.lineage
         path = self.directory / entry.file
         if self.remote:
             _copied(self.remote, self.directory, entry.file, entry.sha256)

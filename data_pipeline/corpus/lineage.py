@@ -1,6 +1,6 @@
 """`lineage.parquet`: the input files of a corpus and its files of documents, which training doesn't need."""
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -41,8 +41,8 @@ class DocumentsEntry:
 class Lineage:
     """The rows of the file: inputs, then documents."""
 
-    inputs: list[InputEntry] = field(default_factory=list)
-    documents: list[DocumentsEntry] = field(default_factory=list)
+    inputs: list[InputEntry]
+    documents: list[DocumentsEntry]
 
     def table(self) -> pa.Table:
         rows = [(_INPUT, *astuple(one)) for one in self.inputs]

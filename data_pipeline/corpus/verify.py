@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+import numpy as np
+
 from data_pipeline.base import stores
 from data_pipeline.base.atomic import sha256
 from data_pipeline.base.errors import NodeUnfit, one_line
@@ -45,10 +47,10 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     the corpus was opened. Files of a remote corpus are read where they are, without the cache. Ray workers read a large
     corpus, by `ray_config`. Raises StoreError if the store refuses or doesn't answer.
     """
-    manifest, lineage = corpus.manifest, corpus.manifest.lineage
+    manifest = corpus.manifest
     problems = _wrong(corpus, {manifest.blocks.file: _Expected(manifest.blocks.sha256)})
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
-    in_lineage = _wrong(corpus, {lineage.file: _Expected(lineage.sha256)}) if lineage else []
+    in_lineage = _wrong(corpus, {manifest.lineage.file: _Expected(manifest.lineage.sha256)})
     documents = {} if in_lineage else documents_of(corpus)
     problems += in_lineage
     files = {name: _Expected(sha256) for name, sha256 in manifest.tokenizer.files.items()}
@@ -141,7 +143,7 @@ def _verify_shard(file: BinaryIO, shard: ShardEntry, blocks: Blocks) -> Iterator
         yield f"{size} bytes, expected {shard.bytes}"
         return
     at = 0
-    for number in sorted(blocks.of_shard(shard.name).tolist(), key=lambda number: blocks.offset[number]):
+    for number in np.argsort(blocks.offset).tolist():
         start, length = int(blocks.offset[number]), int(blocks.length[number])
         digest.update(file.read(start - at))
         content = file.read(length)
