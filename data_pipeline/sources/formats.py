@@ -159,12 +159,9 @@ def _objects(texts: list[bytes]) -> list[dict[str, object]]:
     return found if all(isinstance(one, dict) for one in found) else []
 
 
-def _refusing_other_formats(declared: str, reader: ReadFunction) -> ReadFunction:
-    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-        refuse_other_format(file, declared, stats)
-        yield from reader(file, stats)
-
-    return read
+def _read(declared: str, reader: ReadFunction, file: Input, stats: ReadStats) -> Iterator[Record]:
+    refuse_other_format(file, declared, stats)
+    yield from reader(file, stats)
 
 
 _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
@@ -181,7 +178,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "pairs": (pairs.read, pairs.Options),
 }
 _OFFERED = offered("sources", Source, _SHIPPED)
-READERS = {declared: _refusing_other_formats(declared, read) for declared, (read, _) in _SHIPPED.items()}
-READERS |= {declared: source.read for declared, source in _OFFERED.items()}
-OPTIONS = {declared: options for declared, (_, options) in _SHIPPED.items()}
-OPTIONS |= {declared: source.options for declared, source in _OFFERED.items()}
+READERS: dict[str, ReadFunction] = {name: partial(_read, name, read) for name, (read, _) in _SHIPPED.items()}
+READERS |= {name: source.read for name, source in _OFFERED.items()}
+OPTIONS = {name: options for name, (_, options) in _SHIPPED.items()}
+OPTIONS |= {name: source.options for name, source in _OFFERED.items()}

@@ -148,11 +148,6 @@ class FastTokenizer(TextModel):
     def size(self) -> int:
         return max(self.tokens) + 1
 
-    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
-        """(first, end) of the range that spans all ids of text; `is_text` (size,) marks these ids."""
-        ids = np.flatnonzero(is_text)
-        return (int(ids[0]), int(ids[-1]) + 1) if len(ids) else (0, 0)
-
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """A token whose text starts with white space starts a word. Special tokens and bytes start and end nothing."""
@@ -164,7 +159,7 @@ class FastTokenizer(TextModel):
         roles = asdict(self.roles)
         return Vocabulary(
             size=self.size,
-            text=self.text_range(is_text),
+            text=_longest_run(is_text),
             **roles,
             special={name: id_ for id_, name in self.names.items() if id_ not in roles.values()},
             word_starts=starts,
@@ -194,6 +189,13 @@ class FastTokenizer(TextModel):
     def parts(self, text: str) -> Iterable[str]:
         """`text` in parts, to bound the memory of encoding."""
         return parts(text)
+
+
+def _longest_run(is_text: np.ndarray) -> tuple[int, int]:
+    """(first, end) of the longest range of ids that are all text; `is_text` (ids,) marks these ids."""
+    ranges = np.flatnonzero(np.diff([False, *is_text, False])).reshape(-1, 2).tolist()
+    first, end = max(ranges, key=lambda one: one[1] - one[0], default=(0, 0))
+    return first, end
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders
 
@@ -86,12 +85,6 @@ class TokenizerJson(FastTokenizer):
                 yield id_, ""
             elif id_ not in self.names:
                 yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
-
-    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
-        """The longest range of ids without a special token."""
-        starts, ends = np.flatnonzero(np.diff([False, *is_text, False])).reshape(-1, 2).T
-        longest = (ends - starts).argmax()
-        return int(starts[longest]), int(ends[longest])
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
