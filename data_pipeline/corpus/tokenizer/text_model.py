@@ -53,6 +53,7 @@ class TextModel(Protocol):
     @property
     def names(self) -> Mapping[int, str]:
         """The names of the ids without text, for display."""
+        return {}
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -120,20 +121,16 @@ class Roles:
 
 
 class FastTokenizer(TextModel):
-    """A model that a tokenizer of the library, `backend`, runs. Subclasses know its files and its tokens."""
+    """A model that a tokenizer of the library, `backend`, runs. `roles`: its tokens with a role. Subclasses know its
+    files and the texts of its tokens."""
 
-    def __init__(self, backend: tokenizers.Tokenizer):
-        self._backend = backend
+    def __init__(self, backend: tokenizers.Tokenizer, roles: Roles):
+        self._backend, self.roles = backend, roles
         self._backend.encode_special_tokens = True
 
     def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__dict__.update(state)
         self._backend.encode_special_tokens = True  # the library doesn't pickle this setting
-
-    @property
-    @abstractmethod
-    def roles(self) -> Roles:
-        """The tokens with a role."""
 
     @abstractmethod
     def token_texts(self) -> Iterator[tuple[int, str]]:

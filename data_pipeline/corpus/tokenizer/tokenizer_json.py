@@ -41,8 +41,8 @@ class TokenizerJson(FastTokenizer):
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
-        self._content, self.config, self._roles, self._origin, self.notes = content, config, roles, origin, notes
-        super().__init__(parsed(content, origin))
+        self._content, self.config, self._origin, self.notes = content, config, origin, notes
+        super().__init__(parsed(content, origin), roles)
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerJson":
@@ -58,10 +58,6 @@ class TokenizerJson(FastTokenizer):
     def saved(self) -> Json:
         """The content of tokenizer.json."""
         return json.loads(self._content)
-
-    @property
-    def roles(self) -> Roles:
-        return self._roles
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
