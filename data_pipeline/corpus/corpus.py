@@ -10,29 +10,36 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 from pydantic import NonNegativeInt
 
 from data_pipeline.base import paths, stores
+from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import sha256, write_bytes
-from data_pipeline.base.errors import FailedError, MissingPackage, UserError
-from data_pipeline.base.json_file import PathBelow, parse_json, seal_holds
+from data_pipeline.base.errors import FailedError, MissingPackage, UserError, one_line
+from data_pipeline.base.json_file import PathBelow, adapter, parse_json, seal_holds
 from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
-from data_pipeline.corpus.lineage import Lineage
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.registry import AnyObjective
 from data_pipeline.corpus.tokenizer import Tokenizer, TokenizerDescription, load
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+LINEAGE = "lineage.parquet"
+_INPUT, _DOCUMENTS = "input", "documents"
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("kind", "source", "name")]
+    + [("bytes", pa.int64()), ("sha256", pa.string()), ("status", pa.string()), ("unchecked", pa.bool_())]
+)
 _OUTPUT = re.compile(r"^output:.*$", re.MULTILINE)
 DOCUMENTS = "documents/"
 CACHE_BYTES = 100 * 10**9
@@ -69,6 +76,49 @@ class RowsEntry:
 class FileEntry:
     file: PathBelow
     sha256: str
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
+
+    source: str
+    file: str
+    bytes: int
+    sha256: str
+    status: str
+    unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class DocumentsEntry:
+    name: PathBelow
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The rows of lineage.parquet, which training doesn't need: inputs, then documents."""
+
+    inputs: list[InputEntry]
+    documents: list[DocumentsEntry]
+
+    def table(self) -> pa.Table:
+        rows = [(_INPUT, *astuple(one)) for one in self.inputs]
+        rows += [(_DOCUMENTS, None, *astuple(one), None, None) for one in self.documents]
+        return table_of(rows, _SCHEMA)
+
+    @classmethod
+    def read(cls, content: bytes, path: str) -> "Lineage":
+        """The lineage in the `content` of the file at `path`. Raises FailedError if it is damaged."""
+        try:
+            rows = pq.read_table(pa.BufferReader(content)).to_pylist()
+            inputs = [{**row, "file": row["name"]} for row in rows if row["kind"] == _INPUT]
+            documents = [row for row in rows if row["kind"] == _DOCUMENTS]
+            return adapter(cast(Any, cls)).validate_python({"inputs": inputs, "documents": documents})
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise FailedError(f"{path}: damaged: {one_line(error)}") from None
 
 
 @dataclass(frozen=True)

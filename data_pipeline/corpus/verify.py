@@ -17,8 +17,7 @@ from data_pipeline.base.errors import NodeUnfit, one_line
 from data_pipeline.base.json_file import seal_holds
 from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
-from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, ShardEntry
-from data_pipeline.corpus.lineage import DocumentsEntry
+from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, DocumentsEntry, ShardEntry
 from data_pipeline.engine import workers
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.checking import read_all
