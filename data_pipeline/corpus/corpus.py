@@ -242,25 +242,32 @@ class Corpus:
     def lineage(self) -> Lineage:
         """The files that the corpus was made from. Raises FailedError if their list is missing or damaged."""
         entry = self.manifest.lineage
-        path = self.directory / entry.file
         if self.remote:
             _copied(self.remote, self.directory, entry.file, entry.sha256)
+        return Lineage.read(self._content(entry), str(self.directory / entry.file))
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of `split`. Raises FailedError if blocks.parquet is missing or damaged, or names a shard outside
+        the corpus."""
+        entry = self.manifest.blocks
+        table = pq.read_table(pa.BufferReader(self._content(entry)), filters=pc.field("split") == split)
+        blocks = Blocks.of_table(table)
+        for name in blocks.shards:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                reason = f"damaged: the shard {name!r} isn't a file of this corpus"
+                raise FailedError(f"{self.directory / entry.file}: {reason}")
+        return blocks
+
+    def _content(self, entry: FileEntry) -> bytes:
+        """The content of a file that the manifest names. Raises FailedError if it is missing or damaged."""
+        path = self.directory / entry.file
         try:
             content = path.read_bytes()
         except OSError as error:
             raise FailedError(f"{path}: can't be read: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise FailedError(f"{path}: sha256 differs from the manifest's")
-        return Lineage.read(content, str(path))
-
-    def blocks(self, split: str) -> Blocks:
-        """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
-        path = self.directory / "blocks.parquet"
-        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
-        for name in blocks.shards:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise FailedError(f"{path}: damaged: the shard {name!r} isn't a file of this corpus")
-        return blocks
+        return content
 
 
 def open_corpus(

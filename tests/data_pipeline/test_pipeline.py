@@ -343,7 +343,6 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
     assert manifest["code_version"] == code_version()
 
 
-
 def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_corpus, tmp_path):
     """Archives cut anywhere, two dumps of a unit cut inside a page, an empty file and a picture beside whole files."""
     dump = next(SAMPLES.glob("*articles1.xml.bz2")).read_bytes()
