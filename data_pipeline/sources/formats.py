@@ -56,7 +56,7 @@ _BEGINNINGS = (
     (rb"%PDF-", Look("a PDF: convert it to text")),
     (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
     (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
-    (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
+    (rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
     (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),

@@ -18,6 +18,7 @@ from data_pipeline.sources.record import (
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
+_DEEPEST = 20  # objects inside one another, of which names are looked for; json reads more than Python can recurse into
 
 
 class Options(FieldNames, TextOptions):
@@ -101,11 +102,11 @@ def _has(record: dict[str, object], key: str) -> bool:
 
 
 def lengths_of_strings(record: dict[str, object], before: str = "") -> Iterator[tuple[str, int]]:
-    """The length of each string of `record`, by the name under which `string` finds it."""
+    """The length of each string of `record`, by the name under which `string` finds it; not of very deep ones."""
     for key, value in record.items():
         if isinstance(value, str) and not (before and "." in key):
             yield f"{before}{key}", len(value)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and before.count(".") < _DEEPEST:
             yield from lengths_of_strings(value, f"{before}{key}.")
 
 

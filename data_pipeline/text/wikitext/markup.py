@@ -263,7 +263,7 @@ def _without_text(hidden_namespaces: frozenset[str]) -> frozenset[str]:
     return _NOT_TEXT | hidden_namespaces
 
 
-_TITLE_QUALIFIER = re.compile(r" *[(（][^()（）]*[)）]$")
+_TITLE_QUALIFIER = re.compile(r"(?<! ) *[(（][^()（）]*[)）]$")
 
 
 def _link_text(inside: str, hidden: frozenset[str]) -> str:
@@ -292,8 +292,8 @@ def _link_text(inside: str, hidden: frozenset[str]) -> str:
 
 
 _EXTERNAL_LINK = re.compile(
-    r"\[(?:(?:https?|ftps?|news|irc|gopher|telnet):|mailto:|//)[^\s\[\]<>\"]* *"
-    r"([^\[\]\n]*(?:\[[^\[\]\n]*\][^\[\]\n]*)*)\]",
+    r"\[(?:(?:https?|ftps?|news|irc|gopher|telnet):|mailto:|//)[^\s\[\]<>\"]*+ *+"
+    r"([^\[\]\n]*+(?:\[[^\[\]\n]*+\][^\[\]\n]*+)*+)\]",
     re.IGNORECASE,
 )
 
