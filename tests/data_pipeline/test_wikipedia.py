@@ -433,6 +433,8 @@ at {{coord|40 N}} and {{x|A.jpg}} or {{x|a_1}} so {{x|http://a}} or {{x|QB1}} bu
     → at and or so or but, a
 {{x|a}}== A == {{x|b}}\nb\n{{x|a}} {{x|b}}* c {{x|d}}{{x|e}}\n== D =={{x|e}} → A\nb\nc
 {{Box\n|a}} and {{x|b\nc}} d → and d
+# one begins where another does
+x {{{{a}}|b}} y {{{{{{c}}}}}} z → x b y z
 # the text of a template may have a name; so may that of a quotation, in any language
 The {{lang|code=la|text=vici}} {{langue|fr|texte=mot}} {{ill|A|de|B|lt=label}} {{ill|de|C}} {{lang|fr|2=b}} is
     → The vici mot label C b is

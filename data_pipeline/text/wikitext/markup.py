@@ -223,7 +223,7 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         else:
-            begins_line = self.out[-1].rstrip(" ").endswith("\n")
+            begins_line = "".join(self.out[-1:]).rstrip(" ").endswith("\n")  # {{{{a}}}}: nothing is before the inner one
             text = self._placeholders.replace(name, written, "".join(inside), begins_line)
         if text:
             self.out.append(text)
