@@ -223,7 +223,8 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         else:
-            begins_line = "".join(self.out[-1:]).rstrip(" ").endswith("\n")  # {{{{a}}}}: nothing is before the inner one
+            before = "".join(self.out[-1:])  # of {{{{a}}}}, nothing is before the inner template
+            begins_line = before.rstrip(" ").endswith("\n")
             text = self._placeholders.replace(name, written, "".join(inside), begins_line)
         if text:
             self.out.append(text)
