@@ -20,6 +20,7 @@ import data_pipeline
 from data_pipeline.base.atomic import fingerprint, sha256, write_json
 from data_pipeline.corpus import FORMAT_VERSION
 from data_pipeline.corpus.blocks import add, count_rows, of_rows
+from data_pipeline.corpus.corpus import LINEAGE, Lineage
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.packing import PACKINGS, Documents, Rows, Rules
@@ -57,6 +58,7 @@ def make(directory: Path, inputs: int = 32, documents: int = 150, pieces: int = 
         shards = [{**shard, "sha256": sha256(directory / name)}]
         splits[split] = {"rows": len(rows), "tokens": int(rows.offsets[-1]), "documents": len(inside), "shards": shards}
     pq.write_table(pa.Table.from_pylist(blocks), directory / "blocks.parquet")
+    pq.write_table(Lineage([], []).table(), directory / LINEAGE)
     _write_manifest(directory, tokenizer, objective, splits)
     return directory
 
@@ -102,6 +104,7 @@ def _write_shard(directory: Path, split: str, rows: Rows) -> list[dict[str, obje
 
 
 def _write_manifest(directory: Path, tokenizer: Tokenizer, objective: Objective, splits: dict[str, object]) -> None:
+    tables = {"blocks": "blocks.parquet", "lineage": LINEAGE}
     manifest = {
         "format_version": FORMAT_VERSION,
         "name": "gpu",
@@ -115,6 +118,6 @@ def _write_manifest(directory: Path, tokenizer: Tokenizer, objective: Objective,
             "objective": objective.model_dump(),
         },
         "splits": splits,
-        "blocks": {"file": "blocks.parquet", "sha256": sha256(directory / "blocks.parquet")},
+        **{name: {"file": file, "sha256": sha256(directory / file)} for name, file in tables.items()},
     }
     write_json(directory / "manifest.json", {**manifest, "fingerprint": fingerprint(manifest)}, sealed=True)

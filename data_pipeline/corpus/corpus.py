@@ -10,29 +10,36 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 from pydantic import NonNegativeInt
 
 from data_pipeline.base import paths, stores
+from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import sha256, write_bytes
-from data_pipeline.base.errors import FailedError, MissingPackage, UserError
-from data_pipeline.base.json_file import PathBelow, parse_json, read_json, seal_holds
+from data_pipeline.base.errors import FailedError, MissingPackage, UserError, one_line
+from data_pipeline.base.json_file import PathBelow, adapter, parse_json, seal_holds
 from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
-from data_pipeline.corpus.lineage import Lineage
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.registry import AnyObjective
 from data_pipeline.corpus.tokenizer import Tokenizer, TokenizerDescription, load
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+LINEAGE = "lineage.parquet"
+_INPUT, _DOCUMENTS = "input", "documents"
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("kind", "source", "name")]
+    + [("bytes", pa.int64()), ("sha256", pa.string()), ("status", pa.string()), ("unchecked", pa.bool_())]
+)
 _OUTPUT = re.compile(r"^output:.*$", re.MULTILINE)
 DOCUMENTS = "documents/"
 CACHE_BYTES = 100 * 10**9
@@ -72,12 +79,55 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class InputEntry:
+    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
+
+    source: str
+    file: str
+    bytes: int
+    sha256: str
+    status: str
+    unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class DocumentsEntry:
+    name: PathBelow
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The rows of lineage.parquet, which training doesn't need: inputs, then documents."""
+
+    inputs: list[InputEntry]
+    documents: list[DocumentsEntry]
+
+    def table(self) -> pa.Table:
+        rows = [(_INPUT, *astuple(one)) for one in self.inputs]
+        rows += [(_DOCUMENTS, None, *astuple(one), None, None) for one in self.documents]
+        return table_of(rows, _SCHEMA)
+
+    @classmethod
+    def read(cls, content: bytes, path: str) -> "Lineage":
+        """The lineage in the `content` of the file at `path`. Raises FailedError if it is damaged."""
+        try:
+            rows = pq.read_table(pa.BufferReader(content)).to_pylist()
+            inputs = [{**row, "file": row["name"]} for row in rows if row["kind"] == _INPUT]
+            documents = [row for row in rows if row["kind"] == _DOCUMENTS]
+            return adapter(cast(Any, cls)).validate_python({"inputs": inputs, "documents": documents})
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise FailedError(f"{path}: damaged: {one_line(error)}") from None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json.
 
     Attributes:
         config: the settings, without paths.
-        lineage: the file with inputs and documents; None: an early manifest, which lists them itself.
+        lineage: the file with inputs and documents.
         objective_from: the installed package with the objective; "" if it ships.
     """
 
@@ -90,7 +140,7 @@ class Manifest:
     splits: dict[str, SplitEntry]
     config: dict[str, Any] = field(default_factory=dict)
     blocks: FileEntry = field(kw_only=True)
-    lineage: FileEntry | None = None
+    lineage: FileEntry = field(kw_only=True)
     code_version: str = ""
     objective_from: str = ""
 
@@ -191,28 +241,33 @@ class Corpus:
 
     def lineage(self) -> Lineage:
         """The files that the corpus was made from. Raises FailedError if their list is missing or damaged."""
-        entry, path = self.manifest.lineage, self.directory / MANIFEST
-        if entry is None:
-            return read_json(path, Lineage)
-        path = self.directory / entry.file
+        entry = self.manifest.lineage
         if self.remote:
             _copied(self.remote, self.directory, entry.file, entry.sha256)
+        return Lineage.read(self._content(entry), str(self.directory / entry.file))
+
+    def blocks(self, split: str) -> Blocks:
+        """The blocks of `split`. Raises FailedError if blocks.parquet is missing or damaged, or names a shard outside
+        the corpus."""
+        entry = self.manifest.blocks
+        table = pq.read_table(pa.BufferReader(self._content(entry)), filters=pc.field("split") == split)
+        blocks = Blocks.of_table(table)
+        for name in blocks.shards:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                reason = f"damaged: the shard {name!r} isn't a file of this corpus"
+                raise FailedError(f"{self.directory / entry.file}: {reason}")
+        return blocks
+
+    def _content(self, entry: FileEntry) -> bytes:
+        """The content of a file that the manifest names. Raises FailedError if it is missing or damaged."""
+        path = self.directory / entry.file
         try:
             content = path.read_bytes()
         except OSError as error:
             raise FailedError(f"{path}: can't be read: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != entry.sha256:
             raise FailedError(f"{path}: sha256 differs from the manifest's")
-        return Lineage.read(content, str(path))
-
-    def blocks(self, split: str) -> Blocks:
-        """The blocks of `split`, read from blocks.parquet. Raises FailedError if a shard is outside the corpus."""
-        path = self.directory / "blocks.parquet"
-        blocks = Blocks.of_table(pq.read_table(path, filters=pc.field("split") == split))
-        for name in blocks.shards:
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise FailedError(f"{path}: damaged: the shard {name!r} isn't a file of this corpus")
-        return blocks
+        return content
 
 
 def open_corpus(

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+import numpy as np
+
 from data_pipeline.base import stores
 from data_pipeline.base.atomic import sha256
 from data_pipeline.base.errors import NodeUnfit, one_line
 from data_pipeline.base.json_file import seal_holds
 from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
-from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, ShardEntry
-from data_pipeline.corpus.lineage import DocumentsEntry
+from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, DocumentsEntry, ShardEntry
 from data_pipeline.engine import workers
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.checking import read_all
@@ -45,10 +46,10 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     the corpus was opened. Files of a remote corpus are read where they are, without the cache. Ray workers read a large
     corpus, by `ray_config`. Raises StoreError if the store refuses or doesn't answer.
     """
-    manifest, lineage = corpus.manifest, corpus.manifest.lineage
+    manifest = corpus.manifest
     problems = _wrong(corpus, {manifest.blocks.file: _Expected(manifest.blocks.sha256)})
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
-    in_lineage = _wrong(corpus, {lineage.file: _Expected(lineage.sha256)}) if lineage else []
+    in_lineage = _wrong(corpus, {manifest.lineage.file: _Expected(manifest.lineage.sha256)})
     documents = {} if in_lineage else documents_of(corpus)
     problems += in_lineage
     files = {name: _Expected(sha256) for name, sha256 in manifest.tokenizer.files.items()}
@@ -141,7 +142,7 @@ def _verify_shard(file: BinaryIO, shard: ShardEntry, blocks: Blocks) -> Iterator
         yield f"{size} bytes, expected {shard.bytes}"
         return
     at = 0
-    for number in sorted(blocks.of_shard(shard.name).tolist(), key=lambda number: blocks.offset[number]):
+    for number in np.argsort(blocks.offset).tolist():
         start, length = int(blocks.offset[number]), int(blocks.length[number])
         digest.update(file.read(start - at))
         content = file.read(length)

@@ -32,8 +32,8 @@ from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.base.store import Store
 from data_pipeline.dedup.step import Found, Row, Step
 from data_pipeline.sources.formats import refuse_other_format
-from data_pipeline.sources.jsonl import json_lines
-from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, text_lines
+from data_pipeline.sources.jsonl import json_object
+from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, parsed_lines
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
@@ -134,7 +134,7 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
 def _jsonl_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     options = RecordOptions()
     with open_text(Input(path), options) as stream:
-        for number, record in json_lines(stream, _Strict(), options):
+        for number, record in parsed_lines(stream, _Strict(), options, json_object):
             texts: list[str] = []
             for field in map(str, evaluation_set.fields):
                 try:
@@ -185,7 +185,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, text) of every line that isn't blank."""
     options = RecordOptions()
     with open_text(Input(path), options) as stream:
-        yield from text_lines(stream, _Strict(), options)
+        yield from parsed_lines(stream, _Strict(), options, str)
 
 
 @dataclass(frozen=True)

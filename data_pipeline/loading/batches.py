@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.objectives.objective import Examples, together
-from data_pipeline.corpus.packing.examples import balanced
+from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from data_pipeline.corpus.packing.examples import width_of
+from data_pipeline.corpus.packing import width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 
 Batch = dict[str, torch.Tensor]

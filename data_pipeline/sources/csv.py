@@ -7,7 +7,6 @@ Distributed CSV Data Parsing for Big Data Analytics", SIGMOD 2019).
 
 import csv
 import io
-import itertools
 import json
 import re
 from collections import deque
@@ -218,19 +217,16 @@ class _Rows:
     def _left_out(self) -> int:
         """Leaves out the lines behind a damaged row, up to the next certain beginning of a row or the end of the file.
         Returns their number."""
-        lines, start, left_out = list(self._again), 0, 0
-        while passed := self._passed(lines, start):
+        left_out = 0
+        while passed := self._passed():
             left_out += passed
-            start += passed
-            if start > len(lines) // 2:
-                del lines[:start]
-                start = 0
-        self._again = deque(lines[start:])
+            for _ in range(passed):
+                self._again.popleft()
         return left_out
 
-    def _passed(self, lines: list[bytes], start: int) -> int:
-        """Number of lines, from lines[start] on, at which no row begins; 0 if a row begins at lines[start] for certain,
-        and at the end of the file. Adds the lines that it reads ahead to `lines`.
+    def _passed(self) -> int:
+        """Number of the next lines at which no row begins; 0 if a row certainly begins at the next, and at the end of
+        the file.
 
         A row begins there if the next lines are valid rows, but not valid as the rest of a quoted field: the next
         quotation mark can't close one.
@@ -238,15 +234,10 @@ class _Rows:
         if self._options.quoting == "QUOTE_NONE":
             return 0
         # whether a field is open at the end of the line; None: the line isn't valid CSV
-        outside: bool | None = False  # if no quoted field was open before lines[start]
+        outside: bool | None = False  # if no quoted field was open before the first line
         inside: bool | None = True  # if one was
-        rows, size, row_at = 0, 0, start
-        for at in itertools.count(start):
-            if at == len(lines):
-                if not (line := self._read()):
-                    return 0 if at == start or (outside is False and inside is not False) else row_at + 1 - start
-                lines.append(line)
-            line = lines[at]
+        rows, size, row_at = 0, 0, 0
+        for at, line in enumerate(self._following()):
             row_at = row_at if outside else at
             if b'"' in line:
                 outside = self._open_after(line, bool(outside))
@@ -254,10 +245,18 @@ class _Rows:
             rows += outside is False and bool(line.strip())
             size += len(line)
             if outside is None or (size > _FAR and not rows):
-                return row_at + 1 - start
+                return row_at + 1
             if (rows >= _SURE_ROWS and inside is None) or size > _FAR:
                 return 0
-        raise AssertionError
+        is_row = outside is False and inside is not False
+        return row_at + 1 if size and not is_row else 0
+
+    def _following(self) -> Iterator[bytes]:
+        """The next lines, which stay to be read."""
+        yield from self._again
+        while line := self._read():
+            self._again.append(line)
+            yield line
 
     def _open_after(self, line: bytes, is_open: bool) -> bool | None:
         """Whether a quoted field is open at the end of `line`. `is_open`: one is at its start. None: not valid CSV."""

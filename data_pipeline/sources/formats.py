@@ -56,7 +56,7 @@ _BEGINNINGS = (
     (rb"%PDF-", Look("a PDF: convert it to text")),
     (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
     (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
-    (rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
+    (rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
     (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
@@ -159,12 +159,9 @@ def _objects(texts: list[bytes]) -> list[dict[str, object]]:
     return found if all(isinstance(one, dict) for one in found) else []
 
 
-def _refusing_other_formats(declared: str, reader: ReadFunction) -> ReadFunction:
-    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-        refuse_other_format(file, declared, stats)
-        yield from reader(file, stats)
-
-    return read
+def _read(declared: str, reader: ReadFunction, file: Input, stats: ReadStats) -> Iterator[Record]:
+    refuse_other_format(file, declared, stats)
+    yield from reader(file, stats)
 
 
 _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
@@ -181,7 +178,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "pairs": (pairs.read, pairs.Options),
 }
 _OFFERED = offered("sources", Source, _SHIPPED)
-READERS = {declared: _refusing_other_formats(declared, read) for declared, (read, _) in _SHIPPED.items()}
-READERS |= {declared: source.read for declared, source in _OFFERED.items()}
-OPTIONS = {declared: options for declared, (_, options) in _SHIPPED.items()}
-OPTIONS |= {declared: source.options for declared, source in _OFFERED.items()}
+READERS: dict[str, ReadFunction] = {name: partial(_read, name, read) for name, (read, _) in _SHIPPED.items()}
+READERS |= {name: source.read for name, source in _OFFERED.items()}
+OPTIONS = {name: options for name, (_, options) in _SHIPPED.items()}
+OPTIONS |= {name: source.options for name, source in _OFFERED.items()}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from data_pipeline.sources.record import (
@@ -13,11 +13,12 @@ from data_pipeline.sources.record import (
     RecordOptions,
     TextOptions,
     open_text,
+    parsed_lines,
     record_of,
-    text_lines,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
+_DEEPEST = 20  # objects inside one another, of which names are looked for; json reads more than Python can recurse into
 
 
 class Options(FieldNames, TextOptions):
@@ -34,35 +35,32 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = Options(**file.options)
     with open_text(file, options) as stream:
-        yield from records(json_lines(stream, stats, options), options, stats)
+        yield from records(stream, stats, options)
 
 
-def records(objects: Iterable[tuple[int, dict[str, object]]], options: Options, stats: ReadStats) -> Iterator[Record]:
-    """The records of `objects`, each with the number of its line, from 1."""
+def records(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
+    """The records of the objects in a stream."""
     names = {field: name for field in FieldNames.model_fields if (name := getattr(options, field)) and field != "text"}
-    for number, found in objects:
-        try:
-            row = strings(found, {"text": options.text})
-            row |= {field: string(found, name, required=False) for field, name in names.items()}
-        except ValueError as error:
-            stats.damaged(f"line {number}", str(error))
-            continue
+
+    def parse(line: str) -> dict[str, str]:
+        found = json_object(line)
+        row = strings(found, {"text": options.text})
+        return row | {field: string(found, name, required=False) for field, name in names.items()}
+
+    for number, row in parsed_lines(stream, stats, options, parse):
         if record := record_of(number - 1, row, stats):
             yield record
 
 
-def json_lines(stream: BinaryIO, stats: ReadStats, options: RecordOptions) -> Iterator[tuple[int, dict[str, object]]]:
-    """(number from 1, object) of every line that isn't blank. Such lines count as `read`; others are damage too."""
-    for number, text in text_lines(stream, stats, options):
-        try:
-            record = json.loads(text.removeprefix("\ufeff"))  # joined files have byte order marks inside
-        except (ValueError, RecursionError) as error:
-            stats.damaged(f"line {number}", f"expected a JSON object: {error}")
-            continue
-        if isinstance(record, dict):
-            yield number, record
-        else:
-            stats.damaged(f"line {number}", f"expected a JSON object, found a JSON {type(record).__name__}")
+def json_object(line: str) -> dict[str, object]:
+    """The JSON object in a line. Raises ValueError for anything else."""
+    try:
+        record = json.loads(line.removeprefix("\ufeff"))  # joined files have byte order marks inside
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found a JSON {type(record).__name__}")
+    return record
 
 
 def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
@@ -104,11 +102,11 @@ def _has(record: dict[str, object], key: str) -> bool:
 
 
 def lengths_of_strings(record: dict[str, object], before: str = "") -> Iterator[tuple[str, int]]:
-    """The length of each string of `record`, by the name under which `string` finds it."""
+    """The length of each string of `record`, by the name under which `string` finds it; not of very deep ones."""
     for key, value in record.items():
         if isinstance(value, str) and not (before and "." in key):
             yield f"{before}{key}", len(value)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and before.count(".") < _DEEPEST:
             yield from lengths_of_strings(value, f"{before}{key}.")
 
 
@@ -143,16 +141,15 @@ def read_c4(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = RecordOptions(**file.options)
     with open_text(file, options) as stream:
-        for number, line in json_lines(stream, stats, options):
-            try:
-                text, url = string(line, "text"), string(line, "url", required=False)
-                timestamp = string(line, "timestamp", required=False) or string(line, "date", required=False)
-            except ValueError as error:
-                stats.damaged(f"line {number}", f"expected a JSON object with a text: {error}")
-                continue
-            if text.strip():
-                if time := _TIMESTAMP.fullmatch(timestamp):
-                    timestamp = f"{time[1]}T{time[2]}{time[3] or 'Z'}"
-                yield Record(number - 1, text, url, timestamp=timestamp)
-            else:
-                stats.counters.document("empty")
+        for number, row in parsed_lines(stream, stats, options, _c4_row):
+            if record := record_of(number - 1, row, stats):
+                yield record
+
+
+def _c4_row(line: str) -> dict[str, str]:
+    found = json_object(line)
+    text, url = string(found, "text"), string(found, "url", required=False)
+    timestamp = string(found, "timestamp", required=False) or string(found, "date", required=False)
+    if time := _TIMESTAMP.fullmatch(timestamp):
+        timestamp = f"{time[1]}T{time[2]}{time[3] or 'Z'}"
+    return {"text": text, "url": url, "timestamp": timestamp}

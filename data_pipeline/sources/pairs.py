@@ -5,10 +5,11 @@ the first of `targets`.
 """
 
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
+from functools import partial
+from typing import Any, Literal
 
-from data_pipeline.sources.jsonl import json_lines, string, strings
-from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, next_byte, open_text, text_lines
+from data_pipeline.sources.jsonl import json_object, string, strings
+from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, next_byte, open_text, parsed_lines
 
 
 class Options(TextOptions):
@@ -39,39 +40,33 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     options = Options(**file.options)
     with open_text(file, options) as stream:
         is_json = next_byte(stream) == b"{" if options.layout == "auto" else options.layout == "jsonl"
-        pairs = _jsonl if is_json else _tsv
-        for pair in pairs(stream, stats, options):
-            if not pair.text.strip():
-                stats.counters.document("empty_input", pair.target)
-            elif not pair.target.strip():
-                stats.counters.document("empty_target", pair.text)
+        parse = partial(_of_object, options=options) if is_json else _of_tsv
+        blank = None if is_json else b" "  # a tab alone is a pair without texts
+        for number, pair in parsed_lines(stream, stats, options, parse, blank):
+            if not pair["text"].strip():
+                stats.counters.document("empty_input", pair["target"])
+            elif not pair["target"].strip():
+                stats.counters.document("empty_target", pair["text"])
             else:
-                pair.text = options.prefix + pair.text
-                yield pair
+                yield Record(number - 1, **{**pair, "text": options.prefix + pair["text"]})
 
 
-def _tsv(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
-    for number, line in text_lines(stream, stats, options, b" "):  # a tab alone is a pair without texts
-        source, *targets = line.split("\t")
-        if len(targets) == 1:
-            yield Record(number - 1, source, target=targets[0])
-        else:
-            stats.damaged(f"line {number}", f"expected input, tab, target, found {len(targets)} tabs")
+def _of_tsv(line: str) -> dict[str, Any]:
+    source, *targets = line.split("\t")
+    if len(targets) != 1:
+        raise ValueError(f"expected input, tab, target, found {len(targets)} tabs")
+    return {"text": source, "target": targets[0]}
 
 
-def _jsonl(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:
-    for number, pair in json_lines(stream, stats, options):
-        try:
-            several = isinstance(pair.get(options.targets), list)
-            targets = _strings(pair, options.targets) if several else []
-            keys = {"inputs": options.inputs} | ({} if several else {"targets": options.targets})
-            found = strings(pair, keys)
-            source, target = found["inputs"], next(iter(targets), "") if several else found["targets"]
-            choices = _strings(pair, options.choices) if options.choices in pair else []
-        except ValueError as error:
-            stats.damaged(f"line {number}", str(error))
-            continue
-        yield Record(number - 1, source, target=target, targets=targets, choices=choices)
+def _of_object(line: str, options: Options) -> dict[str, Any]:
+    pair = json_object(line)
+    if isinstance(pair.get(options.targets), list):
+        targets = _strings(pair, options.targets)
+        found = strings(pair, {"inputs": options.inputs}) | {"targets": next(iter(targets), "")}
+    else:
+        targets, found = [], strings(pair, {"inputs": options.inputs, "targets": options.targets})
+    choices = _strings(pair, options.choices) if options.choices in pair else []
+    return {"text": found["inputs"], "target": found["targets"], "targets": targets, "choices": choices}
 
 
 def _strings(pair: dict[str, object], name: str) -> list[str]:

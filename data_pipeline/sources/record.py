@@ -8,7 +8,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
 from pydantic import AfterValidator, Field
 
@@ -19,6 +19,8 @@ from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.text.document import Tally
 
 _DAMAGE_KEPT = 100
+
+Parsed = TypeVar("Parsed")
 
 
 class Range(NamedTuple):
@@ -224,22 +226,27 @@ def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | 
         yield number, line if len(line) <= limit else None
 
 
-def text_lines(
-    stream: BinaryIO, stats: ReadStats, options: RecordOptions, blank: bytes | None = None
-) -> Iterator[tuple[int, str]]:
-    """(number from 1, text) of every line that isn't blank. Such lines count as `read`; one that isn't text is damage.
+def parsed_lines(
+    stream: BinaryIO,
+    stats: ReadStats,
+    options: RecordOptions,
+    parse: Callable[[str], Parsed],
+    blank: bytes | None = None,
+) -> Iterator[tuple[int, Parsed]]:
+    """(number from 1, parsed text) of every line that isn't blank. Such lines count as `read`.
 
-    `blank`: the bytes that a blank line consists of; None: white space.
+    A line is damage if it isn't text, or if `parse` raises ValueError. `blank`: the bytes of a blank line; None: white
+    space.
     """
     for number, line in numbered_lines(stream, options.max_record_bytes):
         if line is None or line.strip(blank):
             stats.counters.read += 1
             try:
-                text = decode(line, options)
+                parsed = parse(decode(line, options))
             except ValueError as error:
                 stats.damaged(f"line {number}", str(error))
             else:
-                yield number, text
+                yield number, parsed
 
 
 def too_long(options: RecordOptions) -> str:

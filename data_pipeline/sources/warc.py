@@ -14,7 +14,7 @@ import zstandard
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from data_pipeline.sources.page_charset import page_text
+from data_pipeline.sources.charsets import page_text
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.sources.warc_records import WarcOptions, warc_records
 

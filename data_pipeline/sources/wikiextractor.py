@@ -15,7 +15,6 @@ from data_pipeline.sources.record import (
     next_byte,
     numbered_lines,
     open_text,
-    too_long,
 )
 
 # Quotation marks in titles aren't escaped: only the end of the line ends a title.
@@ -36,16 +35,17 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     options = TextOptions(**file.options)
     with open_text(file, options) as stream:
         if next_byte(stream) == b"{":
-            named = jsonl.Options(**options.model_dump())
-            yield from jsonl.records(jsonl.json_lines(stream, stats, named), named, stats)
+            yield from jsonl.records(stream, stats, jsonl.Options(**options.model_dump()))
         else:
             yield from _articles(stream, stats, options)
 
 
 def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Iterator[Record]:
-    ordinal, body, size, stray = -1, list[bytes](), 0, False
+    ordinal, stray = -1, False
     start: re.Match[bytes] | None = None  # of the article being read
     position = ""
+    body: list[bytes] | None = None  # None: too long
+    size = 0
     for number, line in numbered_lines(stream, options.max_record_bytes):
         if opening := line is not None and _START.fullmatch(line):
             if start:
@@ -55,22 +55,19 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
             stats.counters.read += 1
             stray = False
         elif start and line == _END:
-            if size > options.max_record_bytes:
-                stats.damaged(position, too_long(options))
+            try:
+                record = _record(ordinal, start, body, stats, options)
+            except ValueError as error:
+                stats.damaged(position, str(error))
             else:
-                try:
-                    record = _record(ordinal, start, body, stats, options)
-                except ValueError as error:
-                    stats.damaged(position, str(error))
-                else:
-                    if record:
-                        yield record
+                if record:
+                    yield record
             start = None
         elif start:
             size += len(line) + 1 if line is not None else options.max_record_bytes + 1
             if size > options.max_record_bytes:
-                body = []
-            elif line is not None:
+                body = None
+            elif body is not None and line is not None:
                 body.append(line)
         elif (line is None or line.strip()) and not stray:
             stray = True  # one note for consecutive stray lines
@@ -81,12 +78,12 @@ def _articles(stream: BinaryIO, stats: ReadStats, options: TextOptions) -> Itera
 
 
 def _record(
-    ordinal: int, start: re.Match[bytes], body: list[bytes], stats: ReadStats, options: TextOptions
+    ordinal: int, start: re.Match[bytes], body: list[bytes] | None, stats: ReadStats, options: TextOptions
 ) -> Record | None:
-    """The article; None if it has no text. Raises ValueError if it isn't UTF-8."""
+    """The article; None if it has no text. Raises ValueError if it isn't UTF-8 or is too long."""
     if body and body[0].strip() == start[2].strip():
         body = body[1:]
-    text = decode(b"\n".join(body), options).strip()
+    text = decode(None if body is None else b"\n".join(body), options).strip()
     if not text:
         stats.counters.document("empty")
         return None

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, chunks, page_tags
+from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, Tag, chunks, page_tags
 from data_pipeline.text.wikitext.namespaces import is_redirect, normalised_namespace
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
@@ -34,12 +34,9 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     if file.start:
         reader.find_head()
     with closing(chunks(file)) as content:
-        for before, name, position in page_tags(content):
-            record = reader.take(before, name)
-            if record:
+        for tag in page_tags(content):
+            if record := reader.take(tag):
                 yield record
-            if name == PAGE:
-                reader.begin_page(position)
     reader.end()
 
 
@@ -100,27 +97,27 @@ class _Reader:
         self._between = head
         self._end_between()
 
-    def take(self, before: bytes, name: bytes) -> Record | None:
-        """Takes the bytes up to a tag, and the tag unless it begins a page. Returns the record that the tag ends."""
+    def take(self, tag: Tag) -> Record | None:
+        """Takes a tag and the bytes before it. Returns the record that the tag ends."""
+        before, name, position = tag
+        record = None
         if self._page is None:
             self._add_between(before + (name if name != PAGE else b""))
-            return None
-        if len(self._page) <= _MAX_PAGE:
-            self._page += before
-        if name == END:
-            self._page += name
-            return self._end_page()
-        if name:
-            self._abandon_page("the next page begins before this one ends")
+        else:
+            if len(self._page) <= _MAX_PAGE:
+                self._page += before
+            if name == END:
+                self._page += name
+                record = self._end_page()
+            elif name:
+                self._abandon_page("the next page begins before this one ends")
             if name == ROOT:
                 self._open = False
                 self._add_between(name)
-        return None
-
-    def begin_page(self, position: int) -> None:
-        self._end_between()
-        self._position = position
-        self._page = bytearray(PAGE)
+        if name == PAGE:
+            self._end_between()
+            self._position, self._page = position, bytearray(PAGE)
+        return record
 
     def end(self) -> None:
         """Notes what is missing at the end of the file or range. Only the last range has the end of the XML."""

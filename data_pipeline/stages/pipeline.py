@@ -13,8 +13,7 @@ from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.corpus import MANIFEST
-from data_pipeline.corpus.lineage import LINEAGE
+from data_pipeline.corpus.corpus import LINEAGE, MANIFEST
 from data_pipeline.engine import workers
 from data_pipeline.engine.checking import forget_damaged
 from data_pipeline.engine.work_units import KEPT, Finished, ResultType, Spec, Stage, Unit, outputs_of, run

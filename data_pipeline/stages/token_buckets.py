@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.base.safetensors_file import Arrays, growing_arrays
 from data_pipeline.base.store import Store
-from data_pipeline.corpus.packing.rows import Documents
+from data_pipeline.corpus.packing import Documents
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Result
 

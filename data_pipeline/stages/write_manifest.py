@@ -18,14 +18,17 @@ from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import (
     FORMAT_VERSION,
+    LINEAGE,
     MANIFEST,
+    DocumentsEntry,
     FileEntry,
+    InputEntry,
+    Lineage,
     Manifest,
     RowsEntry,
     ShardEntry,
     SplitEntry,
 )
-from data_pipeline.corpus.lineage import LINEAGE, DocumentsEntry, InputEntry, Lineage
 from data_pipeline.corpus.tokenizer import in_corpus
 from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import OPTIONS

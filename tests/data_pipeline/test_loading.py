@@ -2,6 +2,7 @@
 and continued by other ranks, damaged blocks, and workers that die."""
 
 import errno
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -23,6 +24,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import DamagedInput, FailedError, UserError
 from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
@@ -231,7 +233,20 @@ def test_a_shard_outside_the_corpus_is_refused(copy):
     table = pq.read_table(copy / "blocks.parquet")
     names = [name.replace("shards/", "../../shards/") for name in table["shard"].to_pylist()]
     pq.write_table(table.set_column(1, "shard", pa.array(names)), copy / "blocks.parquet")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["blocks"]["sha256"] = hashlib.sha256((copy / "blocks.parquet").read_bytes()).hexdigest()
+    write_json(copy / "manifest.json", manifest, sealed=True)
     with pytest.raises(FailedError, match="isn't a file of this corpus"):
+        open_corpus(copy).blocks("train")
+
+
+def test_an_index_of_blocks_that_is_damaged_or_missing_is_named(copy):
+    flip(copy / "blocks.parquet")
+    with pytest.raises(FailedError, match=r"blocks\.parquet: sha256 differs from the manifest's"):
+        open_corpus(copy).blocks("train")
+    (copy / "blocks.parquet").unlink()
+    with pytest.raises(FailedError, match=r"blocks\.parquet: can't be read: No such file"):
         open_corpus(copy).blocks("train")
 
 

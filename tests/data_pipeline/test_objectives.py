@@ -27,7 +27,7 @@ from data_pipeline.corpus.objectives.randomness import permutation, random_bits,
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption, with_sentinels
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
 from data_pipeline.corpus.objectives.ul2 import UL2
-from data_pipeline.corpus.packing.examples import balanced
+from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from tests.data_pipeline.example_rows import (

@@ -16,8 +16,7 @@ from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
-from data_pipeline.corpus.packing import PACKINGS, Documents, Rules
-from data_pipeline.corpus.packing.examples import balanced, best_fit
+from data_pipeline.corpus.packing import PACKINGS, Documents, Rules, balanced, best_fit
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.tables import each
 

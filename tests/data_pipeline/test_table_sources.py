@@ -22,7 +22,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
 from data_pipeline.engine.work_units import Finished
-from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Record
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from data_pipeline.stages.pipeline import build, report_damage
@@ -497,6 +497,15 @@ def test_no_options_are_advised_where_they_would_not_help(tmp_path, declared, co
     (damage, *_) = read_as(declared, tmp_path / "a").result.inputs[0].damage
     assert "options" not in damage.reason
     assert end in damage.reason
+
+
+@each("rest, formats", [("<mediawiki>", ("wikipedia",)), ("A text.\n", ("text",))])
+def test_a_file_that_begins_with_many_comments_is_recognised(tmp_path, rest, formats):
+    """Comments are passed over once: to try every division of 60 of them would never end."""
+    (tmp_path / "a").write_text("<!-- a licence -->\n" * 60 + rest)
+    look = look_of(str(tmp_path / "a"))
+    assert look
+    assert look.formats == formats
 
 
 def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):

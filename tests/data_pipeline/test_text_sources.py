@@ -65,6 +65,15 @@ def test_a_line_that_is_no_record_is_damage_at_its_number(tmp_path, source, line
     assert stats.damage[0][0] == "line 2"
 
 
+@each("source", ["c4", "jsonl", "pairs"])
+def test_objects_inside_one_another_at_any_depth_are_damage(tmp_path, source):
+    """Up to the depth that json reads, which other recursion may not reach."""
+    lines = [b'{"a": ' * depth + b'"b"' + b"}" * depth for depth in range(850, 1010)]
+    kept, stats = read_bytes(source, tmp_path / "a", b"\n".join(lines))
+    assert kept == []
+    assert flat(stats.counters) == {"read": len(lines), "damaged": len(lines)}
+
+
 # --- what is read from a whole file
 
 

@@ -433,6 +433,8 @@ at {{coord|40 N}} and {{x|A.jpg}} or {{x|a_1}} so {{x|http://a}} or {{x|QB1}} bu
     → at and or so or but, a
 {{x|a}}== A == {{x|b}}\nb\n{{x|a}} {{x|b}}* c {{x|d}}{{x|e}}\n== D =={{x|e}} → A\nb\nc
 {{Box\n|a}} and {{x|b\nc}} d → and d
+# one begins where another does
+x {{{{a}}|b}} y {{{{{{c}}}}}} z → x b y z
 # the text of a template may have a name; so may that of a quotation, in any language
 The {{lang|code=la|text=vici}} {{langue|fr|texte=mot}} {{ill|A|de|B|lt=label}} {{ill|de|C}} {{lang|fr|2=b}} is
     → The vici mot label C b is
@@ -659,10 +661,14 @@ _SPACED = ["\n{|", "\n |}", "\n {", "c {{a|b}}", "<ref ", "[http://a ", "( ,", "
 _PAIRS = [("{{a|", "}}"), ("[[a|", "]]"), ("\n{|\n", "\n|}"), ("{{lang|fr|", "}}")]
 _UNITS = [*_UNCLOSED.split(), *_LONG, *_SPACED]
 _PAGES = [*(unit * (1_000_000 // len(unit)) for unit in _UNITS), *(a * 100_000 + b * 100_000 for a, b in _PAIRS)]
+_ENDLESS = [  # a run of one character inside markup
+    *(f"[http://{'a' * 1_000_000}", f"-{{{'a' * 1_000_000};b=>c}}-", f"[[a{' ' * 1_000_000}|]]"),
+    "{{convert|5|to|" + "1" * 1_000_000 + "x|km}}",
+]
 
 
 @pytest.mark.timing
-@each("wikitext", _PAGES)
+@each("wikitext", [*_PAGES, *_ENDLESS])
 def test_time_is_linear_in_the_length_of_the_page_and_in_depth(wikitext):
     """A megabyte of unclosed markup takes well under a second; quadratic time would be minutes."""
     start = time.process_time()

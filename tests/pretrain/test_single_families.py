@@ -13,7 +13,7 @@ from torch import nn
 from data_pipeline.base.config_file import load
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
-from data_pipeline.corpus.packing.examples import balanced
+from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batches import as_batch
 from pretrain.config.run_config import DataSection
 from pretrain.evaluate.generation.decoding import generate

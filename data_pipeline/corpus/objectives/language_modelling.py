@@ -1,6 +1,7 @@
 """Language modelling: each token is predicted from those before it. Also with a masked span at the end of a row, and
 with the beginning of a row for the encoder (Raffel et al. 2020, section 3.2.3)."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -54,15 +55,19 @@ class CausalLM(NextToken):
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """The inputs are all but the last token of each row, the targets all but the first. Nothing is random."""
-        lengths = rows.lengths - 1
-        filled = np.arange(rows.values.shape[1] - 1) < lengths[:, None]
-        inputs, targets = rows.values[:, :-1].copy(), rows.values[:, 1:].copy()
-        inputs[~filled] = targets[~filled] = vocabulary.pad
-        predicted = None
-        if not self.after_marks:
-            special = [id_ for id_ in (vocabulary.eos, vocabulary.bos) if id_ is not None]
-            predicted = filled & ~np.isin(inputs, special)
-        return Examples(Padded(inputs, lengths), Padded(targets, lengths), predicted=predicted)
+        examples = shifted(rows, vocabulary.pad)
+        if self.after_marks:
+            return examples
+        special = [id_ for id_ in (vocabulary.eos, vocabulary.bos) if id_ is not None]
+        return replace(examples, predicted=examples.inputs.filled & ~np.isin(examples.inputs.values, special))
+
+
+def shifted(rows: Padded, pad: int) -> Examples:
+    """The tokens of each row but the last as inputs, and but the first as targets."""
+    lengths = rows.lengths - 1
+    inputs, targets = (Padded(values.copy(), lengths) for values in (rows.values[:, :-1], rows.values[:, 1:]))
+    inputs.values[~inputs.filled] = targets.values[~targets.filled] = pad
+    return Examples(inputs, targets)
 
 
 _CHOICE, _CUTS = 0, 1  # streams of random numbers
@@ -100,7 +105,7 @@ class CausalInfilling(NextToken):
             some = Padded(rows.values[chosen], rows.lengths[chosen])
             moved = self._with_the_middle_last(some, keys[chosen], vocabulary)
             values[chosen, : moved.values.shape[1]] = moved.values
-        return CausalLM(length=self.length).apply(Padded(values, rows.lengths), keys, vocabulary, columns)
+        return shifted(Padded(values, rows.lengths), vocabulary.pad)
 
     def _with_the_middle_last(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary) -> Padded:
         text = rows.lengths - _MARKS

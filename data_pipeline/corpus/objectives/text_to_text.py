@@ -4,13 +4,14 @@ And the inputs and targets of another objective in one row, for models without a
 seqio's PrefixLMFeatureConverter).
 """
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
-from data_pipeline.corpus.objectives.language_modelling import PrefixLM
+from data_pipeline.corpus.objectives.language_modelling import PrefixLM, shifted
 from data_pipeline.corpus.objectives.objective import (
     LONGEST,
     Columns,
@@ -115,18 +116,14 @@ class InOneRow(Objective):
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """`prefix_mask` of the result is 1 at the tokens of the inputs."""
-        first, second = (one := self.of.apply(rows, keys, vocabulary, columns)).inputs, one.targets
-        lengths = first.lengths + second.lengths
-        whole = np.full((len(lengths), int(lengths.max(initial=1))), vocabulary.pad, dtype=first.values.dtype)
-        places = np.arange(whole.shape[1])
-        in_first = places < first.lengths[:, None]
-        whole[in_first] = first.values[first.filled]
-        in_second = ~in_first & (places < lengths[:, None])
-        whole[in_second] = second.values[second.filled]
-        inputs = np.where(places[1:] < lengths[:, None], whole[:, :-1], vocabulary.pad)  # without a row's last token
-        return Examples(
-            Padded(inputs.astype(whole.dtype), lengths - 1),
-            Padded(whole[:, 1:], lengths - 1),
-            predicted=in_second[:, 1:],
+        one = self.of.apply(rows, keys, vocabulary, columns)
+        first, second = one.inputs, one.targets
+        beside = Padded.full(np.concatenate([first.values, second.values], axis=1))
+        start, width = np.zeros_like(first.lengths), np.full_like(first.lengths, first.values.shape[1])
+        whole = concatenated(beside, vocabulary.pad, Stretch(start, first.lengths), Stretch(width, second.lengths))
+        in_first = np.arange(whole.values.shape[1]) < first.lengths[:, None]
+        return replace(
+            shifted(whole, vocabulary.pad),
+            predicted=(whole.filled & ~in_first)[:, 1:],
             prefix_mask=in_first[:, :-1].astype(np.uint8),
         )

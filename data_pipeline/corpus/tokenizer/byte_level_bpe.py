@@ -36,7 +36,7 @@ class ByteLevelBPE(FastTokenizer):
         backend = tokenizers.Tokenizer(models.BPE(ids, merges))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        super().__init__(backend)
+        super().__init__(backend, _roles(ids))
 
     @classmethod
     def read(cls, directory: Path) -> "ByteLevelBPE":
@@ -58,14 +58,6 @@ class ByteLevelBPE(FastTokenizer):
         if not ({_END_OF_TEXT, "</s>"} & ids.keys()):
             raise UserError(f"{ids_path}: has no EOS: neither {_END_OF_TEXT} nor </s>")
         return cls(ids, merges)
-
-    @cached_property
-    def roles(self) -> Roles:
-        """GPT-2's only special token serves as BOS, EOS and padding."""
-        end = self._ids.get("</s>", self._ids.get(_END_OF_TEXT))
-        assert end is not None, "refused when it was read"
-        pad, bos = self._ids.get("<pad>", end), self._ids.get("<s>", end)
-        return Roles(pad, end, self._ids.get("<unk>"), bos, self._ids.get("<mask>"))
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
         """Text after a line break continues the word of the break."""
@@ -89,6 +81,12 @@ class ByteLevelBPE(FastTokenizer):
     @cached_property
     def sha256(self) -> str:
         return fingerprint([self._ids, self._merges])
+
+
+def _roles(ids: dict[str, int]) -> Roles:
+    """GPT-2's only special token serves as BOS, EOS and padding."""
+    end = ids["</s>"] if "</s>" in ids else ids[_END_OF_TEXT]
+    return Roles(ids.get("<pad>", end), end, ids.get("<unk>"), ids.get("<s>", end), ids.get("<mask>"))
 
 
 def _read_ids(path: Path) -> dict[str, int]:

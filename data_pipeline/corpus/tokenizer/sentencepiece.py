@@ -74,10 +74,6 @@ class SentencePiece(TextModel):
         ids = [*range(self.size)]
         return frozenset(compress(ids, self._processor.is_byte(ids)))
 
-    @property
-    def names(self) -> Mapping[int, str]:
-        return {}
-
     @cached_property
     def files(self) -> Mapping[str, bytes]:
         """The model, and a readable list of its pieces with their scores."""

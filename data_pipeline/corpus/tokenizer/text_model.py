@@ -53,6 +53,7 @@ class TextModel(Protocol):
     @property
     def names(self) -> Mapping[int, str]:
         """The names of the ids without text, for display."""
+        return {}
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -120,20 +121,16 @@ class Roles:
 
 
 class FastTokenizer(TextModel):
-    """A model that a tokenizer of the library, `backend`, runs. Subclasses know its files and its tokens."""
+    """A model that a tokenizer of the library, `backend`, runs. `roles`: its tokens with a role. Subclasses know its
+    files and the texts of its tokens."""
 
-    def __init__(self, backend: tokenizers.Tokenizer):
-        self._backend = backend
+    def __init__(self, backend: tokenizers.Tokenizer, roles: Roles):
+        self._backend, self.roles = backend, roles
         self._backend.encode_special_tokens = True
 
     def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__dict__.update(state)
         self._backend.encode_special_tokens = True  # the library doesn't pickle this setting
-
-    @property
-    @abstractmethod
-    def roles(self) -> Roles:
-        """The tokens with a role."""
 
     @abstractmethod
     def token_texts(self) -> Iterator[tuple[int, str]]:
@@ -148,11 +145,6 @@ class FastTokenizer(TextModel):
     def size(self) -> int:
         return max(self.tokens) + 1
 
-    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
-        """(first, end) of the range that spans all ids of text; `is_text` (size,) marks these ids."""
-        ids = np.flatnonzero(is_text)
-        return (int(ids[0]), int(ids[-1]) + 1) if len(ids) else (0, 0)
-
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """A token whose text starts with white space starts a word. Special tokens and bytes start and end nothing."""
@@ -164,7 +156,7 @@ class FastTokenizer(TextModel):
         roles = asdict(self.roles)
         return Vocabulary(
             size=self.size,
-            text=self.text_range(is_text),
+            text=_longest_run(is_text),
             **roles,
             special={name: id_ for id_, name in self.names.items() if id_ not in roles.values()},
             word_starts=starts,
@@ -194,6 +186,13 @@ class FastTokenizer(TextModel):
     def parts(self, text: str) -> Iterable[str]:
         """`text` in parts, to bound the memory of encoding."""
         return parts(text)
+
+
+def _longest_run(is_text: np.ndarray) -> tuple[int, int]:
+    """(first, end) of the longest range of ids that are all text; `is_text` (ids,) marks these ids."""
+    ranges = np.flatnonzero(np.diff([False, *is_text, False])).reshape(-1, 2).tolist()
+    first, end = max(ranges, key=lambda one: one[1] - one[0], default=(0, 0))
+    return first, end
 
 
 def batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:

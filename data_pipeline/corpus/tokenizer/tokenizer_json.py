@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders
 
@@ -42,8 +41,8 @@ class TokenizerJson(FastTokenizer):
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
-        self._content, self.config, self._roles, self._origin, self.notes = content, config, roles, origin, notes
-        super().__init__(parsed(content, origin))
+        self._content, self.config, self._origin, self.notes = content, config, origin, notes
+        super().__init__(parsed(content, origin), roles)
 
     @classmethod
     def read(cls, directory: Path) -> "TokenizerJson":
@@ -59,10 +58,6 @@ class TokenizerJson(FastTokenizer):
     def saved(self) -> Json:
         """The content of tokenizer.json."""
         return json.loads(self._content)
-
-    @property
-    def roles(self) -> Roles:
-        return self._roles
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
@@ -86,12 +81,6 @@ class TokenizerJson(FastTokenizer):
                 yield id_, ""
             elif id_ not in self.names:
                 yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
-
-    def text_range(self, is_text: np.ndarray) -> tuple[int, int]:
-        """The longest range of ids without a special token."""
-        starts, ends = np.flatnonzero(np.diff([False, *is_text, False])).reshape(-1, 2).T
-        longest = (ends - starts).argmax()
-        return int(starts[longest]), int(ends[longest])
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

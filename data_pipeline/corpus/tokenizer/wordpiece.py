@@ -55,7 +55,7 @@ class WordPiece(FastTokenizer):
         backend.normalizer = normalizers.BertNormalizer(**asdict(normalization))
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=PREFIX)
-        super().__init__(backend)
+        super().__init__(backend, Roles(*(self._ids[name] for name in (PAD, END, UNK, BEGIN, MASK))))
 
     @classmethod
     def read(cls, directory: Path) -> "WordPiece":
@@ -67,10 +67,6 @@ class WordPiece(FastTokenizer):
         lines = read_file(path).split("\n")
         tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         return cls(tokens, _normalization(directory), path)
-
-    @cached_property
-    def roles(self) -> Roles:
-        return Roles(*(self._ids[name] for name in (PAD, END, UNK, BEGIN, MASK)))
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
         """Every token without ## starts a word."""

@@ -50,13 +50,12 @@ DetectorName = Literal["fast", "langdetect"]
 Detector = Callable[[str], Detection | None]
 
 
-@functools.cache
 def detector(name: DetectorName) -> Detector:
     """A deterministic function from a text to its `Detection`, or to None if no language is detected.
 
     detector("fast")("Ulm liegt an der Donau und ist eine alte Stadt.")  ->  Detection("de", 1.0)
     """
-    return {"fast": _cld2, "langdetect": _langdetect}[name]()
+    return {"fast": _cld2, "langdetect": _langdetect}[name]
 
 
 @functools.cache
@@ -103,20 +102,16 @@ def keep_language(text: str, detect: Detector, keep: Collection[str], threshold:
     return None
 
 
-def _langdetect() -> Detector:
+def _langdetect(text: str) -> Detection | None:
     """langdetect (Nakatani 2010) with seed 0, as TFDS `c4_utils` uses it."""
     import langdetect  # 120 ms, and few configs use it
 
     langdetect.DetectorFactory.seed = 0  # each text is sampled with its own generator
-
-    def detect(text: str) -> Detection | None:
-        try:
-            predictions = langdetect.detect_langs(text)
-        except langdetect.LangDetectException:
-            return None
-        return Detection(predictions[0].lang, predictions[0].prob) if predictions else None
-
-    return detect
+    try:
+        predictions = langdetect.detect_langs(text)
+    except langdetect.LangDetectException:
+        return None
+    return Detection(predictions[0].lang, predictions[0].prob) if predictions else None
 
 
 # Characters that CLD2 refuses: control characters and noncharacters.
@@ -128,20 +123,16 @@ _REFUSED = re.compile(
 _RENAMED = {"iw": "he", "jw": "jv", "zh-Hant": "zh-tw"}  # outdated codes of CLD2
 
 
-def _cld2() -> Detector:
+def _cld2(text: str) -> Detection | None:
     """CLD2 (Sites 2013). `probability`: the top language's share of the text whose language is known; 0 if CLD2 says
     that its answer is unreliable."""
-
-    def detect(text: str) -> Detection | None:
-        try:
-            reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
-        except pycld2.error:  # rare, so this is cheaper than checking every character first
-            reliable, _, found = pycld2.detect(_REFUSED.sub(" ", text).encode(), isPlainText=True)
-        known = {code: percent for _, code, percent, _ in found if code != "un" and percent}
-        if not known:
-            return None
-        language = max(known, key=lambda code: known[code])
-        share = known[language] / sum(known.values()) if reliable else 0.0
-        return Detection(_RENAMED.get(language, language), share)
-
-    return detect
+    try:
+        reliable, _, found = pycld2.detect(text.encode(), isPlainText=True)
+    except pycld2.error:  # rare, so this is cheaper than checking every character first
+        reliable, _, found = pycld2.detect(_REFUSED.sub(" ", text).encode(), isPlainText=True)
+    known = {code: percent for _, code, percent, _ in found if code != "un" and percent}
+    if not known:
+        return None
+    language = max(known, key=lambda code: known[code])
+    share = known[language] / sum(known.values()) if reliable else 0.0
+    return Detection(_RENAMED.get(language, language), share)

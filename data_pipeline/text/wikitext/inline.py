@@ -192,7 +192,7 @@ def _amid_a_sentence(before: str, after: str) -> bool:
 
 # Conversion markup -{…}- writes one word in several scripts (Chinese, Serbian, Kazakh …).
 _VARIANT_FLAGS = re.compile(r" *(?:[A-Za-z+-]|zh[a-z-]*)(?: *; *(?:[A-Za-z+-]|zh[a-z-]*))* *\|")
-_VARIANT_RULE = re.compile(r"[^:;]*?=>")
+_VARIANT_RULE = re.compile(r"(?<![^:;])[^:;]*?=>")
 _VARIANT_CODE = re.compile(r" *[a-z]{2,3}(?:-[a-z]+)* *:")
 _NEXT_VARIANT = re.compile(r";(?=(?:[^:;]*=>)?\s*[a-z]{2,3}(?:-[a-z]+)*\s*:|\s*$)")  # not that of an entity
 _HIDDEN_FLAGS = frozenset("HT-")

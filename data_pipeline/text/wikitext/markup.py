@@ -223,7 +223,8 @@ class _Nesting:
         elif name in YEAR_NAMES:
             text = self._year
         else:
-            begins_line = self.out[-1].rstrip(" ").endswith("\n")
+            before = "".join(self.out[-1:])  # of {{{{a}}}}, nothing is before the inner template
+            begins_line = before.rstrip(" ").endswith("\n")
             text = self._placeholders.replace(name, written, "".join(inside), begins_line)
         if text:
             self.out.append(text)
@@ -263,7 +264,7 @@ def _without_text(hidden_namespaces: frozenset[str]) -> frozenset[str]:
     return _NOT_TEXT | hidden_namespaces
 
 
-_TITLE_QUALIFIER = re.compile(r" *[(（][^()（）]*[)）]$")
+_TITLE_QUALIFIER = re.compile(r"(?<! ) *[(（][^()（）]*[)）]$")
 
 
 def _link_text(inside: str, hidden: frozenset[str]) -> str:
@@ -292,8 +293,8 @@ def _link_text(inside: str, hidden: frozenset[str]) -> str:
 
 
 _EXTERNAL_LINK = re.compile(
-    r"\[(?:(?:https?|ftps?|news|irc|gopher|telnet):|mailto:|//)[^\s\[\]<>\"]* *"
-    r"([^\[\]\n]*(?:\[[^\[\]\n]*\][^\[\]\n]*)*)\]",
+    r"\[(?:(?:https?|ftps?|news|irc|gopher|telnet):|mailto:|//)[^\s\[\]<>\"]*+ *+"
+    r"([^\[\]\n]*+(?:\[[^\[\]\n]*+\][^\[\]\n]*+)*+)\]",
     re.IGNORECASE,
 )
 

@@ -10,7 +10,7 @@ from data_pipeline.text.wikitext.superscripts import LOWERED, RAISED, raised
 
 Value = Callable[[Arguments], str]
 
-_NUMBER = re.compile(r"[-−+]?[\d,.]*\d(?:[ +]?\d+[/⁄]\d+)?(?:e[-−+]?\d+)?")
+_NUMBER = re.compile(r"[-−+]?[\d,.]*\d(?:[ +]\d+[/⁄]\d+|(?<=\d\d)[/⁄]\d+)?(?:e[-−+]?\d+)?")
 _LONGEST_NUMBER = 40
 _UNIT_ARGUMENT = re.compile(r"(?:^|\|) *ul? *=([^|]*)")
 _EXPONENT_ARGUMENT = re.compile(r"\| *e *= *([-−+]?\d+) *(?:\||$)")

@@ -15,7 +15,7 @@ from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig, TokenizerConfig
 from data_pipeline.sources import csv, jsonl, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
-from data_pipeline.sources.record import Input, ReadStats, Record, open_text
+from data_pipeline.sources.record import Input, ReadStats, Record, open_text, parsed_lines
 from data_pipeline.stages.documents import text_of
 from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files
 from data_pipeline.stages.tokenizer_training import largest_vocabulary
@@ -326,7 +326,7 @@ def _columns(source: SourceConfig, file: InputFile) -> tuple[dict[str, Any], lis
             raise UserError(f"--text: {file.name}: {reason}")
     elif source.format == "jsonl":
         with open_text(Input(file.path), jsonl.Options()) as stream:
-            objects = jsonl.json_lines(stream, ReadStats(), jsonl.Options())
+            objects = parsed_lines(stream, ReadStats(), jsonl.Options(), jsonl.json_object)
             some = [one for _, one in itertools.islice(objects, 100)]
         if len(some) == 1 and (other := jsonl.not_a_record(some[0])):
             raise UserError(f"--text: {file.name}: {other}")
