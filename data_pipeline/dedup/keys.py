@@ -13,6 +13,7 @@ too, sorted by unit.
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import md5
 from pathlib import Path
 from struct import Struct
@@ -125,7 +126,7 @@ def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
 def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
     """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
     opened = [Arrays(corpus, name) for name in spec.files]
-    slots = np.sum([file["slots"] for file in opened], axis=0)
+    slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
     shapes = {
         "keys": (np.uint64, (number, width)),

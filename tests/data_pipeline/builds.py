@@ -88,7 +88,7 @@ MERGING = """
 from data_pipeline.cli import main
 from data_pipeline.engine import merging
 
-merging.group_sizes = lambda files, readers: [2]
+merging.group_size = lambda files, readers: 2
 main()
 """
 

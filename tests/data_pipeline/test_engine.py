@@ -141,38 +141,36 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
 
 
 @each(
-    "files, readers, sizes",
+    "files, readers, size, units",
     [
-        (1, 1, []),
-        (1000, 1000, []),  # a small corpus pays nothing
-        (1024, 1, []),
-        (1025, 1, [2]),
-        (2_048, 4_200, [9]),
-        (56_000, 4_200, [236]),
-        (56_000, 256, [55]),
-        (1_024, 56_000, [61]),
-        (300_000, 20_000, [256, 24]),
-        (72_000, 4_194, [256, 2]),  # of the 282 files of the first level, 88 become 44, and 238 are left
+        (1, 1, 1, 0),
+        (1000, 1000, 1, 0),  # a small corpus pays nothing
+        (1024, 1, 1, 0),
+        (1025, 1, 2, 1),
+        (2_048, 4_200, 9, 227),
+        (56_000, 4_200, 236, 238),
+        (56_000, 256, 55, 1019),
+        (1_024, 56_000, 61, 17),
+        (300_000, 20_000, 6000, 50),
+        (72_000, 4_194, 303, 238),
     ],
 )
-def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
-    assert merging.group_sizes(files, readers) == sizes
-    left, opens = files, 0
-    for size in sizes:
-        assert size <= 256
-        whole = merging.untouched(left, readers, size)
-        opens, left = opens + left - whole, whole + -(-(left - whole) // size)
+def test_files_are_merged_where_their_readers_would_open_many(files, readers, size, units):
+    assert merging.group_size(files, readers) == size
+    assert merging.merging_units(files, readers) == units
+    left = files
+    if units:
+        whole = merging.untouched(files, readers, size)
+        assert units == -(-(files - whole) // size)
+        left = whole + units
     assert left <= 1024
     assert left * readers <= 1e6
-    assert opens <= 1.01 * files
-    assert len(sizes) < 2 or 0 <= min(1024, 10**6 // readers) - left < sizes[-1]
 
 
 @each(
     "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
 )
 def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
-    assert merging.merging_units(72_000, 4_194) == [282, 44]
     assert merging.untouched(files, readers, size) == whole
     groups = -(-(files - whole) // size)
     assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
@@ -259,9 +257,9 @@ def unmerged(config) -> dict[str, str]:
 
 @pytest.fixture
 def grouped(monkeypatch) -> list[int]:
-    """Sizes of groups, to be changed, by which all files are merged."""
-    sizes: list[int] = []
-    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
+    """The size of groups, to be changed, by which all files are merged."""
+    sizes = [1]
+    monkeypatch.setattr(merging, "group_size", lambda files, readers: sizes[0])
     for module, bound, number in ((token_buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
@@ -270,8 +268,8 @@ def grouped(monkeypatch) -> list[int]:
 def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
     """In the directory of the first build: what doesn't depend on how files are merged isn't done again."""
     stages = Path(config.output) / ".stages"
-    for sizes, names in (([2], ["-merged"]), ([3, 2], ["-merged", "-merged-2"]), ([], [])):
-        grouped[:] = sizes
+    for size, names in ((2, ["-merged"]), (3, ["-merged"]), (1, [])):
+        grouped[0] = size
         assert checksums(Path(build(config))) == unmerged
         found = {path.name for path in stages.glob("*-merged*")}
         steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "duplicates")]
