@@ -196,7 +196,7 @@ def _work_off(
     idle = max(0.0, pool.number * (seconds - waited) - busy)
     times = [round(each, 1) for each in (idle, waited, driver)]
     with contextlib.suppress(StoreError):  # `errors` has the same already
-        workers.Timing(round(seconds, 1), pool.number, *times).write(corpus, stage.name)
+        corpus.write_json(workers.timing_file(stage.name), workers.Timing(round(seconds, 1), pool.number, *times))
     return done, errors
 
 
@@ -269,7 +269,7 @@ def _raise(errors: list[UserError], how_far: str) -> None:
 def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
-    token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
+    token, versions = corpus.claim(), None if pool.in_process else fitness.versions()
 
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
         return _perform(stage, unit, corpus, token, versions)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from data_pipeline.base import progress
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Activity
-from data_pipeline.base.store import Store
 from data_pipeline.engine.attempt import Needs
 from data_pipeline.engine.config import RayConfig
 
@@ -132,14 +131,7 @@ class Timing:
     ray_start_seconds: float
     driver_core_seconds: float
 
-    def write(self, corpus: Store, stage: str) -> None:
-        corpus.write_json(_timing_file(stage), self)
 
-
-def read_timing(corpus: Store, stage: str) -> Timing | None:
-    """The times of a stage; None if it has never had a unit to do."""
-    return corpus.read_valid_json(_timing_file(stage), Timing)
-
-
-def _timing_file(stage: str) -> str:
+def timing_file(stage: str) -> str:
+    """The file of a stage's `Timing`."""
     return f".stages/timings/{stage}.json"

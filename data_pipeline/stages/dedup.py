@@ -221,12 +221,12 @@ def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> lis
 
 def deduplicate(
     config: CorpusConfig, corpus: Store, parts: list[Part], steps: Sequence[str]
-) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
-    """Runs the stages of `steps`, and the last stage. Returns the units by stage, and those of the last stage."""
+) -> dict[str, Sequence[Finished[Result]]]:
+    """Runs the stages of `steps`, and the last stage. Returns the units by stage."""
     order = _Order(config, corpus, parts)
     for step in steps:
         order.take(step)
-    return order.finished, run(LAST, order.units(LAST), corpus, config.ray)
+    return {**order.finished, LAST.name: run(LAST, order.units(LAST), corpus, config.ray)}
 
 
 @dataclass(frozen=True)

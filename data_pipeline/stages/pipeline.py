@@ -83,29 +83,24 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         revisions.keep(commits, corpus)
         if repair:
             _forget_damaged(corpus, config)
-        built = _run_stages(config, corpus, inputs, until, strict)
+        table.forget(corpus, config)
+        built = Built()
+        for command in _stages(config, corpus, inputs, strict, built):
+            if command == until:
+                break
         found = _record(config, corpus, built)
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
             reason = report.why_nothing_is_left(found.documents, found.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
 
 
-def _run_stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], until: str, strict: bool) -> Built:
-    """Runs the stages that the command `until` needs, fewer if no documents are left to train on."""
-    table.forget(corpus, config)
-    built = Built()
-    for command in _stages(config, corpus, inputs, strict, built):
-        if command == until:
-            break
-    built.units = {name: units for name, units in built.units.items() if units}
-    return built
-
-
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage."""
+    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage; ends early if no
+    documents are left to train on."""
 
     def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
-        built.units[stage.name] = finished = run(stage, units, corpus, config.ray)
+        if finished := run(stage, units, corpus, config.ray):
+            built.units[stage.name] = finished
         return finished
 
     read = done(documents.STAGE, documents.plan(config, corpus, inputs))
@@ -114,9 +109,8 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     parts = parts_of(read)
     if LAST.applies(config):
         keep_only(PARTS, corpus, outputs_of(read))
-        steps, left = dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
-        built.units |= {**steps, LAST.name: left}
-        parts = parts_of(left)
+        built.units |= dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
+        parts = parts_of(built.left)
     keep_only(DOCUMENTS, corpus, outputs_of(built.left))
     _report_without_list(config, built.left)
     yield LAST.ends
