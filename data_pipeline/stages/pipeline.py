@@ -95,8 +95,10 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
 
 
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage; ends early if no
-    documents are left to train on."""
+    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage.
+
+    Ends early if no documents are left to train on.
+    """
 
     def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
         if finished := run(stage, units, corpus, config.ray):
@@ -127,8 +129,9 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     readers = len(shards.buckets_of(config, tokenized))
     files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
     built.units |= merged
-    rows = done(shards.COUNT, shards.plan_counts(config, corpus, tokenized, files, trained))
-    written = done(shards.STAGE, shards.plan(config, corpus, tokenized, files, trained, rows))
+    buckets = shards.specs_of(config, corpus, tokenized, files, trained)
+    rows = done(shards.COUNT, shards.plan_counts(config, buckets))
+    written = done(shards.STAGE, shards.plan(config, corpus, buckets, files, rows))
     keep_only(SHARDS, corpus, outputs_of(written))
     yield shards.STAGE.ends
 

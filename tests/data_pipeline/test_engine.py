@@ -69,7 +69,8 @@ def tokenized(number: int) -> shards.Tokenized:
 def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
     longest, corpus = {}, LocalStore(tmp_path)
     for number in (10, 1000):
-        units = shards.plan_counts(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
+        buckets = shards.specs_of(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
+        units = shards.plan_counts(CONFIG, buckets)
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
@@ -79,11 +80,11 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
 
 def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     files = tokenized(3)
-    before = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
+    before = shards.specs_of(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
     files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
-    after = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
-    assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
-    assert [unit.spec for unit in before] == [unit.spec for unit in after]
+    after = shards.specs_of(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
+    assert all(one != other for (_, one), (_, other) in zip(before, after, strict=True))
+    assert [spec for spec, _ in before] == [spec for spec, _ in after]
 
 
 def test_a_result_is_checked_as_it_is_read():
