@@ -24,8 +24,7 @@ from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
-from data_pipeline.stages.token_buckets import SPLITS, TokenBucket, count_tokens, read_bucket
-from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult, count_tokens, read_bucket
 from data_pipeline.text.vocabulary import Vocabulary
 
 

@@ -22,13 +22,12 @@ from data_pipeline.dedup import keys, minhash
 from data_pipeline.engine import merging
 from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import parts, report, shards, token_buckets, tokens
+from data_pipeline.stages import parts, report, shards, tokens
 from data_pipeline.stages.parts import Histograms, WrittenPart
 from data_pipeline.stages.pipeline import build, keep_only
 from data_pipeline.stages.stage import PARTS
-from data_pipeline.stages.token_buckets import SPLITS, TokenBucket
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
-from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult
 from data_pipeline.text.document import Document
 from data_pipeline.tools import planning, trace
 from data_pipeline.tools.finished_build import open_build
@@ -107,7 +106,7 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
-        assert token_buckets.bucket_numbers(bounds, count).tolist() == [number, number]
+        assert tokens.bucket_numbers(bounds, count).tolist() == [number, number]
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
@@ -188,7 +187,7 @@ def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
     """Those of other tokens and of keys are in the builds below."""
-    monkeypatch.setattr(token_buckets, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(tokens, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
     for number, documents in enumerate([12, 0, 30, 1, 7]):
@@ -202,17 +201,17 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    token_buckets.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    tokens.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket).tokens) for bucket in all_buckets]
+        counts = [len(tokens.read_bucket(LocalStore(tmp_path), apart, bucket).tokens) for bucket in all_buckets]
         for stored in (merged, apart):
-            assert token_buckets.count_tokens(LocalStore(tmp_path), stored, all_buckets) == counts
+            assert tokens.count_tokens(LocalStore(tmp_path), stored, all_buckets) == counts
         for bucket in all_buckets:
             found, wanted = (
-                token_buckets.read_bucket(LocalStore(tmp_path), merged, bucket),
-                token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket),
+                tokens.read_bucket(LocalStore(tmp_path), merged, bucket),
+                tokens.read_bucket(LocalStore(tmp_path), apart, bucket),
             )
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
@@ -261,7 +260,7 @@ def grouped(monkeypatch) -> list[int]:
     """The size of groups, to be changed, by which all files are merged."""
     sizes = [1]
     monkeypatch.setattr(merging, "group_size", lambda files, readers: sizes[0])
-    for module, bound, number in ((token_buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
+    for module, bound, number in ((tokens, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
 
