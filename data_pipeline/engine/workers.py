@@ -80,15 +80,14 @@ class Workers:
         self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, Any]]:
         """Yields `answers`, the results of `each`; shows how many have come or, if all `sizes` are known, the bytes."""
-        return progress.track(
-            answers,
-            len(sizes),
+        how_far = progress.Progress(
             what,
-            (lambda one: sizes[one[0]]) if all(sizes.values()) else None,
-            total_size=sum(sizes.values()),
+            len(sizes),
+            sum(sizes.values()) if all(sizes.values()) else 0,
             in_progress=lambda: sum(activity.done for activity in self.at_work()),
             doing=lambda: next((activity.doing for activity in self.at_work()), ""),
         )
+        return progress.track(answers, how_far, lambda one: sizes[one[0]])
 
     def count(self, what: str, stage: str, number: int = 1) -> None:
         """Adds to Ray's metric `data_pipeline_WHAT`, by stage. Does nothing without Ray."""

@@ -87,15 +87,16 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         at_commit = pinned(pattern)
         filesystem, path = stores.filesystem(at_commit)
-        if stores.is_local(filesystem):
+        local = stores.is_local(filesystem)
+        if local:
             _refuse_closed_way(path)
-        root = path if is_folder(at_commit) else _root(filesystem, path)
-        if stores.is_local(filesystem):
+        root = path if is_folder(at_commit) else _root(path, local)
+        if local:
             files = {file: filesystem.info(file) for file in _local_files(path, root)}
         else:
             found_there = partial(_remote_files, filesystem, path, root)
             files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
-        if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
+        if built := _of_corpora(files, path, root, output, local):
             shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
             reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
             if len(built) == len(files):
@@ -105,13 +106,9 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
         if not files:
             stores.check_bucket(pattern)
             raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
-        in_order = sorted(files)
-        if stores.is_local(filesystem):
-            sizes = [(file, files[file]["size"]) for file in in_order]
-            samples = in_threads(lambda item: _samples_checksum(*item), sizes)
-        else:
-            samples = [""] * len(files)
-        for file, sample in zip(in_order, samples, strict=True):
+        sizes = [(file, info["size"]) for file, info in sorted(files.items())]
+        samples = in_threads(_samples_checksum, sizes) if local else [""] * len(files)
+        for (file, _), sample in zip(sizes, samples, strict=True):
             info = files[file]
             name = str(PurePosixPath(file).relative_to(root))
             if name in found:
@@ -157,9 +154,9 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
     return built
 
 
-def _samples_checksum(path: str, size: int) -> str:
-    """A checksum of the head, middle and tail of a local file, which cover a small file."""
-    digest = hashlib.blake2b(digest_size=16)
+def _samples_checksum(file: tuple[str, int]) -> str:
+    """A checksum of the head, middle and tail of a local file, (path, size), which cover a small file."""
+    (path, size), digest = file, hashlib.blake2b(digest_size=16)
     try:
         with Path(path).open("rb", buffering=0) as file:
             for start in sorted({0, max(0, (size - _SAMPLED) // 2), max(0, size - _SAMPLED)}):
@@ -247,7 +244,7 @@ def _refuse_closed(directory: str | Path, is_listed: bool = True) -> None:
 
 
 def _closed(directory: str | Path) -> UserError:
-    return UserError(f"{_printable(Path(directory))}: no permission to list this directory")
+    return UserError(f"{_printable(directory)}: no permission to list this directory")
 
 
 def _refuse_loop(directory: Path, root: str) -> None:
@@ -294,13 +291,13 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
     return cuts
 
 
-def _root(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+def _root(path: str, local: bool) -> str:
     """The folder to which the names of files that match `path` are relative: above the first pattern in `path`.
 
     A local file may have the name of a pattern: "[1] a.jsonl".
     """
     folder = PurePosixPath(path).parent
-    if stores.is_local(filesystem) and os.path.lexists(path):
+    if local and os.path.lexists(path):
         return str(folder)
     magic = (position for position, part in enumerate(folder.parts) if fsspec.core.has_magic(part))
     return str(PurePosixPath(*folder.parts[: next(magic, len(folder.parts))]))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import DamagedInput, FailedError, UserError
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
@@ -148,7 +148,7 @@ def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[in
         if built.unit.name in units and (ordinals := _ordinals_with(build, built, url)):
             yield built, ordinals
     if not units:  # cleaning dropped the page, which may be in any input
-        for built in track(build.inputs, len(build.inputs), "looking for the URL"):
+        for built in track(build.inputs, Progress("looking for the URL", len(build.inputs))):
             if ordinals := _ordinals_with(build, built, url):
                 yield built, ordinals
                 return

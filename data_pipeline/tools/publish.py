@@ -11,7 +11,7 @@ from data_pipeline.base.errors import FailedError, UserError, one_line
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.corpus import MANIFEST, Corpus
 from data_pipeline.corpus.verify import documents_of
@@ -60,7 +60,7 @@ def publish(corpus: Corpus, url: str, documents: bool = True, connections: int =
     with ThreadPoolExecutor(connections) as pool:
         try:
             copies = pool.map(copied, files)
-            done = list(track(copies, len(files), "publish", lambda copy: copy.size, sum(sizes.values())))
+            done = list(track(copies, Progress("publish", len(files), sum(sizes.values())), lambda copy: copy.size))
         finally:
             pool.shutdown(cancel_futures=True)
     done.append(_copied(source, target, MANIFEST, "", MANIFEST in there))  # the copy is a corpus from now on
