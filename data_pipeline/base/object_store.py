@@ -259,7 +259,7 @@ class ObjectStore(Store):
             if not content or _is_released(content) or time.monotonic() - since > LEASE_SECONDS:
                 mine = _holding(token, 0)
                 # if the first request's answer was lost, a retry finds this driver's own object
-                if self._create(newest + 1, mine) or self.get(_claim(newest + 1)) == mine:
+                if self._create(newest + 1, mine) or self._content(newest + 1) == mine:
                     break
                 time.sleep(LEASE_SECONDS / _LOOKS)  # until the other driver's claim is listed
                 continue
@@ -353,13 +353,13 @@ class ObjectStore(Store):
 
     def _has(self, claim: int) -> bool:
         """Whether the driver of `claim` has the corpus. Reads the objects, since a listing may be old."""
+        return bool(self._content(claim)) and not self._content(claim + 1)
 
-        def there(number: int) -> bool:
-            with contextlib.suppress(FileNotFoundError):
-                return bool(self.get(_claim(number)))
-            return False
-
-        return there(claim) and not there(claim + 1)
+    def _content(self, claim: int) -> bytes:
+        """The content of a claim; b"" if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.get(_claim(claim))
+        return b""
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
         """Aborts unfinished multipart uploads, whose parts are invisible and cost money."""

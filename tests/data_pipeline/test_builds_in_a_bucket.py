@@ -218,6 +218,14 @@ def test_uploads_that_were_given_up_are_removed_from_below_the_corpus_alone(stor
     assert [*client.list_multipart_uploads("bucket")] == []
 
 
+def test_a_claim_that_another_driver_gives_up_at_the_same_moment_is_claimed_again(store, monkeypatch):
+    corpus, there = Bucket("s3://bucket/given-up"), [True]
+    create = corpus._create
+    monkeypatch.setattr(corpus, "_create", lambda *claim: not there.pop() if there else create(*claim))
+    corpus.claim()
+    corpus.release()
+
+
 def test_a_store_that_goes_away_after_a_claim_says_so_and_the_claim_ends(store, monkeypatch):
     def away(names: list[str]) -> None:
         raise StoreUnavailable("s3://bucket/ended: unavailable")
