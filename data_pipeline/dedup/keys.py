@@ -134,15 +134,15 @@ def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] =
         "slots": (np.int64, slots.shape),
         **{name: (np.uint64, values.shape) for name, values in pairs.items()},
     }
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for name, values in {"slots": slots, **pairs}.items():
-            arrays.append(name, values)
+            append(name, values)
         count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
         for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
             table, units = _joined([bucket.slice_of(file, unit) for unit, file in enumerate(opened, spec.first)])
             order = np.argsort(table[:, 0], kind="stable")
-            arrays.append("keys", table[order])
-            arrays.append("units", units[order])
+            append("keys", table[order])
+            append("units", units[order])
     return Result()
 
 
@@ -199,8 +199,8 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
     starts = np.sum([file["starts"] for file in opened], axis=0)
     units = len(starts) - 1
     shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
-    with corpus.put(output) as path, growing_arrays(path, shapes) as arrays:
-        arrays.append("starts", starts)
+    with corpus.put(output) as path, growing_arrays(path, shapes) as append:
+        append("starts", starts)
         unit = 0
         while unit < units:
             enough = int(np.searchsorted(starts, starts[unit] + _DUPLICATES_AT_ONCE, side="right")) - 1
@@ -211,7 +211,7 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
                 positions += file.slices(("duplicates", int(bounds[0]), int(bounds[-1])))
                 units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
-            arrays.append("duplicates", np.concatenate(positions)[by_unit])
+            append("duplicates", np.concatenate(positions)[by_unit])
             unit = until
 
 

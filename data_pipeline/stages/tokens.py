@@ -252,18 +252,18 @@ def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
                 length = sum(file.shape(name)[0] for file in files)
                 length -= len(files) - 1 if array == "offsets" else 0  # each file has one offset more than documents
                 shapes[name] = files[0].dtype(name), (length,)
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for split in SPLITS:
             ranges = max(1, -(-shapes[f"{split}.tokens"][1][0] // _TOKENS_AT_ONCE))
             end = 0
-            arrays.append(f"{split}.offsets", np.zeros(1, np.int64))
+            append(f"{split}.offsets", np.zeros(1, np.int64))
             for number in range(ranges):
                 hashes, documents = _gather(corpus, files, TokenBucket(split, number, ranges))
-                arrays.append(f"{split}.hashes", hashes)
-                arrays.append(f"{split}.offsets", end + documents.starts[1:])
-                arrays.append(f"{split}.tokens", documents.tokens)
+                append(f"{split}.hashes", hashes)
+                append(f"{split}.offsets", end + documents.starts[1:])
+                append(f"{split}.tokens", documents.tokens)
                 if documents.targets is not None and f"{split}.targets" in shapes:
-                    arrays.append(f"{split}.targets", documents.targets)
+                    append(f"{split}.targets", documents.targets)
                 end += int(documents.starts[-1])
     return Result()
 

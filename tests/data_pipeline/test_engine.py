@@ -234,8 +234,8 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
 def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
     shapes, put = {"a": (np.int64, (4,))}, LocalStore(tmp_path).put("x")
     wrong = pytest.raises(ValueError, match=r"a: (fewer|more) values")
-    with wrong, put as path, growing_arrays(path, shapes) as arrays:
-        arrays.append("a", np.zeros(values, np.int64))
+    with wrong, put as path, growing_arrays(path, shapes) as append:
+        append("a", np.zeros(values, np.int64))
     assert list(tmp_path.iterdir()) == []
 
 
