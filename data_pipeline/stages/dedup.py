@@ -144,7 +144,6 @@ def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
         most=lambda amounts: largest(amounts.groups),
         applies=lambda config: step in config.steps,
         step=step,
-        of_urls=STEPS[step].compares_dropped_pages,
         merge=merge_signatures if STEPS[step].clusters else merge_keys,
         readers=lambda amounts: _buckets(amounts, step),
     )
@@ -165,7 +164,6 @@ def buckets_of(step: str) -> Stage[BucketSpec, Result]:
         sized_by="key of a bucket",
         applies=lambda config: step in config.steps,
         step=step,
-        of_urls=STEPS[step].compares_dropped_pages,
         merge=None if STEPS[step].clusters else merge_decided,
         readers=lambda amounts: len(amounts.groups),
     )

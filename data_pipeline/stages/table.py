@@ -41,7 +41,8 @@ def all_stages() -> list[AnyStage]:
 
 def stages_of(config: CorpusConfig, with_urls: bool = True) -> dict[str, AnyStage]:
     """The stages of a build, by name; `with_urls`: whether documents have URLs."""
-    return {stage.name: stage for stage in all_stages() if stage.applies(config) and (with_urls or not stage.of_urls)}
+    skipped = {name for name, step in STEPS.items() if step.compares_dropped_pages and not with_urls}
+    return {stage.name: stage for stage in all_stages() if stage.applies(config) and stage.step not in skipped}
 
 
 def stage_named(name: str) -> AnyStage | None:
