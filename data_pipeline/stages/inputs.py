@@ -154,9 +154,9 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
     return built
 
 
-def _samples_checksum(file: tuple[str, int]) -> str:
+def _samples_checksum(sized: tuple[str, int]) -> str:
     """A checksum of the head, middle and tail of a local file, (path, size), which cover a small file."""
-    (path, size), digest = file, hashlib.blake2b(digest_size=16)
+    (path, size), digest = sized, hashlib.blake2b(digest_size=16)
     try:
         with Path(path).open("rb", buffering=0) as file:
             for start in sorted({0, max(0, (size - _SAMPLED) // 2), max(0, size - _SAMPLED)}):
