@@ -193,13 +193,13 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
     write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
 
 
-def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
+def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
     """Merges files of duplicates, each of which has all units and some range of hashes."""
-    opened = [Arrays(corpus, name) for name in files]
+    opened = [Arrays(corpus, name) for name in spec.files]
     starts = np.sum([file["starts"] for file in opened], axis=0)
     units = len(starts) - 1
     shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
-    with corpus.put(output) as path, growing_arrays(path, shapes) as append:
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         append("starts", starts)
         unit = 0
         while unit < units:
@@ -213,6 +213,7 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
             append("duplicates", np.concatenate(positions)[by_unit])
             unit = until
+    return Result()
 
 
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:

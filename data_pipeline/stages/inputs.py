@@ -126,9 +126,9 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
     A folder is a corpus if it has `.stages`, or manifest.json and blocks.parquet. If the user's `path` itself contains
     `documents`, the documents of finished corpora are read.
     """
-    own = ""
-    if output is not None and ("://" in output) != local:
-        own = str(Path(output).resolve()) if local else stores.filesystem(output)[1].rstrip("/")
+    own, place = "", (output or "").removeprefix("file://")
+    if place and ("://" in place) != local:
+        own = str(Path(place).resolve()) if local else stores.filesystem(place)[1].rstrip("/")
     means_documents = "documents" in PurePosixPath(path).parts
 
     def exists(name: str) -> bool:

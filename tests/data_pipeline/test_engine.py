@@ -224,7 +224,7 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
         files.append(f"{len(files)}.safetensors")
         units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
         keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(LocalStore(tmp_path), files, "merged.safetensors")
+    keys.merge_duplicates(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for unit in range(7):
         merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
         assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)

@@ -136,14 +136,15 @@ def test_a_closed_directory_is_named_and_not_skipped(closed, mode, paths):
             Path(top, closed).chmod(0o755)
 
 
+@each("scheme", ["", "file://"])
 @each("below", ["", "/*", "/**", "/**/*.txt"])
-def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below):
+def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below, scheme):
     """The output of this build, a finished corpus whose stages were removed, and one that was begun."""
     data = tmp_path / "data"
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
     write(data, "a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt")
     source = SourceConfig(format="text", path=f"{data}{below}")
-    found = [file.name for file in list_files(source, output=str(data / "out"))]
+    found = [file.name for file in list_files(source, output=f"{scheme}{data}/out")]
     assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
     (line,) = capsys.readouterr().err.splitlines()
     built = 4 if below.endswith("txt") else 6
