@@ -16,6 +16,7 @@ from data_pipeline.base import hub, stores
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.formatting import counted, first_few, printable
+from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.base.threads import in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
@@ -73,6 +74,11 @@ def is_folder(location: str) -> bool:
     return stores.with_retries(ask, location, stores.LISTING_SECONDS)
 
 
+def files_of(config: CorpusConfig) -> list[InputFile]:
+    """The files of all sources, in the order of their documents' ids. Raises what `list_files` raises."""
+    return [file for source in config.sources for file in list_files(source, output=config.output)]
+
+
 def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
     """The files that match a source's path, in the order of their documents' ids. A directory means all files below it.
 
@@ -85,39 +91,47 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
-        at_commit = pinned(pattern)
-        filesystem, path = stores.filesystem(at_commit)
-        local = stores.is_local(filesystem)
-        if local:
-            _refuse_closed_way(path)
-        root = path if is_folder(at_commit) else _root(path, local)
-        if local:
-            files = {file: filesystem.info(file) for file in _local_files(path, root)}
-        else:
-            found_there = partial(_remote_files, filesystem, path, root)
-            files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
-        if built := _of_corpora(files, path, root, output, local):
-            shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
-            reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
-            if len(built) == len(files):
-                raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
-            print(f"{pattern}: left out {reason}", file=sys.stderr)
-            files = {file: info for file, info in files.items() if file not in built}
-        if not files:
-            stores.check_bucket(pattern)
-            raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
-        sizes = [(file, info["size"]) for file, info in sorted(files.items())]
-        samples = in_threads(_samples_checksum, sizes) if local else [""] * len(files)
-        for (file, _), sample in zip(sizes, samples, strict=True):
-            info = files[file]
-            name = str(PurePosixPath(file).relative_to(root))
-            if name in found:
-                other = f"{kind} {source.name!r} already has a file {name!r}"
-                raise UserError(f"{file}: {other}; put this one in a separate {kind}")
-            stamp = next(filter(None, map(info.get, _STAMPS)), "")
-            url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
-            found[name] = InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
+        with opening(pattern):
+            files = [*_matching(pattern, source, kind, output)]
+        for file in files:
+            if file.name in found:
+                other = f"{kind} {source.name!r} already has a file {file.name!r}"
+                raise UserError(f"{file.path.removeprefix('file://')}: {other}; put this one in a separate {kind}")
+            found[file.name] = file
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
+
+
+def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None) -> Iterator[InputFile]:
+    """The files that match one path or glob of a source."""
+    at_commit = pinned(pattern)
+    filesystem, path = stores.filesystem(at_commit)
+    local = stores.is_local(filesystem)
+    if local:
+        _refuse_closed_way(path)
+    root = path if is_folder(at_commit) else _root(path, local)
+    if local:
+        files = {file: filesystem.info(file) for file in _local_files(path, root)}
+    else:
+        found_there = partial(_remote_files, filesystem, path, root)
+        files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
+    if built := _of_corpora(files, path, root, output, local):
+        shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
+        reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
+        if len(built) == len(files):
+            raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
+        print(f"{pattern}: left out {reason}", file=sys.stderr)
+        files = {file: info for file, info in files.items() if file not in built}
+    if not files:
+        stores.check_bucket(pattern)
+        raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
+    sizes = [(file, info["size"]) for file, info in sorted(files.items())]
+    samples = in_threads(_samples_checksum, sizes) if local else [""] * len(files)
+    for (file, _), sample in zip(sizes, samples, strict=True):
+        info = files[file]
+        name = str(PurePosixPath(file).relative_to(root))
+        stamp = next(filter(None, map(info.get, _STAMPS)), "")
+        url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
+        yield InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:

@@ -10,7 +10,6 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import MANIFEST
@@ -33,7 +32,7 @@ from data_pipeline.stages import (
 )
 from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
+from data_pipeline.stages.inputs import WRITTEN, InputFile, files_of
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.stages.table import Built
@@ -66,10 +65,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
 
 def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
     config, commits = revisions.pin(config, corpus)
-    inputs = []
-    for source in config.sources:  # a missing input is reported before anything is written
-        with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
-            inputs += list_files(source, output=config.output)
+    inputs = files_of(config)  # a missing input is reported before anything is written
     evaluation_sets.check(config.decontamination)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:

@@ -22,6 +22,7 @@ from data_pipeline.engine.work_units import Finished, Unit, read_finished
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import dedup, documents, write_manifest
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputSpec, read_records
+from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.parts import Part, WrittenPart, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
@@ -64,7 +65,7 @@ class FinishedBuild:
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
         """The units of the documents stage by name, planned from today's inputs."""
-        return {unit.name: unit for unit in documents.plan(self.config, self.corpus)}
+        return {unit.name: unit for unit in documents.plan(self.config, self.corpus, files_of(self.config))}
 
     @cached_property
     def in_order(self) -> list[list[Part]]:

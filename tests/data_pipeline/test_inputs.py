@@ -29,7 +29,7 @@ from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
-from data_pipeline.stages.inputs import InputFile, list_files, shared
+from data_pipeline.stages.inputs import InputFile, files_of, list_files, shared
 from tests.data_pipeline.builds import OFF, plain
 from tests.tables import each
 
@@ -159,6 +159,12 @@ def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(
     assert "left out 3 files" in capsys.readouterr().err
 
 
+def test_a_source_that_no_file_system_opens_is_one_line():
+    """Also for commands that list sources before a build: `plan` and `trace`."""
+    with pytest.raises(UserError, match=r"^nosuch://a/b: can't be read: Protocol not known: nosuch"):
+        list_files(SourceConfig(format="text", path=["nosuch://a/b"]))
+
+
 def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
     parts = ["one/documents/part-0.txt", "two/documents/part-0.txt"]
     write(tmp_path, *parts, "one/manifest.json", "one/blocks.parquet")
@@ -246,7 +252,8 @@ def lines() -> list[str]:
 
 
 def spec_of(folder: Path, path: str, declared: str) -> DocumentsSpec:
-    (unit,) = documents.plan(plain(folder, path, declared, dedup=OFF), LocalStore(folder))
+    config = plain(folder, path, declared, dedup=OFF)
+    (unit,) = documents.plan(config, LocalStore(folder), files_of(config))
     return unit.spec
 
 
