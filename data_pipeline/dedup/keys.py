@@ -196,7 +196,7 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
 def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
     """Merges files of duplicates, each of which has all units and some range of hashes."""
     opened = [Arrays(corpus, name) for name in spec.files]
-    starts = np.sum([file["starts"] for file in opened], axis=0)
+    starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
     shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
