@@ -258,7 +258,7 @@ def _refuse_closed(directory: str | Path, is_listed: bool = True) -> None:
 
 
 def _closed(directory: str | Path) -> UserError:
-    return UserError(f"{_printable(directory)}: no permission to list this directory")
+    return UserError(f"{_printable(Path(directory))}: no permission to list this directory")
 
 
 def _refuse_loop(directory: Path, root: str) -> None:
