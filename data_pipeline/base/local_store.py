@@ -123,10 +123,10 @@ class LocalStore(Store):
     def replace_lines(self, name: str, lines: bytes) -> None:
         self.write(name, lines)
 
-    def claim(self) -> str:
+    def claim(self) -> None:
         """Also waits for workers that a killed build left behind."""
         if self._claimed is not None:
-            return self._token
+            return
         path = self.root / _STAGES / "driver"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,21 +141,28 @@ class LocalStore(Store):
                 holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
                 other = f"another build is at work on it ({holder})"
                 raise FailedError(f"{self}: {other}; wait for it or stop it") from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"host {socket.gethostname()}, process {os.getpid()}".encode(), 0)
             with (self.root / _STAGES / "workers").open("a") as file:
                 self._wait_for_former_workers(file.fileno())
-                self._token = uuid.uuid4().hex
-                file.truncate(0)
-                file.write(self._token)
             unclaimed.pop_all()
         self._claimed = descriptor
-        return self._token
 
     def release(self) -> None:
+        self._token = ""
         if self._claimed is not None:
             os.close(self._claimed)
             self._claimed = None
+
+    def begin(self) -> str:
+        self.claim()
+        if not self._token and self._claimed is not None:
+            os.ftruncate(self._claimed, 0)
+            os.pwrite(self._claimed, f"host {socket.gethostname()}, process {os.getpid()}".encode(), 0)
+            self._token = uuid.uuid4().hex
+            with (self.root / _STAGES / "workers").open("a") as file:
+                self._wait_for_former_workers(file.fileno())
+                file.truncate(0)
+                file.write(self._token)
+        return self._token
 
     def _wait_for_former_workers(self, descriptor: int) -> None:
         until = time.monotonic() + _SECONDS_FOR_FORMER_WORKERS

@@ -240,10 +240,10 @@ class ObjectStore(Store):
         self.write(piece, lines)
         pieces.append(piece)
 
-    def claim(self) -> str:
+    def claim(self) -> None:
         """Waits until the lease of a killed driver has ended. Raises StoreError if the bucket can't be used."""
         if self._claimed:
-            return str(self._claimed)
+            return
         if not stores.OBJECT_STORES & self._protocols:
             expected = "expected a path, or a URL of an object store (s3, gs, az, abfs)"
             raise UserError(f"output: {self}: {expected}; build in a folder, then data-pipeline publish")
@@ -279,7 +279,6 @@ class ObjectStore(Store):
         for name in sorted(self.names(_CLAIMS)):  # oldest first: a claim without a successor counts as the newest
             if _number(name) < self._claimed:
                 self.delete([name])
-        return str(self._claimed)
 
     def _newest(self) -> tuple[int, bytes]:
         """The highest number of a claim, and its content; (0, b"") if there is none."""
@@ -326,6 +325,10 @@ class ObjectStore(Store):
             with contextlib.suppress(UserError):  # the next build then waits until the lease has ended
                 self.write(_claim(self._claimed), _holding("", -1))
             self._claimed = 0
+
+    def begin(self) -> str:
+        self.claim()
+        return str(self._claimed)
 
     @contextlib.contextmanager
     def at_work(self, token: str) -> Iterator[None]:

@@ -114,9 +114,8 @@ class Store(abc.ABC):
         """Replaces all lines of a file."""
 
     @abc.abstractmethod
-    def claim(self) -> str:
-        """Claims the corpus until `release`, and returns this build's token for `at_work`. Call this before any change.
-        Workers of earlier builds can no longer write.
+    def claim(self) -> None:
+        """Claims the corpus until `release`. Call this before any change.
 
         Raises FailedError if another build has the corpus, UserError if nothing can be written there.
         """
@@ -124,6 +123,10 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def release(self) -> None:
         """Ends the claim, if any."""
+
+    @abc.abstractmethod
+    def begin(self) -> str:
+        """Claims the corpus, and returns this build's token. Workers of earlier builds can no longer write."""
 
     @abc.abstractmethod
     def at_work(self, token: str) -> contextlib.AbstractContextManager[None]:

@@ -58,7 +58,7 @@ def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
 
     Workers read every file of every stage. Returns the names of the damaged files.
     """
-    token = corpus.claim()
+    token = corpus.begin()
     read = {name: Records(corpus, name).read(Finished[Result]) for name in corpus.folders(".stages")}
     stages = {name: units for name, units in sorted(read.items()) if units}  # other folders are no stages
     units_of = {

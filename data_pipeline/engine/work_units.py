@@ -266,7 +266,7 @@ def _raise(errors: list[UserError], how_far: str) -> None:
 def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
-    token, versions = corpus.claim(), None if pool.in_process else fitness.versions()
+    token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
 
     def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
         return _perform(stage, unit, corpus, token, versions)

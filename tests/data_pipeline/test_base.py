@@ -92,7 +92,7 @@ def cached(folder: Path) -> None:
 
 def built(folder: Path) -> None:
     corpus = LocalStore(folder)
-    with corpus.at_work(corpus.claim()):
+    with corpus.at_work(corpus.begin()):
         pass
 
 

@@ -146,7 +146,7 @@ def test_what_is_missing_is_made_again_and_nothing_else(in_bucket, in_folder, fi
 
 def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_it_is_gone(store, monkeypatch, capsys):
     first, second = Bucket("s3://bucket/claims"), Bucket("s3://bucket/claims")
-    token = first.claim()
+    token = first.begin()
     with pytest.raises(
         FailedError, match=r"s3://bucket/claims: another build is at work on it \(host .*, process \d+\)"
     ):
@@ -158,7 +158,7 @@ def test_a_second_build_is_refused_while_the_first_is_alive_and_takes_over_when_
     second.claim()
     monkeypatch.undo()
     assert "waiting up to 1 s for a sign" in capsys.readouterr().err
-    assert second.claim() != token
+    assert second.begin() != token
     with pytest.raises(NodeUnfit, match="another build has taken over"), Bucket("s3://bucket/claims").at_work(token):
         raise AssertionError
     with pytest.raises(NodeUnfit, match="another build has taken over"):
@@ -231,7 +231,7 @@ def test_a_store_that_goes_away_after_a_claim_says_so_and_the_claim_ends(store, 
         raise StoreUnavailable("s3://bucket/ended: unavailable")
 
     former, corpus = Bucket("s3://bucket/ended"), Bucket("s3://bucket/ended")
-    former.claim()
+    former.begin()
     former.release()
     monkeypatch.setattr(corpus, "delete", away)  # of the former claim
     with pytest.raises(StoreUnavailable, match="unavailable"):
@@ -250,7 +250,7 @@ def test_the_scratch_of_a_worker_that_was_killed_is_removed_by_the_next(store, t
     for folder in (of_ended, of_another):
         folder.mkdir()
     corpus = Bucket("s3://bucket/scratch")
-    with corpus.at_work(corpus.claim()), corpus.put("a") as path:
+    with corpus.at_work(corpus.begin()), corpus.put("a") as path:
         path.write_bytes(b"a")
         assert path.is_relative_to(tmp_path)
     corpus.release()
@@ -296,7 +296,7 @@ def test_a_folder_that_is_not_there_takes_one_listing_and_so_do_the_records_of_a
 def test_a_worker_looks_for_its_driver_once_in_a_while_and_not_for_each_unit(store, monkeypatch):
     monkeypatch.setattr(object_store, "LEASE_SECONDS", 1e6)
     corpus = Bucket("s3://bucket/looking")
-    token = corpus.claim()
+    token = corpus.begin()
     store.asked.clear()
     for _ in range(3):
         with corpus.at_work(token):
@@ -369,7 +369,7 @@ def test_what_is_listed_late_belongs_to_the_build_all_the_same(store):
     """Its claim and its lines, from which nothing is listed until another driver has tried to claim the corpus."""
     store.late = True
     first, second = Bucket("s3://bucket/late"), Bucket("s3://bucket/late")
-    with first.at_work(first.claim()):
+    with first.at_work(first.begin()):
         first.append("finished.jsonl", b"1\n", [])
         first.replace_lines("finished.jsonl", b"2\n")
         first.append("finished.jsonl", b"3\n", [])

@@ -240,7 +240,7 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_p
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     first = LocalStore(tmp_path / "corpus")
-    first.claim()
+    first.begin()
     told = refused_here(1, "data-pipeline", "build", config)
     assert f"another build is at work on it (host {socket.gethostname()}, process {os.getpid()})" in told
     first.release()
@@ -274,7 +274,7 @@ def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_
     threading.Thread(target=work).start()
     working.wait()
     corpus = LocalStore(tmp_path)
-    token = corpus.claim()
+    token = corpus.begin()
     assert (tmp_path / "output").read_text() == "old"  # it ended before the new build read anything
     with pytest.raises(FailedError, match="another build has taken over"), LocalStore(tmp_path).at_work("former"):
         raise AssertionError

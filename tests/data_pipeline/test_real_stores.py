@@ -123,13 +123,13 @@ def test_a_build_has_the_bytes_of_one_in_a_folder_and_is_verified_repaired_and_n
 
 def test_one_driver_at_a_time_has_a_corpus(bucket):
     first, second = ObjectStore(f"{bucket}/claimed"), ObjectStore(f"{bucket}/claimed")
-    token = first.claim()
+    token = first.begin()
     with pytest.raises(FailedError, match="another build is at work on it"):
         second.claim()
     with ObjectStore(f"{bucket}/claimed").at_work(token):
         first.append("finished.jsonl", b"1\n", [])
     first.release()
-    assert second.claim() != token
+    assert second.begin() != token
     assert [*second.lines("finished.jsonl")] == [b"1"]
     second.release()
 
