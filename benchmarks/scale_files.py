@@ -35,6 +35,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.engine.work_units import Finished, read_finished
 from data_pipeline.engine.workers import without_ray
 from data_pipeline.stages import documents, report
+from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
@@ -154,7 +155,7 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
         counts=replace(result.counts, examples=examples),
     )
     corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
-    for number, planned in enumerate(documents.plan(config, LocalStore(corpus))):
+    for number, planned in enumerate(documents.plan(config, LocalStore(corpus), files_of(config))):
         path = f"{planned.spec.folder}/{planned.spec.part}.parquet"
         (corpus / path).parent.mkdir(parents=True, exist_ok=True)
         if number % 50_000 == 49_999:  # a file system has a limit of links

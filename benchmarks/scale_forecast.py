@@ -25,7 +25,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.json_file import read_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.engine.merging import level_of, merging_units
+from data_pipeline.engine.merging import merged_name, merging_units
 from data_pipeline.engine.workers import without_ray
 from data_pipeline.stages import report
 from data_pipeline.stages.parts import Part, grouped
@@ -118,11 +118,11 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
         keys = round(speeds.keys[f"{step}-keys"] * crawl.read / 1e6)
         buckets, of_keys = KeyBucket.enough(keys, config.dedup.keys_per_bucket), _BYTES_OF_A_KEY * keys
         yield times(f"{step}-keys", len(read), crawl.read, _BYTES_OF_A_URL * keys if step == "urls" else None)
-        for level, units in enumerate(merging_units(len(read), buckets), 1):
-            yield times(level_of(f"{step}-keys", level), units, crawl.read, of_keys, f"{step}-duplicates")
+        if units := merging_units(len(read), buckets):
+            yield times(merged_name(f"{step}-keys"), units, crawl.read, of_keys, f"{step}-duplicates")
         yield times(f"{step}-duplicates", buckets, crawl.read, of_keys)
-        for level, units in enumerate(merging_units(buckets, len(read)), 1):
-            yield times(level_of(f"{step}-duplicates", level), units, crawl.read, 0.0, f"{step}-duplicates")
+        if units := merging_units(buckets, len(read)):
+            yield times(merged_name(f"{step}-duplicates"), units, crawl.read, 0.0, f"{step}-duplicates")
     yield times("deduplicated", len(read), crawl.read)
     kept = [_part(round(crawl.kept / len(read)), crawl.documents / len(read))] * len(read)
     yield times("tokenizer-sample", len(plan_sampling(config.tokenizer, config.seed, kept)), crawl.kept)
@@ -130,8 +130,8 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
     yield stage_time("tokenizer", 1, trained, config.tokenizer.sample_bytes, 1, speeds.units_per_second)
     groups, buckets = len(grouped(kept, config)), config.buckets(crawl.tokens)
     yield times("tokens", groups, crawl.kept)
-    for level, units in enumerate(merging_units(groups, buckets), 1):
-        yield times(level_of("tokens", level), units, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens, "shards")
+    if units := merging_units(groups, buckets):
+        yield times(merged_name("tokens"), units, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens, "shards")
     yield times("shards", buckets, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens)
 
 

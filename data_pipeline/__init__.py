@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from data_pipeline.base.errors import FailedError, UserError
     from data_pipeline.corpus.objectives.on_tokens import objective
-    from data_pipeline.opened import Corpus, Example, open
-    from data_pipeline.tools.build import build
+    from data_pipeline.from_python import Corpus, Example, build, open
 
 _MODULES = {
-    "Corpus": "opened",
-    "Example": "opened",
+    "Corpus": "from_python",
+    "Example": "from_python",
     "FailedError": "base.errors",
     "UserError": "base.errors",
-    "build": "tools.build",
+    "build": "from_python",
     "objective": "corpus.objectives.on_tokens",
-    "open": "opened",
+    "open": "from_python",
 }
 
 __all__ = ["Corpus", "Example", "FailedError", "UserError", "build", "objective", "open"]

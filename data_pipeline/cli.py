@@ -133,11 +133,11 @@ def show(
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
-    from data_pipeline import opened
+    from data_pipeline import from_python
     from data_pipeline.base import open_store
     from data_pipeline.tools import finished_build
 
-    for example in itertools.islice(opened.open(location).examples(split), number):
+    for example in itertools.islice(from_python.open(location).examples(split), number):
         print(f"row {example.row}")
         print(f"  inputs   {example.inputs_text}")
         print(f"  targets  {example.targets_text}")

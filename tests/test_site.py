@@ -82,7 +82,7 @@ def test_the_site_is_built_without_a_broken_link_and_looks_as_on_github(tmp_path
         assert shape(article) == shape(markdown.render(page.read_text(encoding="utf-8"))), page
         assert re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//", html) == [], page
     reference = (tmp_path / "reference/python/index.html").read_text(encoding="utf-8")
-    assert 'href="https://example.org/owner/name/blob/HEAD/data_pipeline/opened.py"' in reference
+    assert 'href="https://example.org/owner/name/blob/HEAD/data_pipeline/from_python.py"' in reference
     found = json.loads((tmp_path / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
     assert {"reference/python/#corpusloader", "reference/settings/#optimizer"} <= {one["location"] for one in found}
 

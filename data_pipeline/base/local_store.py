@@ -133,14 +133,17 @@ class LocalStore(Store):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise UserError(f"output: {path} can't be written: {error.strerror}") from None
-        try:
-            lock(descriptor, f"{self.root}: a second build at the same time would damage the corpus; run only one")
-        except BlockingIOError:
-            holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
-            os.close(descriptor)
-            raise FailedError(f"{self}: another build is at work on it ({holder}); wait for it or stop it") from None
-        with (self.root / _STAGES / "workers").open("a") as file:
-            self._wait_for_former_workers(file.fileno())
+        with contextlib.ExitStack() as unclaimed:
+            unclaimed.callback(os.close, descriptor)
+            try:
+                lock(descriptor, f"{self.root}: a second build at the same time would damage the corpus; run only one")
+            except BlockingIOError:
+                holder = os.read(descriptor, 500).decode(errors="replace") or "one that has just started"
+                other = f"another build is at work on it ({holder})"
+                raise FailedError(f"{self}: {other}; wait for it or stop it") from None
+            with (self.root / _STAGES / "workers").open("a") as file:
+                self._wait_for_former_workers(file.fileno())
+            unclaimed.pop_all()
         self._claimed = descriptor
 
     def release(self) -> None:

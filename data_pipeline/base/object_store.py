@@ -259,7 +259,7 @@ class ObjectStore(Store):
             if not content or _is_released(content) or time.monotonic() - since > LEASE_SECONDS:
                 mine = _holding(token, 0)
                 # if the first request's answer was lost, a retry finds this driver's own object
-                if self._create(newest + 1, mine) or self.get(_claim(newest + 1)) == mine:
+                if self._create(newest + 1, mine) or self._content(newest + 1) == mine:
                     break
                 time.sleep(LEASE_SECONDS / _LOOKS)  # until the other driver's claim is listed
                 continue
@@ -268,19 +268,17 @@ class ObjectStore(Store):
                 seconds = f"{LEASE_SECONDS:.0f} s for a sign of the build that last worked on it ({_holder(content)})"
                 print(f"{self}: waiting up to {seconds}", file=sys.stderr, flush=True)
             time.sleep(LEASE_SECONDS / _LOOKS)
-        self._claimed = newest + 1
         try:
-            self._check_conditions()
+            self._check_conditions(newest + 1)
         except UserError:
-            self.delete([_claim(self._claimed)])
-            self._claimed = 0
+            self.delete([_claim(newest + 1)])
             raise
+        self._claimed, self._ended = newest + 1, threading.Event()
+        self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
+        self._renewal.start()
         for name in sorted(self.names(_CLAIMS)):  # oldest first: a claim without a successor counts as the newest
             if _number(name) < self._claimed:
                 self.delete([name])
-        self._ended = threading.Event()
-        self._renewal = threading.Thread(target=self._renew, args=[self._claimed, token, self._ended], daemon=True)
-        self._renewal.start()
 
     def _newest(self) -> tuple[int, bytes]:
         """The highest number of a claim, and its content; (0, b"") if there is none."""
@@ -304,9 +302,9 @@ class ObjectStore(Store):
             raise StoreError(f"output: {self.at(_claim(number))}: can't be written: {one_line(error)}") from None
         return True
 
-    def _check_conditions(self) -> None:
-        """Raises StoreError if the store replaces an object in spite of the condition to create it."""
-        if self._create(self._claimed, b""):
+    def _check_conditions(self, number: int) -> None:
+        """Raises StoreError if the store replaces the claim in spite of the condition to create it."""
+        if self._create(number, b""):
             reason = "its store replaces objects in spite of the condition If-None-Match: *"
             way_out = "two builds at once would damage the corpus; build in a folder, then data-pipeline publish"
             raise StoreError(f"output: {self}: {reason}; {way_out}")
@@ -358,22 +356,22 @@ class ObjectStore(Store):
 
     def _has(self, claim: int) -> bool:
         """Whether the driver of `claim` has the corpus. Reads the objects, since a listing may be old."""
+        return bool(self._content(claim)) and not self._content(claim + 1)
 
-        def there(number: int) -> bool:
-            with contextlib.suppress(FileNotFoundError):
-                return bool(self.get(_claim(number)))
-            return False
-
-        return there(claim) and not there(claim + 1)
+    def _content(self, claim: int) -> bytes:
+        """The content of a claim; b"" if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.get(_claim(claim))
+        return b""
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
         """Aborts unfinished multipart uploads, whose parts are invisible and cost money."""
         if "s3" not in self._protocols:
             return
-        bucket, _, prefix = self._root.partition("/")
+        bucket = self._root.partition("/")[0]
         uploads = stores.with_retries(lambda: self._filesystem.list_multipart_uploads(bucket), self._url)
         for upload in uploads:
-            if upload["Key"].startswith(f"{prefix}/"):
+            if f"{bucket}/{upload['Key']}".startswith(f"{self._root}/"):
                 self._filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
 
 

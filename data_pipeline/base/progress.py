@@ -18,7 +18,7 @@ _BAR_WIDTH = 20  # characters
 
 @dataclass
 class Progress:
-    """How far some work is: in bytes if their number `size` is known, else in items.
+    """How far some work of `total` items is: in bytes if their number `size` is known, else in items.
 
     `in_progress` returns the bytes that are done of unfinished items. `doing` returns the current activity, which is
     shown in place of 0/1 for a single item without a size.
@@ -61,25 +61,13 @@ class Progress:
         return ", ".join(words)
 
 
-def track(
-    items: Iterable[Item],
-    total: int,
-    what: str,
-    size: Callable[[Item], int] | None = None,
-    total_size: int = 0,
-    in_progress: Callable[[], int] = lambda: 0,
-    doing: Callable[[], str] = str,
-) -> Iterator[Item]:
-    """Yields `items`; shows on stderr how many of `total` are done and how long the rest will take.
-
-    `size` gives the bytes of an item and `total_size` their sum; the bytes done and their rate are then shown, too.
-    `in_progress` and `doing` as in `Progress`.
-    """
-    progress = Progress(what, total, total_size if size else 0, in_progress, doing)
+def track(items: Iterable[Item], progress: Progress, size: Callable[[Item], int] = lambda item: 0) -> Iterator[Item]:
+    """Yields `items`; shows on stderr how many are done and how long the rest will take. `size` gives an item's
+    bytes."""
     with _bar(progress) if sys.stderr.isatty() else _lines(progress):
         for item in items:
             yield item
-            progress.finish(size(item) if size else 1)
+            progress.finish(size(item))
 
 
 @contextlib.contextmanager
@@ -107,13 +95,17 @@ def activity_shown(first: str) -> Iterator[None]:
             return
         from rich import console, live, text  # 150 ms and 9 MB, for a terminal alone
 
-        progress = Progress("", 1, doing=lambda: (_current and _current.doing) or first)
+        started = time.monotonic()
+
+        def line() -> "text.Text":
+            return text.Text(f"{(_current and _current.doing) or first}, {time.monotonic() - started:.0f} s")
+
         shown = live.Live(
             console=console.Console(file=sys.stderr),  # also if a function redirects stderr afterwards
             transient=True,
             refresh_per_second=2,
             redirect_stdout=sys.stdout.isatty(),
-            get_renderable=lambda: text.Text(progress.line().removeprefix(": ")),
+            get_renderable=line,
         )
         with shown:
             shown.refresh()  # at once, not after half a second

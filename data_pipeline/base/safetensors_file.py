@@ -6,9 +6,9 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -98,46 +98,38 @@ class Arrays:
         return FailedError(f"{self._corpus.at(self._name)}: damaged: {reason}; {way_out}")
 
 
-class GrowingArrays:
-    """Writes arrays of known shapes to `file`, piece by piece and in any order."""
-
-    def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]):
-        self._file = file
-        self._dtypes = {name: np.dtype(kind) for name, (kind, _) in shapes.items()}
-        header: dict[str, dict[str, object]] = {}
-        self._at: dict[str, int] = {}
-        self._ends: dict[str, int] = {}
-        end = 0
-        for name in sorted(shapes, key=lambda name: (-self._dtypes[name].itemsize, name)):  # so all are aligned
-            dtype, shape = self._dtypes[name], shapes[name][1]
-            self._at[name], end = end, end + dtype.itemsize * math.prod(shape)
-            self._ends[name] = end
-            header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [self._at[name], end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(struct.pack("<Q", len(text)) + text)
-        self._start = 8 + len(text)
-
-    def append(self, name: str, values: np.ndarray) -> None:
-        """Appends `values` to the array `name`."""
-        content = np.ascontiguousarray(values, self._dtypes[name])
-        if self._at[name] + content.nbytes > self._ends[name]:
-            raise ValueError(f"{name}: more values than its shape has room for")
-        self._file.seek(self._start + self._at[name])
-        self._file.write(content.data if content.size else b"")
-        self._at[name] += content.nbytes
-
-    def check(self) -> None:
-        """Raises ValueError if an array isn't full."""
-        if short := [name for name, at in self._at.items() if at != self._ends[name]]:
-            raise ValueError(f"{', '.join(short)}: fewer values than the shape says")
-
-
 @contextlib.contextmanager
-def growing_arrays(path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]) -> Iterator[GrowingArrays]:
-    """A safetensors file for arrays of `shapes`, (dtype, shape) by name. Raises ValueError if one isn't full at the end
-    of the block."""
+def growing_arrays(
+    path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> Iterator[Callable[[str, np.ndarray], None]]:
+    """A safetensors file for arrays of `shapes`, (dtype, shape) by name. Yields a function that appends values to the
+    array of a name; the arrays grow piece by piece and in any order.
+
+    Raises ValueError if an array gets more values than its shape has room for, or isn't full at the end of the block.
+    """
+    dtypes = {name: np.dtype(kind) for name, (kind, _) in shapes.items()}
+    header: dict[str, dict[str, object]] = {}
+    at: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    end = 0
+    for name in sorted(shapes, key=lambda name: (-dtypes[name].itemsize, name)):  # so all are aligned
+        dtype, shape = dtypes[name], shapes[name][1]
+        at[name], end = end, end + dtype.itemsize * math.prod(shape)
+        ends[name] = end
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [at[name], end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        arrays = GrowingArrays(file, shapes)
-        yield arrays
-        arrays.check()
+        start = file.write(struct.pack("<Q", len(text)) + text)
+
+        def append(name: str, values: np.ndarray) -> None:
+            content = np.ascontiguousarray(values, dtypes[name])
+            if at[name] + content.nbytes > ends[name]:
+                raise ValueError(f"{name}: more values than its shape has room for")
+            file.seek(start + at[name])
+            file.write(content.data if content.size else b"")
+            at[name] += content.nbytes
+
+        yield append
+    if short := [name for name in header if at[name] != ends[name]]:
+        raise ValueError(f"{', '.join(short)}: fewer values than the shape says")

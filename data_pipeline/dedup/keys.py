@@ -13,6 +13,7 @@ too, sorted by unit.
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import md5
 from pathlib import Path
 from struct import Struct
@@ -125,7 +126,7 @@ def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
 def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
     """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
     opened = [Arrays(corpus, name) for name in spec.files]
-    slots = np.sum([file["slots"] for file in opened], axis=0)
+    slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
     shapes = {
         "keys": (np.uint64, (number, width)),
@@ -133,15 +134,15 @@ def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] =
         "slots": (np.int64, slots.shape),
         **{name: (np.uint64, values.shape) for name, values in pairs.items()},
     }
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as arrays:
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for name, values in {"slots": slots, **pairs}.items():
-            arrays.append(name, values)
+            append(name, values)
         count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
         for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
             table, units = _joined([bucket.slice_of(file, unit) for unit, file in enumerate(opened, spec.first)])
             order = np.argsort(table[:, 0], kind="stable")
-            arrays.append("keys", table[order])
-            arrays.append("units", units[order])
+            append("keys", table[order])
+            append("units", units[order])
     return Result()
 
 
@@ -192,14 +193,14 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
     write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
 
 
-def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
+def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
     """Merges files of duplicates, each of which has all units and some range of hashes."""
-    opened = [Arrays(corpus, name) for name in files]
-    starts = np.sum([file["starts"] for file in opened], axis=0)
+    opened = [Arrays(corpus, name) for name in spec.files]
+    starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
     shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
-    with corpus.put(output) as path, growing_arrays(path, shapes) as arrays:
-        arrays.append("starts", starts)
+    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+        append("starts", starts)
         unit = 0
         while unit < units:
             enough = int(np.searchsorted(starts, starts[unit] + _DUPLICATES_AT_ONCE, side="right")) - 1
@@ -210,8 +211,9 @@ def merge_duplicates(corpus: Store, files: Sequence[str], output: str) -> None:
                 positions += file.slices(("duplicates", int(bounds[0]), int(bounds[-1])))
                 units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
-            arrays.append("duplicates", np.concatenate(positions)[by_unit])
+            append("duplicates", np.concatenate(positions)[by_unit])
             unit = until
+    return Result()
 
 
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:

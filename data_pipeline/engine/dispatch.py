@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 
@@ -32,14 +32,6 @@ _LOSSES = (  # of a worker or its node
     *(ray.exceptions.OutOfMemoryError, ray.exceptions.ObjectLostError),
 )
 Given = TypeVar("Given")
-
-
-class _Answer(NamedTuple):
-    """A unit's result from a node, or why the node is unfit for any unit."""
-
-    node: str
-    answer: Any = None
-    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,24 +163,18 @@ class Dispatch(Generic[Given]):
     def _result(self, name: str, task: _Task, future: "Future[tuple[str, Any, str]]") -> Any:
         """The result of a unit; None if the unit is retried."""
         try:
-            ended = _Answer(*future.result())
+            node, answer, unfit = future.result()
         except _LOSSES as error:
             return self._after_loss(name, task, error)
-        if ended.unfit:
-            self._nodes.add_unfit(ended.node, ended.unfit)
-            self._again.append(name)
-            return None
-        failed = ended.answer
-        if isinstance(failed, Failed) and failed.of_node:
-            if isinstance(failed.error, NodeUnfit):
-                self._nodes.add_unfit(ended.node, str(failed.error))
-                again = True
-            else:
-                again = self._nodes.add_failure(ended.node, name, one_line(failed.error))
-            if again:
-                self._again.append(name)
-                return None
-        return failed
+        failed = answer.error if isinstance(answer, Failed) and answer.of_node else None
+        if isinstance(failed, NodeUnfit):
+            unfit = str(failed)
+        if unfit:
+            self._nodes.add_unfit(node, unfit)
+        elif failed is None or not self._nodes.add_failure(node, name, one_line(failed)):
+            return answer
+        self._again.append(name)
+        return None
 
     def _after_loss(self, name: str, task: _Task, error: Exception) -> FailedError | None:
         of_memory = isinstance(error, ray.exceptions.OutOfMemoryError)
@@ -273,8 +259,9 @@ def cpus_of(rooms: Iterable[Needs]) -> int:
 
 
 def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
-    """The function that does a unit in a worker. It needs nothing but Ray, so that a node without this package, or
-    without a module of the unit, can answer what is missing."""
+    """The function that does a unit in a worker, and returns the node, the result, and why the node is unfit. It needs
+    nothing but Ray, so that a node without this package, or without a module of the unit, can answer what is missing.
+    """
     pickled = ray.cloudpickle.dumps((attempt, function))
 
     def attempted(name: str, given: bytes, lost: int, others_may_try: bool) -> tuple[str, Any, str]:

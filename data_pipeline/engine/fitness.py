@@ -16,14 +16,14 @@ _PACKAGES = (
     *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers"),
     *("zlib-ng", "zstandard"),
 )
-_OFFERED = ("dedup_steps", "objectives", "sources")
+_OFFERED = ("dedup_steps", "objectives", "rules", "sources")
 _CODE, _NONE = "data_pipeline", "not installed"
 
 
 @cache
 def versions() -> dict[str, str]:
-    """The versions that this process runs: Python, packages, packages that offer sources or steps, and the sha256 of
-    data_pipeline's code."""
+    """The versions that this process runs: Python, packages, packages that offer something for a corpus file, and the
+    sha256 of data_pipeline's code."""
     groups = (entry_points(group=f"encdec_pretrain.{kinds}") for kinds in _OFFERED)
     offering = {entry.dist for group in groups for entry in group if entry.dist}
     return {

@@ -2,11 +2,10 @@
 
 A bucket is a range of hashes, and reads a slice of every file. 56,000 files × 4,200 buckets would be 235 million opens.
 So groups of neighbouring files are merged first, each into one file in the same order; every file is then opened once,
-and a bucket opens only merged files. The bytes that a bucket reads stay the same. A level of merging is a stage like
-any other, whose units are committed, kept, redone and repaired.
+and a bucket opens only merged files. The bytes that a bucket reads stay the same. Merging is a stage like any other,
+whose units are committed, kept, redone and repaired.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +20,7 @@ from data_pipeline.engine.work_units import Finished, Result, Stage, Unit, outpu
 _MOST_FILES = 1024  # opens of one reader
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
 MERGE_BYTES = 500_000_000  # memory of a unit, at most
-_LEVEL = re.compile(r"-merged(-\d+)?$")
-_LARGEST_GROUP = 256  # files that a unit has open at once; a process may usually open 1,024
+_MERGED = "-merged"  # ends the name of the stage
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,12 @@ class MergeSpec:
     output: str
 
 
-def group_sizes(files: int, readers: int) -> list[int]:
-    """How many files are merged into one at each level; [] if each of `readers` can open all `files` itself.
+def group_size(files: int, readers: int) -> int:
+    """How many files are merged into one; at most 1 if each of `readers` can open all `files` itself.
 
     Groups are as small as possible, so that many units can merge at the same time.
     """
-    enough, sizes = _enough(readers), list[int]()
-    while files > enough:
-        sizes.append(min(_LARGEST_GROUP, -(-files // enough)))
-        files = -(-files // sizes[-1])
-    return sizes
+    return -(-files // _enough(readers))
 
 
 def _enough(readers: int) -> int:
@@ -60,14 +54,10 @@ def untouched(files: int, readers: int, size: int) -> int:
     return max(0, files - size * -(-too_many // (size - 1))) if too_many > 0 else 0
 
 
-def merging_units(files: int, readers: int) -> list[int]:
-    """How many units merge `files` at each level."""
-    units = []
-    for size in group_sizes(files, readers):
-        whole = untouched(files, readers, size)
-        units.append(-(-(files - whole) // size))
-        files = whole + units[-1]
-    return units
+def merging_units(files: int, readers: int) -> int:
+    """How many units merge `files`; 0 if they aren't merged."""
+    size = group_size(files, readers)
+    return -(-(files - untouched(files, readers, size)) // size) if size > 1 else 0
 
 
 def merge(
@@ -81,31 +71,28 @@ def merge(
     """Merges `files`, sha256 by name, of the stage `written_by`, if there are too many for the `readers`.
 
     `work` merges a group into one file, with a range of hashes in memory at a time. Returns the files to read, and the
-    units of each level by stage: "tokens-merged", "tokens-merged-2", … Removes the files of levels that are no longer
-    needed.
+    units by the name of their stage, "tokens-merged"; no units if nothing is merged. Merged files that are no longer
+    needed are removed.
     """
-    finished: dict[str, Sequence[Finished[Result]]] = {}
-    for level, size in enumerate(group_sizes(len(files), readers), 1):
-        name = level_of(written_by, level)
-        first = untouched(len(files), readers, size)
-        stage = Stage(name, 1, work, "lower ray.num_cpus", memory=MERGE_BYTES)
-        units = run(stage, plan(name, files, size, first), corpus, ray_config)
-        finished[name] = units
-        files = dict([*islice(files.items(), first), *outputs_of(units).items()])
-    for folder in corpus.folders(".stages"):
-        if without_level(folder) == written_by and folder not in (written_by, *finished):
-            corpus.delete_folder(f".stages/{folder}")
-    return list(files), finished
+    name, size = merged_name(written_by), group_size(len(files), readers)
+    if size <= 1:
+        if name in corpus.folders(".stages"):
+            corpus.delete_folder(f".stages/{name}")
+        return list(files), {}
+    first = untouched(len(files), readers, size)
+    stage = Stage(name, 1, work, "lower ray.num_cpus", memory=MERGE_BYTES)
+    units = run(stage, plan(name, files, size, first), corpus, ray_config)
+    return [*islice(files, first), *outputs_of(units)], {name: units}
 
 
-def level_of(stage: str, level: int) -> str:
-    """The name of a level that merges the files of `stage`: "tokens", 2 -> "tokens-merged-2"."""
-    return f"{stage}-merged" + (f"-{level}" if level > 1 else "")
+def merged_name(stage: str) -> str:
+    """The name of the stage that merges the files of `stage`."""
+    return stage + _MERGED
 
 
-def without_level(stage: str) -> str:
-    """The stage whose files a level merges: "tokens-merged-2" -> "tokens". Other names stay as they are."""
-    return _LEVEL.sub("", stage)
+def unmerged_name(stage: str) -> str:
+    """ "tokens-merged" -> "tokens". Other names stay as they are."""
+    return stage.removesuffix(_MERGED)
 
 
 def plan(stage: str, files: Mapping[str, str], size: int, begin: int) -> list[Unit[MergeSpec]]:

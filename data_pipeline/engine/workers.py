@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from data_pipeline.base import progress
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Activity
-from data_pipeline.base.store import Store
 from data_pipeline.engine.attempt import Needs
 from data_pipeline.engine.config import RayConfig
 
@@ -81,22 +80,14 @@ class Workers:
         self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, Any]]:
         """Yields `answers`, the results of `each`; shows how many have come or, if all `sizes` are known, the bytes."""
-        return progress.track(
-            answers,
-            len(sizes),
+        how_far = progress.Progress(
             what,
-            (lambda one: sizes[one[0]]) if all(sizes.values()) else None,
-            total_size=sum(sizes.values()),
+            len(sizes),
+            sum(sizes.values()) if all(sizes.values()) else 0,
             in_progress=lambda: sum(activity.done for activity in self.at_work()),
             doing=lambda: next((activity.doing for activity in self.at_work()), ""),
         )
-
-    def count(self, what: str, stage: str, number: int = 1) -> None:
-        """Adds to Ray's metric `data_pipeline_WHAT`, by stage. Does nothing without Ray."""
-        if not self.in_process and number:
-            from data_pipeline.engine import cluster  # as in `ready`
-
-            cluster.count(what, stage, number)
+        return progress.track(answers, how_far, lambda one: sizes[one[0]])
 
 
 def ready(config: RayConfig) -> Workers:
@@ -132,14 +123,7 @@ class Timing:
     ray_start_seconds: float
     driver_core_seconds: float
 
-    def write(self, corpus: Store, stage: str) -> None:
-        corpus.write_json(_timing_file(stage), self)
 
-
-def read_timing(corpus: Store, stage: str) -> Timing | None:
-    """The times of a stage; None if it has never had a unit to do."""
-    return corpus.read_valid_json(_timing_file(stage), Timing)
-
-
-def _timing_file(stage: str) -> str:
+def timing_file(stage: str) -> str:
+    """The file of a stage's `Timing`."""
     return f".stages/timings/{stage}.json"

@@ -23,7 +23,7 @@ from data_pipeline.dedup.decontamination import Decontamination
 from data_pipeline.dedup.keys import NO_DOCUMENT, KeyBucket, Keys, merge_duplicates, merge_keys, merge_signatures
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, ClustersSpec, find_clusters
 from data_pipeline.dedup.reading import WITHOUT_KEYS, Decision, Earlier, Filters, Reading
-from data_pipeline.engine.merging import MergeSpec, read_names, write_names
+from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.parts import SCHEMA, Histograms, Part, PartsResult, grouped, part_file, read_documents
@@ -125,11 +125,6 @@ def decide_bucket(corpus: Store, spec: BucketSpec) -> Result:
     return Result()
 
 
-def merge_decided(corpus: Store, spec: MergeSpec) -> Result:
-    merge_duplicates(corpus, spec.files, spec.output)
-    return Result()
-
-
 def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
     return Stage(
         f"{step}-keys",
@@ -144,7 +139,6 @@ def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
         most=lambda amounts: largest(amounts.groups),
         applies=lambda config: step in config.steps,
         step=step,
-        of_urls=STEPS[step].compares_dropped_pages,
         merge=merge_signatures if STEPS[step].clusters else merge_keys,
         readers=lambda amounts: _buckets(amounts, step),
     )
@@ -165,8 +159,7 @@ def buckets_of(step: str) -> Stage[BucketSpec, Result]:
         sized_by="key of a bucket",
         applies=lambda config: step in config.steps,
         step=step,
-        of_urls=STEPS[step].compares_dropped_pages,
-        merge=None if STEPS[step].clusters else merge_decided,
+        merge=None if STEPS[step].clusters else merge_duplicates,
         readers=lambda amounts: len(amounts.groups),
     )
 
@@ -221,12 +214,12 @@ def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> lis
 
 def deduplicate(
     config: CorpusConfig, corpus: Store, parts: list[Part], steps: Sequence[str]
-) -> tuple[dict[str, Sequence[Finished[Result]]], list[Finished[LeftResult]]]:
-    """Runs the stages of `steps`, and the last stage. Returns the units by stage, and those of the last stage."""
+) -> dict[str, Sequence[Finished[Result]]]:
+    """Runs the stages of `steps`, and the last stage. Returns the units by stage."""
     order = _Order(config, corpus, parts)
     for step in steps:
         order.take(step)
-    return order.finished, run(LAST, order.units(LAST), corpus, config.ray)
+    return {**order.finished, LAST.name: run(LAST, order.units(LAST), corpus, config.ray)}
 
 
 @dataclass(frozen=True)

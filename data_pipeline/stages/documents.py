@@ -24,7 +24,7 @@ from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import READERS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
-from data_pipeline.stages.inputs import InputFile, list_files, pieces, shared
+from data_pipeline.stages.inputs import InputFile, pieces, shared
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.stages.stage import INPUTS, PARTS, Stage
 from data_pipeline.text.cleaning.config import CleaningConfig
@@ -117,16 +117,14 @@ class DocumentsResult(PartsResult):
         return sum(file.bytes for file in self.inputs)
 
 
-def plan(config: CorpusConfig, corpus: Store, files: list[InputFile] | None = None) -> list[Unit[DocumentsSpec]]:
+def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Unit[DocumentsSpec]]:
     """A unit for each large input file or range of one, and for neighbouring small files of a source.
 
-    Units are in the order of sources and then of their documents' ids. `files`: the files of all sources, in order;
-    None: they are listed. Documents that will be deduplicated are written below `.stages`.
+    Units are in the order of sources and then of their documents' ids. `files`: the files of all sources, in order.
+    Documents that will be deduplicated are written below `.stages`.
     """
     units = []
     steps = config.steps
-    if files is None:
-        files = [file for source in config.sources for file in list_files(source, output=str(corpus))]
     rules = {source.name: config.cleaning_of(source) for source in config.sources}
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}

@@ -16,6 +16,7 @@ from data_pipeline.base import hub, stores
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.formatting import counted, first_few, printable
+from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.base.threads import in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
@@ -73,6 +74,11 @@ def is_folder(location: str) -> bool:
     return stores.with_retries(ask, location, stores.LISTING_SECONDS)
 
 
+def files_of(config: CorpusConfig) -> list[InputFile]:
+    """The files of all sources, in the order of their documents' ids. Raises what `list_files` raises."""
+    return [file for source in config.sources for file in list_files(source, output=config.output)]
+
+
 def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
     """The files that match a source's path, in the order of their documents' ids. A directory means all files below it.
 
@@ -85,42 +91,47 @@ def list_files(source: SourceConfig, kind: str = "source", output: str | None = 
     """
     found: dict[str, InputFile] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
-        at_commit = pinned(pattern)
-        filesystem, path = stores.filesystem(at_commit)
-        if stores.is_local(filesystem):
-            _refuse_closed_way(path)
-        root = path if is_folder(at_commit) else _root(filesystem, path)
-        if stores.is_local(filesystem):
-            files = {file: filesystem.info(file) for file in _local_files(path, root)}
-        else:
-            found_there = partial(_remote_files, filesystem, path, root)
-            files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
-        if built := _of_corpora(files, path, root, output, stores.is_local(filesystem)):
-            shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
-            reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
-            if len(built) == len(files):
-                raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
-            print(f"{pattern}: left out {reason}", file=sys.stderr)
-            files = {file: info for file, info in files.items() if file not in built}
-        if not files:
-            stores.check_bucket(pattern)
-            raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
-        in_order = sorted(files)
-        if stores.is_local(filesystem):
-            sizes = [(file, files[file]["size"]) for file in in_order]
-            samples = in_threads(lambda item: _samples_checksum(*item), sizes)
-        else:
-            samples = [""] * len(files)
-        for file, sample in zip(in_order, samples, strict=True):
-            info = files[file]
-            name = str(PurePosixPath(file).relative_to(root))
-            if name in found:
-                other = f"{kind} {source.name!r} already has a file {name!r}"
-                raise UserError(f"{file}: {other}; put this one in a separate {kind}")
-            stamp = next(filter(None, map(info.get, _STAMPS)), "")
-            url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
-            found[name] = InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
+        with opening(pattern):
+            files = [*_matching(pattern, source, kind, output)]
+        for file in files:
+            if file.name in found:
+                other = f"{kind} {source.name!r} already has a file {file.name!r}"
+                raise UserError(f"{file.path.removeprefix('file://')}: {other}; put this one in a separate {kind}")
+            found[file.name] = file
     return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
+
+
+def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None) -> Iterator[InputFile]:
+    """The files that match one path or glob of a source."""
+    at_commit = pinned(pattern)
+    filesystem, path = stores.filesystem(at_commit)
+    local = stores.is_local(filesystem)
+    if local:
+        _refuse_closed_way(path)
+    root = path if is_folder(at_commit) else _root(path, local)
+    if local:
+        files = {file: filesystem.info(file) for file in _local_files(path, root)}
+    else:
+        found_there = partial(_remote_files, filesystem, path, root)
+        files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
+    if built := _of_corpora(files, path, root, output, local):
+        shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
+        reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
+        if len(built) == len(files):
+            raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
+        print(f"{pattern}: left out {reason}", file=sys.stderr)
+        files = {file: info for file, info in files.items() if file not in built}
+    if not files:
+        stores.check_bucket(pattern)
+        raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
+    sizes = [(file, info["size"]) for file, info in sorted(files.items())]
+    samples = in_threads(_samples_checksum, sizes) if local else [""] * len(files)
+    for (file, _), sample in zip(sizes, samples, strict=True):
+        info = files[file]
+        name = str(PurePosixPath(file).relative_to(root))
+        stamp = next(filter(None, map(info.get, _STAMPS)), "")
+        url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
+        yield InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:
@@ -129,9 +140,9 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
     A folder is a corpus if it has `.stages`, or manifest.json and blocks.parquet. If the user's `path` itself contains
     `documents`, the documents of finished corpora are read.
     """
-    own = ""
-    if output is not None and ("://" in output) != local:
-        own = str(Path(output).resolve()) if local else stores.filesystem(output)[1].rstrip("/")
+    own, place = "", (output or "").removeprefix("file://")
+    if place and ("://" in place) != local:
+        own = str(Path(place).resolve()) if local else stores.filesystem(place)[1].rstrip("/")
     means_documents = "documents" in PurePosixPath(path).parts
 
     def exists(name: str) -> bool:
@@ -157,9 +168,9 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
     return built
 
 
-def _samples_checksum(path: str, size: int) -> str:
-    """A checksum of the head, middle and tail of a local file, which cover a small file."""
-    digest = hashlib.blake2b(digest_size=16)
+def _samples_checksum(sized: tuple[str, int]) -> str:
+    """A checksum of the head, middle and tail of a local file, (path, size), which cover a small file."""
+    (path, size), digest = sized, hashlib.blake2b(digest_size=16)
     try:
         with Path(path).open("rb", buffering=0) as file:
             for start in sorted({0, max(0, (size - _SAMPLED) // 2), max(0, size - _SAMPLED)}):
@@ -294,13 +305,13 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
     return cuts
 
 
-def _root(filesystem: fsspec.AbstractFileSystem, path: str) -> str:
+def _root(path: str, local: bool) -> str:
     """The folder to which the names of files that match `path` are relative: above the first pattern in `path`.
 
     A local file may have the name of a pattern: "[1] a.jsonl".
     """
     folder = PurePosixPath(path).parent
-    if stores.is_local(filesystem) and os.path.lexists(path):
+    if local and os.path.lexists(path):
         return str(folder)
     magic = (position for position, part in enumerate(folder.parts) if fsspec.core.has_magic(part))
     return str(PurePosixPath(*folder.parts[: next(magic, len(folder.parts))]))

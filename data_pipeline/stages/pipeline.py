@@ -10,7 +10,6 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError, failing_in_one_line
 from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import LINEAGE, MANIFEST
@@ -32,7 +31,7 @@ from data_pipeline.stages import (
 )
 from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.inputs import WRITTEN, InputFile, list_files
+from data_pipeline.stages.inputs import WRITTEN, InputFile, files_of
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.stages.table import Built
@@ -65,10 +64,7 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
 
 def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
     config, commits = revisions.pin(config, corpus)
-    inputs = []
-    for source in config.sources:  # a missing input is reported before anything is written
-        with opening(source.path if isinstance(source.path, str) else ", ".join(source.path)):
-            inputs += list_files(source, output=config.output)
+    inputs = files_of(config)  # a missing input is reported before anything is written
     evaluation_sets.check(config.decontamination)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:
@@ -82,29 +78,26 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         revisions.keep(commits, corpus)
         if repair:
             _forget_damaged(corpus, config)
-        built = _run_stages(config, corpus, inputs, until, strict)
+        table.forget(corpus, config)
+        built = Built()
+        for command in _stages(config, corpus, inputs, strict, built):
+            if command == until:
+                break
         found = _record(config, corpus, built)
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
             reason = report.why_nothing_is_left(found.documents, found.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
 
 
-def _run_stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], until: str, strict: bool) -> Built:
-    """Runs the stages that the command `until` needs, fewer if no documents are left to train on."""
-    table.forget(corpus, config)
-    built = Built()
-    for command in _stages(config, corpus, inputs, strict, built):
-        if command == until:
-            break
-    built.units = {name: units for name, units in built.units.items() if units}
-    return built
-
-
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage."""
+    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage.
+
+    Ends early if no documents are left to train on.
+    """
 
     def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
-        built.units[stage.name] = finished = run(stage, units, corpus, config.ray)
+        if finished := run(stage, units, corpus, config.ray):
+            built.units[stage.name] = finished
         return finished
 
     read = done(documents.STAGE, documents.plan(config, corpus, inputs))
@@ -113,9 +106,8 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     parts = parts_of(read)
     if LAST.applies(config):
         keep_only(PARTS, corpus, outputs_of(read))
-        steps, left = dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
-        built.units |= {**steps, LAST.name: left}
-        parts = parts_of(left)
+        built.units |= dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
+        parts = parts_of(built.left)
     keep_only(DOCUMENTS, corpus, outputs_of(built.left))
     _report_without_list(config, built.left)
     yield LAST.ends
@@ -132,8 +124,9 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     readers = len(shards.buckets_of(config, tokenized))
     files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
     built.units |= merged
-    rows = done(shards.COUNT, shards.plan_counts(config, corpus, tokenized, files, trained))
-    written = done(shards.STAGE, shards.plan(config, corpus, tokenized, files, trained, rows))
+    buckets = shards.specs_of(config, corpus, tokenized, files, trained)
+    rows = done(shards.COUNT, shards.plan_counts(config, buckets))
+    written = done(shards.STAGE, shards.plan(config, corpus, buckets, files, rows))
     keep_only(SHARDS, corpus, outputs_of(written))
     yield shards.STAGE.ends
 

@@ -16,7 +16,7 @@ from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.corpus import refuse_file
 from data_pipeline.engine.work_units import Finished, Result
-from data_pipeline.engine.workers import read_timing
+from data_pipeline.engine.workers import Timing, timing_file
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST, KeysResult
 from data_pipeline.stages.documents import DocumentsResult, InputResult
@@ -385,5 +385,5 @@ def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: i
         written_megabytes=round(written / 1e6, 3),
         keys=sum(keys) if keys else None,
     )
-    run = read_timing(corpus, stage)
+    run = corpus.read_valid_json(timing_file(stage), Timing)
     return replace(speed, **vars(run)) if run else speed

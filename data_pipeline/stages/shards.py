@@ -24,8 +24,7 @@ from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
-from data_pipeline.stages.token_buckets import SPLITS, TokenBucket, count_tokens, read_bucket
-from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult, count_tokens, read_bucket
 from data_pipeline.text.vocabulary import Vocabulary
 
 
@@ -87,39 +86,31 @@ class ShardResult(Result):
 Tokenized = list[Finished[TokensResult]]
 
 
-def plan_counts(
-    config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
-) -> list[Unit[RowsSpec]]:
-    """A unit for each bucket, which counts its rows; none if the number of tokens gives the number of rows.
-
-    `files`: the files of the units `tokenized`, merged or not.
-    """
+def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> list[Unit[RowsSpec]]:
+    """A unit for each of `buckets`, which counts its rows; none if the number of tokens gives the number of rows."""
     if not COUNT.applies(config):
         return []
-    planned = _work(config, corpus, tokenized, files, trained)
-    return [Unit(_name(spec.bucket), spec, inputs, size=config.tokens_per_shard) for spec, inputs in planned]
+    return [Unit(_name(spec.bucket), spec, inputs, size=config.tokens_per_shard) for spec, inputs in buckets]
 
 
 def plan(
     config: CorpusConfig,
     corpus: Store,
-    tokenized: Tokenized,
+    buckets: list[tuple[RowsSpec, str]],
     files: Sequence[str],
-    trained: Finished,
     counted: list[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
-    """A unit for each bucket, which writes its shard."""
-    planned = _work(config, corpus, tokenized, files, trained)
+    """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
     if counted:
         rows = [unit.result.rows for unit in counted]
     else:
         vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
-        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in planned]
-        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in planned])
+        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
+        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
-    for (cut, inputs), count in zip(planned, rows, strict=True):
+    for (cut, inputs), count in zip(buckets, rows, strict=True):
         split = cut.bucket.split
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
@@ -209,13 +200,13 @@ def _name(bucket: TokenBucket) -> str:
     return f"{bucket.split}-{bucket.number:05d}"
 
 
-def _work(
+def specs_of(
     config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[tuple[RowsSpec, str]]:
     """The spec of each bucket, and a fingerprint of all that its rows depend on.
 
-    Every bucket reads all token files, so their names and checksums are collected once. The fingerprint doesn't depend
-    on how files are merged.
+    `files`: the files of the units `tokenized`, merged or not. Every bucket reads all of them, so their names and
+    checksums are collected once. The fingerprint doesn't depend on how files are merged.
     """
     listed = write_names(corpus, files)
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])

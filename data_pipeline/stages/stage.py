@@ -111,7 +111,6 @@ class Stage(work_units.Stage[Spec, ResultType]):
         most: `most(amounts)` is the `Unit.size` of the largest unit; `sized_by` names what it counts.
         applies: `applies(config)`: whether a build has the stage.
         step: the step of deduplication that the stage belongs to.
-        of_urls: True: a build doesn't have the stage if no document has a URL.
         ends: the command that ends with this stage.
         merge: merges several files into one, if they are more than each of `readers(amounts)` can open.
     """
@@ -124,7 +123,6 @@ class Stage(work_units.Stage[Spec, ResultType]):
     sized_by: str = "byte of text"
     applies: Callable[[CorpusConfig], bool] = lambda config: True
     step: str = ""
-    of_urls: bool = False
     ends: str = ""
     merge: Callable[[Store, MergeSpec], Result] | None = None
     readers: Callable[[Amounts], int] = lambda amounts: 1

@@ -14,7 +14,7 @@ from data_pipeline.base.formatting import human_size, markdown
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.config import STEPS
-from data_pipeline.engine.merging import MERGE_BYTES, level_of, merging_units, without_level
+from data_pipeline.engine.merging import MERGE_BYTES, merged_name, merging_units, unmerged_name
 from data_pipeline.engine.work_units import Finished, Result, ResultType
 from data_pipeline.stages import dedup, documents, evaluation_sets, shards, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST
@@ -41,12 +41,13 @@ def all_stages() -> list[AnyStage]:
 
 def stages_of(config: CorpusConfig, with_urls: bool = True) -> dict[str, AnyStage]:
     """The stages of a build, by name; `with_urls`: whether documents have URLs."""
-    return {stage.name: stage for stage in all_stages() if stage.applies(config) and (with_urls or not stage.of_urls)}
+    skipped = {name for name, step in STEPS.items() if step.compares_dropped_pages and not with_urls}
+    return {stage.name: stage for stage in all_stages() if stage.applies(config) and stage.step not in skipped}
 
 
 def stage_named(name: str) -> AnyStage | None:
-    """The stage of this name, or the stage whose files a level of this name merges."""
-    return {stage.name: stage for stage in all_stages()}.get(without_level(name))
+    """The stage of this name, or the stage whose files a stage of this name merges."""
+    return {stage.name: stage for stage in all_stages()}.get(unmerged_name(name))
 
 
 def measure_of(name: str) -> str:
@@ -58,12 +59,12 @@ def measure_of(name: str) -> str:
 
 
 def units_of(amounts: Amounts, with_urls: bool) -> dict[str, int]:
-    """How many units each stage has, and each level that merges its files."""
+    """How many units each stage has, and the stage that merges its files."""
     found = {}
     for stage in stages_of(amounts.config, with_urls).values():
         found[stage.name] = number = stage.units(amounts)
-        for level, units in enumerate(merging_units(number, stage.readers(amounts)) if stage.merge else [], 1):
-            found[level_of(stage.name, level)] = units
+        if stage.merge and (units := merging_units(number, stage.readers(amounts))):
+            found[merged_name(stage.name)] = units
     return found
 
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import fnmatch
-import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +13,7 @@ import pyarrow.parquet as pq
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import DamagedInput, FailedError, UserError
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
@@ -23,7 +21,8 @@ from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.engine.work_units import Finished, Unit, read_finished
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import dedup, documents, write_manifest
-from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputResult, InputSpec, read_records
+from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputSpec, read_records
+from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.parts import Part, WrittenPart, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
@@ -37,17 +36,13 @@ class BuiltInput:
     number: int
 
     @property
-    def result(self) -> InputResult:
-        return self.unit.result.inputs[self.number]
+    def first_ordinal(self) -> int:
+        return self.unit.result.inputs[self.number].range.first_ordinal
 
     @property
     def name(self) -> str:
         """The beginning of its documents' ids."""
-        return f"{self.unit.result.source}/{self.result.file}"
-
-    @property
-    def first_ordinal(self) -> int:
-        return self.result.range.first_ordinal
+        return f"{self.unit.result.source}/{self.unit.result.inputs[self.number].file}"
 
 
 @dataclass(frozen=True)
@@ -63,26 +58,14 @@ class FinishedBuild:
         return read_finished(documents.STAGE, self.corpus)
 
     @cached_property
-    def inputs(self) -> dict[str, list[BuiltInput]]:
-        """The inputs, by name; an input that was read in ranges has several entries."""
-        inputs = defaultdict[str, list[BuiltInput]](list)
-        for unit in self.documents:
-            for built in (BuiltInput(unit, number) for number in range(len(unit.result.inputs))):
-                inputs[built.name].append(built)
-        return {**inputs}
-
-    def records(self, name: str, ordinals: set[int]) -> Iterator[tuple[BuiltInput, set[int]]]:
-        """The ranges of an input that have the records `ordinals`, with each range's own ordinals."""
-        ranges = sorted(self.inputs.get(name, []), key=lambda built: built.first_ordinal)
-        stops = [*(after.first_ordinal for after in ranges[1:]), math.inf]
-        for built, stop in zip(ranges, stops, strict=False):
-            if inside := {ordinal for ordinal in ordinals if built.first_ordinal <= ordinal < stop}:
-                yield built, inside
+    def inputs(self) -> list[BuiltInput]:
+        """The inputs, or their ranges, in order."""
+        return [BuiltInput(unit, number) for unit in self.documents for number in range(len(unit.result.inputs))]
 
     @cached_property
     def units(self) -> dict[str, Unit[DocumentsSpec]]:
         """The units of the documents stage by name, planned from today's inputs."""
-        return {unit.name: unit for unit in documents.plan(self.config, self.corpus)}
+        return {unit.name: unit for unit in documents.plan(self.config, self.corpus, files_of(self.config))}
 
     @cached_property
     def in_order(self) -> list[list[Part]]:
@@ -149,23 +132,24 @@ def records_named(build: FinishedBuild, name: str) -> list[tuple[BuiltInput, set
     if "://" in name:
         found = list(_by_url(build, normalize_url(name)))
     elif digits.isdecimal():
-        found = list(build.records(file, {int(digits)}))
+        before = [one for one in build.inputs if one.name == file and one.first_ordinal <= int(digits)]
+        found = [(max(before, key=lambda one: one.first_ordinal), {int(digits)})] if before else []
     else:
         raise UserError(f"{name}: expected a URL, or an id: the source, the file and the record's number, by /")
     if not found:
-        raise UserError(f"{name}: none of the {len(build.inputs):,} inputs of {build.corpus} has this document")
+        inputs = len({one.name for one in build.inputs})
+        raise UserError(f"{name}: none of the {inputs:,} inputs of {build.corpus} has this document")
     return found
 
 
 def _by_url(build: FinishedBuild, url: str) -> Iterator[tuple[BuiltInput, set[int]]]:
-    inputs = [built for ranges in build.inputs.values() for built in ranges]
     # a part has the URLs of the pages that cleaning kept and, for deduplication, of those that it dropped
     units = {unit.name for unit in build.documents if any(_has_url(build, part, url) for part in unit.result.parts)}
-    for built in inputs:
+    for built in build.inputs:
         if built.unit.name in units and (ordinals := _ordinals_with(build, built, url)):
             yield built, ordinals
     if not units:  # cleaning dropped the page, which may be in any input
-        for built in track(inputs, len(inputs), "looking for the URL"):
+        for built in track(build.inputs, Progress("looking for the URL", len(build.inputs))):
             if ordinals := _ordinals_with(build, built, url):
                 yield built, ordinals
                 return

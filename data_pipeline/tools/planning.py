@@ -29,7 +29,7 @@ from data_pipeline.engine.workers import are_small, without_ray
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import report, table, tokenizer
 from data_pipeline.stages.documents import inputs_of_units
-from data_pipeline.stages.inputs import InputFile, list_files
+from data_pipeline.stages.inputs import InputFile, files_of, list_files
 from data_pipeline.stages.parts import Part
 from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
@@ -129,7 +129,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:
         raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
-    files = [file for source in config.sources for file in list_files(source, output=config.output)]
+    files = files_of(config)
     size = sum(file.bytes for file in files)
     workers = 1 if are_small(size, config.ray) else workers or config.ray.num_cpus or os.cpu_count() or 1
     per_byte = {name: one.text_bytes / max(1, one.bytes) for name, one in found.sources.items()}

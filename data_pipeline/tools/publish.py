@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_pipeline.base.errors import FailedError, UserError, one_line
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.corpus import MANIFEST, Corpus
 from data_pipeline.corpus.verify import documents_of
@@ -27,13 +27,6 @@ class Published:
     sent_bytes: int
     present: int
     present_bytes: int
-
-
-class _Copy(NamedTuple):
-    """The size of a copied file, and whether it was sent now."""
-
-    size: int
-    sent: bool
 
 
 def publish(corpus: Corpus, url: str, documents: bool = True, connections: int = 4) -> Published:
@@ -54,17 +47,17 @@ def publish(corpus: Corpus, url: str, documents: bool = True, connections: int =
     with _in_one_line(target, MANIFEST):
         there = target.sizes([*files, MANIFEST])
 
-    def copied(name: str) -> _Copy:
+    def copied(name: str) -> tuple[int, bool]:
         return _copied(source, target, name, files[name], there.get(name) == sizes[name])
 
     with ThreadPoolExecutor(connections) as pool:
         try:
             copies = pool.map(copied, files)
-            done = list(track(copies, len(files), "publish", lambda copy: copy.size, sum(sizes.values())))
+            done = list(track(copies, Progress("publish", len(files), sum(sizes.values())), lambda copy: copy[0]))
         finally:
             pool.shutdown(cancel_futures=True)
     done.append(_copied(source, target, MANIFEST, "", MANIFEST in there))  # the copy is a corpus from now on
-    sent, present = ([copy.size for copy in done if copy.sent is new] for new in (True, False))
+    sent, present = ([size for size, is_new in done if is_new is new] for new in (True, False))
     return Published(len(sent), sum(sent), len(present), sum(present))
 
 
@@ -94,19 +87,22 @@ def _refuse_another(target: Store, fingerprint: str) -> None:
         raise UserError(f"{target}: {found}; publish to another URL, or delete that one first")
 
 
-def _copied(source: Store, target: Store, name: str, expected: str, may_be_there: bool) -> _Copy:
-    """Copies a file, unless it is there. `expected`: the sha256 that it must have in `source`; "" if unknown."""
+def _copied(source: Store, target: Store, name: str, expected: str, may_be_there: bool) -> tuple[int, bool]:
+    """Copies a file, unless it is there. Returns its bytes, and whether it was sent.
+
+    `expected`: the sha256 that the file must have in `source`; "" if unknown.
+    """
     path, checksum = Path(source.at(name)), source.checksum(name)
     if expected and checksum[1] != expected:
         way_out = "to rebuild it byte for byte: data-pipeline build CORPUS.yaml --repair"
         raise FailedError(f"{path}: sha256 differs from the manifest's; {way_out}")
     with _in_one_line(target, name):
         if may_be_there and target.is_copy(name, path, checksum):
-            return _Copy(checksum[0], sent=False)
+            return checksum[0], False
         for _ in range(_TRIES):
             target.send(path, name)
             if target.is_copy(name, path, checksum):
-                return _Copy(checksum[0], sent=True)
+                return checksum[0], True
     raise FailedError(f"{target.at(name)}: differs from {path} after {_TRIES} uploads")
 
 

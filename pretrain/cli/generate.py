@@ -14,7 +14,7 @@ import typer
 from data_pipeline.base.command import path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import is_utf8
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from pretrain.cli.app import SavedModel, app, open_checkpoint, takes
 
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
@@ -142,7 +142,7 @@ def show(
     likeliest fillings of each masked span of a text.
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
-        written = track(written, len(originals), "generate")
+        written = track(written, Progress("generate", len(originals)))
     told = jsonl
     if fillings and not jsonl:
         out.write(_ABOUT_FILLINGS)

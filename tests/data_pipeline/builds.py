@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.stages.pipeline import build
-from data_pipeline.tools.document_trace import DocumentTrace
 from data_pipeline.tools.finished_build import open_build
-from data_pipeline.tools.trace import trace
+from data_pipeline.tools.trace import DocumentTrace, trace
 from tests.conftest import C4_SAMPLE, TOP, write_corpus_file
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
@@ -88,7 +87,7 @@ MERGING = """
 from data_pipeline.cli import main
 from data_pipeline.engine import merging
 
-merging.group_sizes = lambda files, readers: [2]
+merging.group_size = lambda files, readers: 2
 main()
 """
 

@@ -313,7 +313,8 @@ def test_lines_appear_while_one_item_takes_long(monkeypatch):
 
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.001)
     monkeypatch.setattr(sys, "stderr", Printed())
-    assert list(progress.track(slow(), 1, "documents", lambda item: 4_000_000, 4_000_000, lambda: 1_000_000)) == [True]
+    shown = progress.Progress("documents", 1, 4_000_000, in_progress=lambda: 1_000_000)
+    assert list(progress.track(slow(), shown, lambda item: 4_000_000)) == [True]
 
 
 def test_a_table_of_rows_is_the_one_that_pyarrow_makes_of_them():

@@ -209,11 +209,37 @@ def test_a_store_that_cannot_have_a_build_is_refused_in_one_line_before_any_work
 
 
 def test_uploads_that_were_given_up_are_removed_from_below_the_corpus_alone(store):
-    client, corpus = store.filesystem(), Bucket("s3://bucket/given-up")
+    client = store.filesystem()
     for key in ("given-up/shards/a.tar", "given-up-too/b"):
         client.call_s3("create_multipart_upload", Bucket="bucket", Key=key)
-    corpus.remove_leftovers([])
+    Bucket("s3://bucket/given-up").remove_leftovers([])
     assert [upload["Key"] for upload in client.list_multipart_uploads("bucket")] == ["given-up-too/b"]
+    Bucket("s3://bucket").remove_leftovers([])  # a corpus may be the whole bucket
+    assert [*client.list_multipart_uploads("bucket")] == []
+
+
+def test_a_claim_that_another_driver_gives_up_at_the_same_moment_is_claimed_again(store, monkeypatch):
+    corpus, there = Bucket("s3://bucket/given-up"), [True]
+    create = corpus._create
+    monkeypatch.setattr(corpus, "_create", lambda *claim: not there.pop() if there else create(*claim))
+    corpus.claim()
+    corpus.release()
+
+
+def test_a_store_that_goes_away_after_a_claim_says_so_and_the_claim_ends(store, monkeypatch):
+    def away(names: list[str]) -> None:
+        raise StoreUnavailable("s3://bucket/ended: unavailable")
+
+    former, corpus = Bucket("s3://bucket/ended"), Bucket("s3://bucket/ended")
+    former.begin()
+    former.release()
+    monkeypatch.setattr(corpus, "delete", away)  # of the former claim
+    with pytest.raises(StoreUnavailable, match="unavailable"):
+        corpus.claim()
+    corpus.release()
+    again = Bucket("s3://bucket/ended")
+    again.claim()  # without waiting for a lease to end, which takes a minute here
+    again.release()
 
 
 def test_the_scratch_of_a_worker_that_was_killed_is_removed_by_the_next(store, tmp_path, monkeypatch):

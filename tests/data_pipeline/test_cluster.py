@@ -22,7 +22,7 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from data_pipeline.base import progress
+from data_pipeline.base import local_store, progress
 from data_pipeline.base.command import print_error
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
@@ -247,6 +247,17 @@ def test_a_second_build_of_the_same_corpus_is_refused_until_the_first_ends(tmp_p
     second = LocalStore(tmp_path / "corpus")
     second.claim()
     second.release()
+
+
+def test_a_build_that_waited_in_vain_for_former_workers_leaves_no_claim(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_store, "_SECONDS_FOR_FORMER_WORKERS", 0.0)
+    (tmp_path / ".stages").mkdir()
+    (tmp_path / ".stages/workers").write_text("former")
+    corpus = LocalStore(tmp_path)
+    with LocalStore(tmp_path).at_work("former"), pytest.raises(FailedError, match="workers of an earlier build"):
+        corpus.claim()
+    corpus.claim()
+    corpus.release()
 
 
 def test_a_new_build_waits_for_a_worker_at_work_and_shuts_out_those_to_come(tmp_path):

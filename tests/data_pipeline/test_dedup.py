@@ -345,17 +345,16 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
 
 
 def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeypatch):
-    """And merging removes the levels of its own stage alone."""
+    """And merging removes the merged files of its own stage alone."""
     monkeypatch.setitem(STEPS, "lines-fuzzy", NearDuplicates)
     other = ["lines-fuzzy-keys", "lines-fuzzy-keys-merged", "lines-fuzzy-duplicates", "lines-fuzzy-clusters", "tokens"]
-    own = ["lines-keys", "lines-keys-merged", "lines-keys-merged-2", "lines-duplicates", "minhash-clusters"]
+    own = ["lines-keys", "lines-keys-merged", "lines-duplicates", "minhash-clusters"]
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
     dedup = DedupConfig(urls=None, lines=False, custom=[StepConfig(step="lines-fuzzy")])
     forget(LocalStore(tmp_path), plain(tmp_path, "x", "text", dedup=dedup))
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
-    (tmp_path / ".stages/lines-fuzzy-keys-merged-2").mkdir()
     (tmp_path / ".stages/lines-fuzzy-keys-merged-sites-keys").mkdir()
     merge("lines-fuzzy-keys", merge_keys, {}, 1, LocalStore(tmp_path), RayConfig())
     left = {folder.name for folder in (tmp_path / ".stages").iterdir()}

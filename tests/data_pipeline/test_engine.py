@@ -22,13 +22,12 @@ from data_pipeline.dedup import keys, minhash
 from data_pipeline.engine import merging
 from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import parts, report, shards, token_buckets, tokens
+from data_pipeline.stages import parts, report, shards, tokens
 from data_pipeline.stages.parts import Histograms, WrittenPart
 from data_pipeline.stages.pipeline import build, keep_only
 from data_pipeline.stages.stage import PARTS
-from data_pipeline.stages.token_buckets import SPLITS, TokenBucket
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
-from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult
 from data_pipeline.text.document import Document
 from data_pipeline.tools import planning, trace
 from data_pipeline.tools.finished_build import open_build
@@ -69,7 +68,8 @@ def tokenized(number: int) -> shards.Tokenized:
 def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
     longest, corpus = {}, LocalStore(tmp_path)
     for number in (10, 1000):
-        units = shards.plan_counts(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
+        buckets = shards.specs_of(CONFIG, corpus, tokenized(number), names_of(tokenized(number)), TRAINED)
+        units = shards.plan_counts(CONFIG, buckets)
         assert len(units) == number + 1  # and one for validation
         longest[number] = max(len(to_json(unit)) for unit in units)
         (names,) = {unit.spec.files for unit in units}
@@ -79,11 +79,11 @@ def test_what_a_unit_is_sent_does_not_grow_with_the_number_of_units(tmp_path):
 
 def test_every_units_fingerprint_depends_on_every_file(tmp_path):
     files = tokenized(3)
-    before = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
+    before = shards.specs_of(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
     files[1].outputs["part-00001.safetensors"] = Output(1, "f" * 64)
-    after = shards.plan_counts(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
-    assert all(one.inputs != other.inputs for one, other in zip(before, after, strict=True))
-    assert [unit.spec for unit in before] == [unit.spec for unit in after]
+    after = shards.specs_of(CONFIG, LocalStore(tmp_path), files, names_of(files), TRAINED)
+    assert all(one != other for (_, one), (_, other) in zip(before, after, strict=True))
+    assert [spec for spec, _ in before] == [spec for spec, _ in after]
 
 
 def test_a_result_is_checked_as_it_is_read():
@@ -106,7 +106,7 @@ def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
 def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
-        assert token_buckets.bucket_numbers(bounds, count).tolist() == [number, number]
+        assert tokens.bucket_numbers(bounds, count).tolist() == [number, number]
 
 
 ONE_DOMAIN = ["https://www.example.org/a", "http://example.org", "http://example.org?a"]
@@ -141,38 +141,36 @@ def test_what_a_unit_returns_does_not_grow_with_its_documents():
 
 
 @each(
-    "files, readers, sizes",
+    "files, readers, size, units",
     [
-        (1, 1, []),
-        (1000, 1000, []),  # a small corpus pays nothing
-        (1024, 1, []),
-        (1025, 1, [2]),
-        (2_048, 4_200, [9]),
-        (56_000, 4_200, [236]),
-        (56_000, 256, [55]),
-        (1_024, 56_000, [61]),
-        (300_000, 20_000, [256, 24]),
-        (72_000, 4_194, [256, 2]),  # of the 282 files of the first level, 88 become 44, and 238 are left
+        (1, 1, 1, 0),
+        (1000, 1000, 1, 0),  # a small corpus pays nothing
+        (1024, 1, 1, 0),
+        (1025, 1, 2, 1),
+        (2_048, 4_200, 9, 227),
+        (56_000, 4_200, 236, 238),
+        (56_000, 256, 55, 1019),
+        (1_024, 56_000, 61, 17),
+        (300_000, 20_000, 6000, 50),
+        (72_000, 4_194, 303, 238),
     ],
 )
-def test_files_are_merged_where_their_readers_would_open_many(files, readers, sizes):
-    assert merging.group_sizes(files, readers) == sizes
-    left, opens = files, 0
-    for size in sizes:
-        assert size <= 256
-        whole = merging.untouched(left, readers, size)
-        opens, left = opens + left - whole, whole + -(-(left - whole) // size)
+def test_files_are_merged_where_their_readers_would_open_many(files, readers, size, units):
+    assert merging.group_size(files, readers) == size
+    assert merging.merging_units(files, readers) == units
+    left = files
+    if units:
+        whole = merging.untouched(files, readers, size)
+        assert units == -(-(files - whole) // size)
+        left = whole + units
     assert left <= 1024
     assert left * readers <= 1e6
-    assert opens <= 1.01 * files
-    assert len(sizes) < 2 or 0 <= min(1024, 10**6 // readers) - left < sizes[-1]
 
 
 @each(
     "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
 )
 def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
-    assert merging.merging_units(72_000, 4_194) == [282, 44]
     assert merging.untouched(files, readers, size) == whole
     groups = -(-(files - whole) // size)
     assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
@@ -189,7 +187,7 @@ def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
     """Those of other tokens and of keys are in the builds below."""
-    monkeypatch.setattr(token_buckets, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(tokens, "_TOKENS_AT_ONCE", 50)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
     for number, documents in enumerate([12, 0, 30, 1, 7]):
@@ -203,17 +201,17 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    token_buckets.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    tokens.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
-        counts = [len(token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket).tokens) for bucket in all_buckets]
+        counts = [len(tokens.read_bucket(LocalStore(tmp_path), apart, bucket).tokens) for bucket in all_buckets]
         for stored in (merged, apart):
-            assert token_buckets.count_tokens(LocalStore(tmp_path), stored, all_buckets) == counts
+            assert tokens.count_tokens(LocalStore(tmp_path), stored, all_buckets) == counts
         for bucket in all_buckets:
             found, wanted = (
-                token_buckets.read_bucket(LocalStore(tmp_path), merged, bucket),
-                token_buckets.read_bucket(LocalStore(tmp_path), apart, bucket),
+                tokens.read_bucket(LocalStore(tmp_path), merged, bucket),
+                tokens.read_bucket(LocalStore(tmp_path), apart, bucket),
             )
             for name in ("tokens", "starts", "targets"):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
@@ -226,7 +224,7 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
         files.append(f"{len(files)}.safetensors")
         units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
         keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(LocalStore(tmp_path), files, "merged.safetensors")
+    keys.merge_duplicates(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for unit in range(7):
         merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
         assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
@@ -236,8 +234,8 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
 def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
     shapes, put = {"a": (np.int64, (4,))}, LocalStore(tmp_path).put("x")
     wrong = pytest.raises(ValueError, match=r"a: (fewer|more) values")
-    with wrong, put as path, growing_arrays(path, shapes) as arrays:
-        arrays.append("a", np.zeros(values, np.int64))
+    with wrong, put as path, growing_arrays(path, shapes) as append:
+        append("a", np.zeros(values, np.int64))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,10 +257,10 @@ def unmerged(config) -> dict[str, str]:
 
 @pytest.fixture
 def grouped(monkeypatch) -> list[int]:
-    """Sizes of groups, to be changed, by which all files are merged."""
-    sizes: list[int] = []
-    monkeypatch.setattr(merging, "group_sizes", lambda files, readers: sizes)
-    for module, bound, number in ((token_buckets, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
+    """The size of groups, to be changed, by which all files are merged."""
+    sizes = [1]
+    monkeypatch.setattr(merging, "group_size", lambda files, readers: sizes[0])
+    for module, bound, number in ((tokens, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
 
@@ -270,8 +268,8 @@ def grouped(monkeypatch) -> list[int]:
 def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
     """In the directory of the first build: what doesn't depend on how files are merged isn't done again."""
     stages = Path(config.output) / ".stages"
-    for sizes, names in (([2], ["-merged"]), ([3, 2], ["-merged", "-merged-2"]), ([], [])):
-        grouped[:] = sizes
+    for size, names in ((2, ["-merged"]), (3, ["-merged"]), (1, [])):
+        grouped[0] = size
         assert checksums(Path(build(config))) == unmerged
         found = {path.name for path in stages.glob("*-merged*")}
         steps = [f"{step}-{kind}" for step in ("urls", "lines", "documents") for kind in ("keys", "duplicates")]

@@ -29,7 +29,7 @@ from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
 from data_pipeline.stages.documents import DocumentsSpec
-from data_pipeline.stages.inputs import InputFile, list_files, shared
+from data_pipeline.stages.inputs import InputFile, files_of, list_files, shared
 from tests.data_pipeline.builds import OFF, plain
 from tests.tables import each
 
@@ -136,14 +136,15 @@ def test_a_closed_directory_is_named_and_not_skipped(closed, mode, paths):
             Path(top, closed).chmod(0o755)
 
 
+@each("scheme", ["", "file://"])
 @each("below", ["", "/*", "/**", "/**/*.txt"])
-def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below):
+def test_what_builds_wrote_below_a_source_is_left_out_in_one_line(tmp_path, capsys, below, scheme):
     """The output of this build, a finished corpus whose stages were removed, and one that was begun."""
     data = tmp_path / "data"
     written = ["out/documents/part-0.txt", "deep/done/manifest.json", "deep/done/blocks.parquet", "deep/done/a.txt"]
     write(data, "a.txt", "deep/b.txt", "out-of-corpora/c.txt", *written, "begun/.stages/a.txt", "begun/d/a.txt")
     source = SourceConfig(format="text", path=f"{data}{below}")
-    found = [file.name for file in list_files(source, output=str(data / "out"))]
+    found = [file.name for file in list_files(source, output=f"{scheme}{data}/out")]
     assert found == ["a.txt", "deep/b.txt", "out-of-corpora/c.txt"]
     (line,) = capsys.readouterr().err.splitlines()
     built = 4 if below.endswith("txt") else 6
@@ -156,6 +157,12 @@ def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(
     source = SourceConfig(format="text", path=str(tmp_path))
     assert [file.name for file in list_files(source, output=str(tmp_path))] == ["a.txt", "manifests/b.txt"]
     assert "left out 3 files" in capsys.readouterr().err
+
+
+def test_a_source_that_no_file_system_opens_is_one_line():
+    """Also for commands that list sources before a build: `plan` and `trace`."""
+    with pytest.raises(UserError, match=r"^nosuch://a/b: can't be read: Protocol not known: nosuch"):
+        list_files(SourceConfig(format="text", path=["nosuch://a/b"]))
 
 
 def test_documents_of_a_corpus_are_read_where_they_are_named(tmp_path):
@@ -245,7 +252,8 @@ def lines() -> list[str]:
 
 
 def spec_of(folder: Path, path: str, declared: str) -> DocumentsSpec:
-    (unit,) = documents.plan(plain(folder, path, declared, dedup=OFF), LocalStore(folder))
+    config = plain(folder, path, declared, dedup=OFF)
+    (unit,) = documents.plan(config, LocalStore(folder), files_of(config))
     return unit.spec
 
 

@@ -1,8 +1,14 @@
 """Which nodes get units, after units failed on some."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from data_pipeline.base.errors import NodeUnfit
+from data_pipeline.engine import fitness
 from data_pipeline.engine.nodes import Nodes
+from tests.tables import each
 
 
 @pytest.fixture
@@ -74,3 +80,24 @@ def test_an_unfit_node_is_named_once_and_left_out_by_each_stage(nodes, capsys):
     later.add_unfit("a", "other code of the first build")
     assert later.left_out == {"a"}
     assert capsys.readouterr().err.count("is left out") == 1
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A package `own` 2.0, which has no code."""
+    folder = tmp_path / "own-2.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fitness.versions.cache_clear()
+    yield folder
+    fitness.versions.cache_clear()
+
+
+@each("kind", ["dedup_steps", "objectives", "rules", "sources"])
+def test_a_node_with_another_version_of_a_package_that_a_corpus_file_may_name_is_unfit(installed, kind):
+    (installed / "entry_points.txt").write_text(f"[encdec_pretrain.{kind}]\nquiet = own:Quiet\n")
+    here = fitness.versions()
+    fitness.check(here)
+    with pytest.raises(NodeUnfit, match=r"it has own 2\.0 \(the command has 1\.0\); install"):
+        fitness.check({**here, "own": "1.0"})

@@ -33,6 +33,7 @@ from data_pipeline.engine import work_units
 from data_pipeline.stages import report
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
+from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
@@ -87,7 +88,8 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
 
     def splits(fraction: float, files: str) -> str:
         split = {"by": "position", "validation_fraction": fraction}
-        (unit,) = plan_documents(plain(tmp_path, tmp_path / files, "jsonl", split=split), tmp_path / "corpus")
+        config = plain(tmp_path, tmp_path / files, "jsonl", split=split)
+        (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
         (part,) = write_documents(LocalStore(tmp_path / "corpus"), unit.spec).parts
         return "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
 
@@ -109,7 +111,9 @@ def test_a_split_by_files_holds_out_whole_files_with_a_share_of_the_bytes(tmp_pa
         (tmp_path / name).write_text("a b c d " * (size // 8))
     split = {"by": "files", "validation_fraction": fraction}
     config = plain(tmp_path, tmp_path / "*.txt", "text", split=split)
-    inputs = [spec for unit in plan_documents(config, tmp_path / "corpus") for spec in unit.spec.inputs]
+    inputs = [
+        spec for unit in plan_documents(config, tmp_path / "corpus", files_of(config)) for spec in unit.spec.inputs
+    ]
     assert {spec.held_out for spec in inputs} <= {(0, 1), (1, 1)}
     held_out = {spec.file for spec in inputs if spec.held_out == (1, 1)}
     ordered = sorted(sizes, key=lambda name: md5(name.encode()).hexdigest())

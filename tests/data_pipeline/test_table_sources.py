@@ -25,6 +25,7 @@ from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Record
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
+from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build, report_damage
 from tests.conftest import DATA
 from tests.data_pipeline.builds import OFF, plain, traced
@@ -398,7 +399,8 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     """The result of the documents stage for one file."""
     corpus = path.parent / "corpus"
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
-    (unit,) = plan(plain(path.parent, path, declared, rows=rows), LocalStore(corpus))
+    config = plain(path.parent, path, declared, rows=rows)
+    (unit,) = plan(config, LocalStore(corpus), files_of(config))
     return Finished(unit.name, "", write_documents(LocalStore(corpus), unit.spec), {}, 0.0, 0.0)
 
 

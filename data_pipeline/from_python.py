@@ -1,4 +1,4 @@
-"""Opens a finished corpus in Python: its documents, its examples, and a loader of its batches."""
+"""For Python code: builds a corpus, and opens a finished one: its documents, its examples, a loader of its batches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline import corpus as corpora
 from data_pipeline.base import paths
+from data_pipeline.base.config_file import Given, load_with
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.open_store import open_store
+from data_pipeline.base.processes import handlers_kept
+from data_pipeline.config import CorpusConfig
 from data_pipeline.loading.reader import Reader
+from data_pipeline.stages import pipeline
 from data_pipeline.stages.parts import all_documents
 from data_pipeline.text.document import Document
 
@@ -119,3 +123,17 @@ def open(location: str | Path) -> Corpus:
     except ValueError as error:
         raise UserError(str(error)) from None
     return Corpus(found.directory, found.manifest, found.remote)
+
+
+def build(config: Given, /, *, strict: bool = False, repair: bool = False, **overrides: Any) -> Corpus:
+    """Builds the corpus of a corpus file, or what it lacks, and opens it.
+
+    `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `overrides`: keys of the file;
+    a section is a mapping, which is merged with the file's: `tokenizer={"vocab_size": 8000}`. `strict` and `repair`
+    as in the command.
+
+    Raises UserError for a wrong config or a missing input, and FailedError if the build fails.
+    """
+    settings = load_with(config, overrides, CorpusConfig)
+    with handlers_kept():  # Ray sets its own
+        return open(pipeline.build(settings, "shards", strict, repair))
