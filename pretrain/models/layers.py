@@ -168,11 +168,6 @@ class Dropout(nn.Dropout):
         return drop(x, self.p) if self.training else x
 
 
-def scaled_embeddings(x: Tensor, widening: float) -> Tensor:
-    """Embeddings (…, d_model) times √(d_model / widening), rounded to the dtype of `x`."""
-    return x * x.new_full((), (x.size(-1) / widening) ** 0.5)
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

@@ -138,7 +138,7 @@ class MergedDecoder(Stack):
             bias = merged_bias(x, keys, encoder_states.size(1), window, inputs)
             return AttentionMask(bias, rotary_embedding(positions, self.d_kv, x.dtype, base))
 
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        masks = self.of_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
