@@ -53,20 +53,12 @@ def import_(path: Path, out: Path) -> ModelConfig:
     return config
 
 
-def load_state(path: Path) -> tuple[ModelConfig, State]:
-    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
-
-    `vocab_size` counts all rows of the embedding: without the tokenizer nothing says how many of them are padding.
-    """
-    return _read_model(path)[:2]
-
-
 def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     """The model and tokenizer of the directory `path`, as `import_` writes them.
 
     Prints a line for each choice that the files leave open.
     """
-    config, state, hf, settings = _read_model(path)
+    config, state, hf, settings = read_model(path)
     tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
@@ -107,10 +99,11 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     return Tokenizer(kept, tokenizer.special_tokens)
 
 
-def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
-    """Reads the model in `directory`: our config and tensors, its entry in `HF_MODELS`, and its settings in
-    transformers.
+def read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
+    """Reads the model in `directory`, without its tokenizer: our config, fp32 weights under the names of our
+    `state_dict()`, its entry in `HF_MODELS`, and its settings in transformers.
 
+    `vocab_size` counts all rows of the embedding: without the tokenizer nothing says how many of them are padding.
     Sizes in config.json are compared with the weights before anything is built: a wrong size could fill the memory.
     Raises UserError, which names the setting or tensor, for what our model doesn't support; FailedError if a file is
     damaged.

@@ -130,10 +130,6 @@ class HFModel:
         renamed = {ours: key if isinstance(key, str) else key.key for ours, key in self.settings.items()}
         return {"vocab_size": "vocab_size", **TOKEN_IDS, "bos_id": "bos_token_id", **renamed, **self.keys}
 
-    def lacks(self, config: ModelConfig) -> list[str]:
-        """The settings of `config` that transformers' model can't have: ["positions: rotary"]."""
-        return lacks(self.can_be, config)
-
 
 def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
     """The settings of `config` whose values aren't among those in `can_be`: ["positions: rotary"]."""

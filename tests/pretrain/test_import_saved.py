@@ -18,7 +18,7 @@ from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.corpus.tokenizer.wordpiece import WordPiece
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.export import export, hf_model_of, import_, load_state, to_hf, tokenizer_files
+from pretrain.export import export, hf_model_of, import_, to_hf, tokenizer_files
 from pretrain.models import FAMILIES, build
 from pretrain.models.model import shift_right
 from pretrain.models.rotary_hf import GLOBAL, LOCAL
@@ -26,7 +26,7 @@ from pretrain.models.stacks import EncoderDecoder
 from pretrain.models.state_dict_adapter import hf_models
 from tests.conftest import TOP
 from tests.in_process import refused_here
-from tests.pretrain.exported import randomise
+from tests.pretrain.exported import load_state, randomise
 from tests.pretrain.small_models import as_at_the_start, logits_of
 from tests.slow import slow
 from tests.tables import each

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.models.kernels import MARGIN, KernelSettings, OperatorArguments
+from pretrain.models.kernels import MARGIN, OperatorArguments
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.models.kernels.tiles import tile_sizes
 
@@ -60,8 +60,7 @@ def _attention(
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     hidden: Sequence[Any] = labels or [None] * 4
     pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
-    settings = KernelSettings(before, after, scale, softcap, dropout)
-    _launch(forward, True, pointers, (q, k, v, out), settings)
+    _launch(forward, True, pointers, (q, k, v, out), (before, after, scale, softcap, dropout))
     return out, normalisers
 
 
@@ -83,7 +82,7 @@ def _attention_backward(
     (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
     hidden: Sequence[Any] = labels or [None] * 4
     shared = q, k, v, _bias(diagonals, q), *hidden[:2]
-    settings = KernelSettings(before, after, scale, softcap, dropout)
+    settings = before, after, scale, softcap, dropout
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     block = tile_sizes("backward_queries", q.dtype, d_kv).rows
     shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
@@ -132,9 +131,7 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _launch(
-    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: KernelSettings
-) -> None:
+def _launch(kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: tuple) -> None:
     """Runs `kernel` for each tile of queries (or of keys) of each head, with the strides of `strided`.
 
     fp32 is multiplied in TF32 only where PyTorch's own matmuls are.
