@@ -109,7 +109,6 @@ def read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
     damaged.
     """
     path = directory / CONFIG
-    weights.check_files(directory)
     if not path.exists():
         raise UserError(f"{path}: no such file")
     saved = read_json(path, Json)

@@ -1,7 +1,6 @@
 """Reads the weights in a Hugging Face directory as fp32, and checks that a config fits them."""
 
 import re
-import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.base.formatting import human_size, printable
+from data_pipeline.base.formatting import printable
 from data_pipeline.base.json_file import read_json
 from pretrain.models import ModelConfig, outline
 from pretrain.models.state_dict_adapter import Json, Shapes, State, few
@@ -19,7 +18,6 @@ from pretrain.models.state_dict_adapter import Json, Shapes, State, few
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_LARGEST_DESCRIPTION = 2**30  # bytes of a file without weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
 # Our settings that are, or divide, a dimension of a tensor; and our settings that count layers.
@@ -27,19 +25,6 @@ _SIZES = ["vocab_size", "d_model", "d_ff", "d_kv", "head_dim", "num_heads", "num
 _SIZES += ["num_token_types", "max_positions", "relative_attention_num_buckets"]
 _LAYERS = ["num_layers", "num_encoder_layers", "num_decoder_layers"]
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
-
-
-def check_files(directory: Path) -> None:
-    """Raises UserError for files that no import should read: pipes, devices, and other files than weights above a
-    GiB."""
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
-            continue
-        found = path.stat() if path.exists() else path.lstat()
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{printable(str(path))}: no regular file")
-        if path.suffix != ".safetensors" and found.st_size > _LARGEST_DESCRIPTION:
-            raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
 
 
 def read(directory: Path) -> State:

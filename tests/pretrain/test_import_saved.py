@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import os
 import re
 import shutil
 
@@ -336,28 +335,6 @@ def test_labels_and_the_tower_for_images_take_no_memory(kind, changes, saved, tm
     _, expected = load_state(written(saved, kind, tmp_path))
     _, found = load_state(written(saved, kind, tmp_path, changes))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
-def large(path):
-    path.touch()
-    os.truncate(path, 2**31)
-
-
-@each(
-    "name, make, why",
-    [
-        ("config.json", os.mkfifo, "no regular file"),
-        ("model.safetensors", os.mkfifo, "no regular file"),
-        ("tokenizer.json", lambda path: path.symlink_to("/dev/zero"), "no regular file"),
-        ("tokenizer.json", large, "2.1 GB, which is no description of a model"),
-    ],
-)
-def test_a_pipe_a_device_and_a_description_as_large_as_weights_are_not_read(name, make, why, saved, tmp_path):
-    written(saved, "T5 v1.1", tmp_path)
-    (tmp_path / name).unlink(missing_ok=True)
-    make(tmp_path / name)
-    with pytest.raises(UserError, match=f"/{re.escape(f'{name}: {why}')}$"):
-        load_state(tmp_path)
 
 
 def test_names_with_control_characters_are_escaped(saved, tmp_path):
