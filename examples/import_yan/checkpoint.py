@@ -89,7 +89,6 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
-        weights.check_sizes(settings, weights.sizes(tensors), _SETTINGS, path)
         config = _config(settings, eos)
         state = _renamed(tensors)
         if config.embedding_loss is None:  # the author's model has a norm for the loss in any case

@@ -5,6 +5,6 @@ modelling files of models that transformers lacks. Each family's names are besid
 """
 
 from pretrain.export.export import export, hf_model_of, to_hf
-from pretrain.export.load import import_, read
+from pretrain.export.load import import_, load_state, read
 
-__all__ = ["export", "hf_model_of", "import_", "read", "to_hf"]
+__all__ = ["export", "hf_model_of", "import_", "load_state", "read", "to_hf"]

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,14 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
 from data_pipeline.base.json_file import read_json
 from pretrain.models import ModelConfig, outline
-from pretrain.models.state_dict_adapter import Json, Shapes, State, few
+from pretrain.models.state_dict_adapter import Json, State, few
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
-# Our settings that are, or divide, a dimension of a tensor; and our settings that count layers.
-_SIZES = ["vocab_size", "d_model", "d_ff", "d_kv", "head_dim", "num_heads", "num_key_value_heads", "num_cross_heads"]
-_SIZES += ["num_token_types", "max_positions", "relative_attention_num_buckets"]
-_LAYERS = ["num_layers", "num_encoder_layers", "num_decoder_layers"]
+_DEPTHS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
@@ -41,27 +38,22 @@ def read(directory: Path) -> State:
                 stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
         except Exception as error:
             raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
-        if odd := sorted(name for name in kinds if not name.isprintable()):
-            raise FailedError(f"{path}: damaged: a tensor is named {printable(odd[0])}")
         if names and (others := sorted(names ^ kinds.keys())):
             raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong:
-            found = f"{wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
+            found = f"{printable(wrong[0])} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
             raise UserError(f"{path}: {found}: quantized weights can't be imported")
         tensors |= in_fp32(stored, path)
     return tensors
 
 
 def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
-    """The tensors of the file `path`, with floating-point numbers in fp32.
-
-    Raises FailedError for infinite numbers and NaN, UserError for numbers beyond fp32's range.
-    """
+    """The tensors of the file `path`, with floating-point numbers in fp32. Raises FailedError for infinite numbers and
+    NaN."""
     converted = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     if wrong := sorted(name for name, tensor in converted.items() if not tensor.isfinite().all()):
-        if all(tensors[name].isfinite().all() for name in wrong):
-            raise UserError(f"{path}: numbers beyond the range of fp32 in {', '.join(wrong[:8])}")
-        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {', '.join(wrong[:8])}")
+        names = ", ".join(map(printable, wrong[:8]))
+        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
     return converted
 
 
@@ -100,48 +92,30 @@ def _shards(index: Path) -> dict[Path, set[str]]:
     return shards
 
 
-def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, path: Path) -> None:
-    """Raises UserError if a size in `settings` is too large for the weights.
+def check_depths(settings: Json, stored: Iterable[str], keys: Mapping[str, str] | None, path: Path) -> None:
+    """Raises UserError if `settings`, from the file `path`, have more layers than the tensors named `stored`:
+    transformers would build them all.
 
-    No width, number of heads or number of ids may exceed the largest dimension of a tensor, and no number of layers
-    that of the numbered layers in the tensors' names. `stored`: the shapes of the tensors. `keys`: the key in
-    `settings` of each setting of ours; None: `settings` has our names. `path`: the file of the settings.
+    `keys`: the key in `settings` of each setting of ours; None: `settings` has our names.
     """
     numbered = defaultdict(set)
     for name in stored:
         if layer := _LAYER.match(name):
             numbered[layer[1]].add(layer[2])
     layers = max(map(len, numbered.values()), default=0)
-    largest = max((size for shape in stored.values() if 0 not in shape for size in shape), default=0)
-    of_sizes = largest, f"the largest dimension of the weights is {largest}"
-    of_layers = layers, f"there are weights of {layers} layers"
-    ours = {**dict.fromkeys(_SIZES, of_sizes), **dict.fromkeys(_LAYERS, of_layers)}
-    limits = ours if keys is None else {keys[name]: limit for name, limit in ours.items() if name in keys}
-    if problems := [
-        f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
-        for key, value in leaves(settings)
-        if key[-1] in limits and _number(value) > limits[key[-1]][0]
-    ]:
-        raise UserError(f"{path}: {'; '.join(problems)}")
+    depths = {name if keys is None else keys.get(name) for name in _DEPTHS}
+    for key, value in _leaves(settings):
+        if key.rpartition(".")[2] in depths and isinstance(value, int) and value > layers:
+            raise UserError(f"{path}: {key} is {value}, but there are weights of {layers} layers")
 
 
-def _number(value: Any) -> float:
-    """`value` as a number, as pydantic would read it, also from text; 0 for anything else."""
-    try:
-        return value if isinstance(value, int) else float(value)
-    except (TypeError, ValueError):
-        return 0
-
-
-def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All values in `settings`, its sections and lists, with their paths."""
+def _leaves(settings: Json, above: str = "") -> Iterator[tuple[str, Any]]:
+    """All values in `settings` and its sections, with their paths."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from leaves(value, (*above, key))
-        elif isinstance(value, list):
-            yield from leaves({str(number): one for number, one in enumerate(value)}, (*above, key))
+            yield from _leaves(value, f"{above}{key}.")
         else:
-            yield (*above, key), value
+            yield f"{above}{key}", value
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

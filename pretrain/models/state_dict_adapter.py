@@ -88,7 +88,6 @@ class HFModel:
         unused: the shapes of tensors that transformers has for a config.json and our model lacks: zeros in an export.
         ignored: sections of config.json, by their paths, that our model doesn't use, with what replaces them at an
             import.
-        replaced: the path of an id whose vector transformers takes from elsewhere than the embedding.
         begins: True if the tokenizer puts BOS before a text.
         ends: True if the tokenizer puts EOS after a text.
         last_norm: the name of the norm whose output goes into the output matrix alone. None: there is no such norm.
@@ -113,7 +112,6 @@ class HFModel:
     tensors_from_hf: Callable[[Any, State], State] = lambda config, state: state
     unused: Callable[[Json], Shapes] = lambda saved: {}
     ignored: Mapping[str, Json] = field(default_factory=dict)
-    replaced: str | None = None
     begins: bool = False
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"

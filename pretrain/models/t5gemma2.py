@@ -248,7 +248,6 @@ HF_MODELS = (
         fixed=HF_FIXED,
         unused=_unused,
         ignored={"encoder.vision_config": _VISION},
-        replaced="encoder.eoi_token_index",
         ends=True,
     ),
 )

@@ -8,9 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.base.atomic import write_json
-from pretrain.config.model_config import ModelConfig
 from pretrain.export import hf_model_of, to_hf
-from pretrain.export.load import read_model
 from pretrain.models.model import Model
 
 
@@ -22,11 +20,6 @@ def randomise(model: Any, std: float = 0.15) -> Any:
             drawn = std * torch.randn_like(parameter)
             parameter.copy_(drawn if parameter.dim() > 1 else parameter + drawn)
     return model.eval()
-
-
-def load_state(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Config and weights of a model that transformers saved, in a directory that need not have a tokenizer."""
-    return read_model(path)[:2]
 
 
 def in_transformers(model: Model, directory: Path) -> Any:

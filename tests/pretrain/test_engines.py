@@ -15,10 +15,10 @@ from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import _answer, answer_texts
-from pretrain.export import export
+from pretrain.export import export, load_state
 from pretrain.models import build
 from tests.conftest import TOP, run
-from tests.pretrain.exported import load_state, randomise
+from tests.pretrain.exported import randomise
 from tests.pretrain.small_models import as_at_the_start, ids
 from tests.tables import each
 

@@ -26,11 +26,11 @@ from pretrain.config.models import StackConfig
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import padded
-from pretrain.export import export, hf_model_of, read, to_hf
+from pretrain.export import export, hf_model_of, load_state, read, to_hf
 from pretrain.models import FAMILIES, build, parse
 from pretrain.models.positions import rotary_embedding
 from tests.pretrain import small_models as small
-from tests.pretrain.exported import assert_gradients_agree, in_transformers, load_state, randomise
+from tests.pretrain.exported import assert_gradients_agree, in_transformers, randomise
 from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, STACKS, as_at_the_start, ids, logits_of, placed
 from tests.slow import slow
 from tests.tables import each

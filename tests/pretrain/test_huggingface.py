@@ -21,7 +21,7 @@ from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.export import card, export, import_, tokenizer_files
+from pretrain.export import card, export, import_, load_state, tokenizer_files
 from pretrain.export.card import LICENCES, Lineage, TrainingCorpus
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.state_dict_adapter import hf_models
@@ -29,7 +29,7 @@ from pretrain.run.metrics_file import read_metrics
 from pretrain.training.validate import validate
 from tests.hub_server import Hub, serving
 from tests.in_process import done_here, refused_here, run_here
-from tests.pretrain.exported import load_state, randomise
+from tests.pretrain.exported import randomise
 from tests.pretrain.forked import run_forked
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_models import MODELS, as_at_the_start
