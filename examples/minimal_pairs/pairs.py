@@ -14,6 +14,7 @@ Controls tell what a score shows: `no_input` is `word` with a mask as all of the
 initial weights, and `unigram` is Σ log p of the tokens by their frequency in the training text.
 """
 
+import codecs
 import json
 import sys
 from collections import defaultdict
@@ -21,13 +22,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import is_utf8, markdown
+from data_pipeline.base.formatting import markdown
+from data_pipeline.base.json_file import parse_json
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.text.vocabulary import Vocabulary
@@ -42,8 +46,19 @@ _GROUPS = {"s-selection": "argument_structure"}  # BLiMP's files have 13 groups;
 _SPAN = 3  # words
 _TIE = 1e-9  # of a score: sums of the same numbers in another order
 
+_Text = Annotated[str, Field(min_length=1)]
 Score = Callable[[Sequence[str]], list[float]]
 """The scores of sentences."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of BLiMP's files."""
+
+    sentence_good: _Text
+    sentence_bad: _Text
+    UID: _Text
+    linguistics_term: _Text
 
 
 @dataclass(frozen=True)
@@ -87,36 +102,21 @@ def read_pairs(directory: Path, limit: int | None = None) -> dict[str, list[Pair
     """The pairs of each paradigm, in the order of the files *.jsonl in `directory`; at most `limit` of a paradigm.
 
     Lines have `sentence_good`, `sentence_bad`, `UID` and `linguistics_term`, as BLiMP's have. Raises UserError for a
-    directory without such files, and for a line that lacks one of them. Hidden files are left out: macOS puts some into
-    archives.
+    directory without such files, FailedError for a line that lacks one of them. Hidden files are left out: macOS puts
+    some into archives.
     """
     found: dict[str, list[Pair]] = defaultdict(list)
     for path in sorted(path for path in directory.glob("*.jsonl") if not path.name.startswith(".")):
-        try:
-            read = path.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8: {error}") from None
-        for number, line in enumerate(read, start=1):
-            pair = _pair(line, f"{path}:{number}")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        for number, line in enumerate(lines, start=1):
+            read = parse_json(line, _Line, f"{path}:{number}")
+            group = _GROUPS.get(read.linguistics_term, read.linguistics_term)
+            pair = Pair(read.sentence_good, read.sentence_bad, read.UID, group)
             if limit is None or len(found[pair.paradigm]) < limit:
                 found[pair.paradigm].append(pair)
     if not found:
         raise UserError(f"{directory}: no *.jsonl with pairs there")
     return dict(found)
-
-
-def _pair(line: str, where: str) -> Pair:
-    keys = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
-    for key in keys:
-        value = values.get(key) if isinstance(values, dict) else None
-        if not isinstance(value, str) or not value or not is_utf8(value):
-            raise UserError(f"{where}: {key}: missing, or not a text")
-    good, bad, paradigm, group = (values[key] for key in keys)
-    return Pair(good, bad, paradigm, _GROUPS.get(group, group))
 
 
 def accuracies(pairs: Mapping[str, Sequence[Pair]], score: Score) -> Accuracies:

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
-from data_pipeline.base.json_file import read_json
+from data_pipeline.base.json_file import PathBelow, read_json
 from pretrain.models import ModelConfig, outline
 from pretrain.models.state_dict_adapter import Json, State, few
 
@@ -24,13 +25,20 @@ _DEPTHS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
+@dataclass(frozen=True)
+class _Index:
+    """The index of sharded weights: the file of each tensor."""
+
+    weight_map: dict[str, PathBelow]
+
+
 def read(directory: Path) -> State:
     """The tensors that transformers loads, with weights in fp32.
 
     Raises UserError if there are no weights, or for a dtype such as float8; FailedError if a file is damaged.
     """
     tensors: State = {}
-    for path, names in _files(directory).items():
+    for path in _files(directory):
         try:
             with safe_open(path, "pt") as file:
                 kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -38,8 +46,6 @@ def read(directory: Path) -> State:
                 stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
         except Exception as error:
             raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
-        if names and (others := sorted(names ^ kinds.keys())):
-            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong:
             found = f"{printable(wrong[0])} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
             raise UserError(f"{path}: {found}: quantized weights can't be imported")
@@ -57,14 +63,14 @@ def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
     return converted
 
 
-def _files(directory: Path) -> dict[Path, set[str]]:
-    """The files that transformers loads: model.safetensors, or else the files in its index, each with the names of its
-    tensors in the index. Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
+def _files(directory: Path) -> list[Path]:
+    """The files that transformers loads: model.safetensors, or else the files in its index. Other files are ignored:
+    model.ema.safetensors, for example, is a variant of the model.
     """
     if (adapter := directory / ADAPTER).exists():
         raise UserError(f"{adapter}: weights in an adapter can't be imported; merge it into the model first")
     if (directory / WEIGHTS).exists():
-        return {directory / WEIGHTS: set()}
+        return [directory / WEIGHTS]
     if not (directory / INDEX).exists():
         found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
@@ -72,24 +78,10 @@ def _files(directory: Path) -> dict[Path, set[str]]:
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
             "with transformers' save_pretrained"
         )
-    return _shards(directory / INDEX)
-
-
-def _shards(index: Path) -> dict[Path, set[str]]:
-    """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
-    weight_map = read_json(index, Json).get("weight_map")
-    shards: dict[Path, set[str]] = {}
-    for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise FailedError(
-                f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
-            )
-        shards.setdefault(index.with_name(file), set()).add(name)
-    if not shards:
-        raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
-    if gone := [path for path in shards if not path.exists()]:
+    files = [directory / name for name in sorted({*read_json(directory / INDEX, _Index).weight_map.values()})]
+    if gone := [path for path in files if not path.exists()]:
         raise UserError(f"{printable(str(gone[0]))}: no such file, but {INDEX} names it")
-    return shards
+    return files
 
 
 def check_depths(settings: Json, stored: Iterable[str], keys: Mapping[str, str] | None, path: Path) -> None:
