@@ -36,6 +36,7 @@ from pretrain.models.state_dict_adapter import (
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
+_END_OF_IMAGE = 256_000  # transformers' default in T5Gemma 2
 # Keys of classifiers, which no model here is. transformers would make a list as long as they say.
 _LABELS = ("num_labels", "id2label", "label2id")
 
@@ -64,6 +65,8 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # the tokenizer chose them by config.json too
     vocabulary = tokenizer.vocabulary
+    if config.family == "t5gemma2":
+        _refuse_end_of_image(tokenizer, path)
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
     if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
@@ -88,6 +91,17 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
     print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
     return Tokenizer(kept, tokenizer.special_tokens)
+
+
+def _refuse_end_of_image(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises UserError if text can have the token after an image, whose vector transformers keeps beside the
+    embedding."""
+    id_ = read_json(path / CONFIG, Json)["encoder"].get("eoi_token_index", _END_OF_IMAGE)
+    if id_ < tokenizer.size and id_ not in tokenizer.vocabulary.special.values():
+        raise UserError(
+            f"{path}: encoder.eoi_token_index is {id_} in config.json, which the tokenizer gives to text. transformers "
+            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+        )
 
 
 def load_state(directory: Path) -> tuple[ModelConfig, State]:

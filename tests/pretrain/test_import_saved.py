@@ -383,6 +383,25 @@ def test_a_setting_that_transformers_ignores_is_ignored(kind, own, saved, tmp_pa
     assert config.attention_scalar == (999 if own else 6)
 
 
+def test_an_end_of_image_that_text_can_have_is_refused(spiece, tmp_path):
+    """transformers embeds it by a vector of its own. 300 pieces, and then a special token that no text becomes."""
+    tokenizer = transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=0)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_image>"]})
+    tokenizer.save_pretrained(tmp_path)
+    stack = {**GEMMA, "vocab_size": 320}
+    for id_, is_text in ((50, True), (1, True), (300, False), (310, False)):
+        config = transformers.T5Gemma2Config(
+            encoder={**T5GEMMA2, "text_config": stack, "eoi_token_index": id_}, decoder=stack
+        )
+        transformers.T5Gemma2ForConditionalGeneration(config).save_pretrained(tmp_path)
+        if is_text:
+            with pytest.raises(UserError, match=rf"encoder\.eoi_token_index is {id_} in config\.json") as refused:
+                import_(tmp_path, tmp_path / "out")
+            assert "\n" not in str(refused.value)
+        else:
+            import_(tmp_path, tmp_path / f"out-{id_}")
+
+
 def test_an_output_where_no_directory_can_be_made_is_one_line(spiece, tmp_path):
     transformers.T5Tokenizer.from_pretrained(spiece.parent, extra_ids=0).save_pretrained(tmp_path)
     model_of("T5 v1.0", vocab_size=320).save_pretrained(tmp_path)
