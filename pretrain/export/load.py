@@ -37,8 +37,6 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 # Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
 _END_OF_IMAGE = 256_000  # transformers' default in T5Gemma 2
-# Keys of classifiers, which no model here is. transformers would make a list as long as they say.
-_LABELS = ("num_labels", "id2label", "label2id")
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -167,12 +165,11 @@ def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, S
 
 
 def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
-    """config.json, or its section at `above`, without labels and with the values of `hf.ignored`."""
+    """config.json, or its section at `above`, with the values of `hf.ignored`."""
     needed: Json = {}
     for key, value in saved.items():
         path = f"{above}{key}"
-        if key not in _LABELS:
-            needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
+        needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
     return needed
 
 
