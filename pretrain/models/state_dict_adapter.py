@@ -164,14 +164,16 @@ def tied(model: Model) -> str | None:
 
 
 def tensor_names(hf: HFModel, state: Iterable[str], tied: str | None) -> dict[str, str]:
-    """Transformers' name of each tensor. An output matrix tied to the matrix `tied` has that matrix's name."""
+    """Transformers' name of each tensor. An output matrix tied to the matrix `tied` has that matrix's name. Raises
+    UserError if there are tensors for which transformers has no name."""
     found: dict[str, str | None] = {}
     for name in state:
         ours = tied if tied and name == OUTPUT else name
         number = _NUMBER.search(ours)
         theirs = ours if hf.names is None else hf.names.get(_NUMBER.sub("{}", ours, count=1))
         found[name] = theirs and theirs.format(number and number[0])
-    refuse_tensors([name for name, theirs in found.items() if theirs is None])
+    if unknown := [name for name, theirs in found.items() if theirs is None]:
+        raise UserError(f"transformers' model has no place for {few(unknown)}")
     return {name: theirs for name, theirs in found.items() if theirs}
 
 
@@ -188,12 +190,6 @@ def drop_tensors(tensors: State, unused: Callable[[str], object]) -> None:
     """Drops the tensors whose names are `unused`."""
     for name in filter(unused, list(tensors)):
         del tensors[name]
-
-
-def refuse_tensors(unknown: list[str]) -> None:
-    """Raises UserError if there are tensors for which transformers has no name."""
-    if unknown:
-        raise UserError(f"transformers' model has no place for {few(unknown)}")
 
 
 def few(problems: list[str], between: str = ", ") -> str:
@@ -257,11 +253,6 @@ def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]
 
 # --- models that transformers lacks ---
 
-# The modules inside layers that the modelling files have.
-_MODULES_OF_LAYERS = (
-    r"(encoder|decoder)(\.layers)?\.\d+\."
-    r"((self_|cross_)?attention(\.[qkvo]|\.[qk]_norm|_norm|_norm_after)|feed_forward(\.w[io]|\.wi_[01]|_norm|_norm_after))"
-)
 # Settings of all families that modelling files don't have, or have under transformers' names.
 _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
@@ -272,15 +263,13 @@ def own_code(
     model_type: str,
     auto_class: str,
     class_name: str,
-    outside: str,
     **others: Any,
 ) -> HFModel:
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
     `file`: the end of the name of the model's file among those that ship, or the path of a package's file, which has
     the config too and may import from `.configuration` and `.layers`. `auto_class`: transformers' class that loads the
-    model's, `class_name`. `outside`: a pattern of the modules outside layers that the modelling files have. `others`:
-    further fields.
+    model's, `class_name`. `others`: further fields.
     """
     modelling = file if isinstance(file, Path) else Path(f"modeling_{file}.py")
     configuration = modelling.stem if isinstance(file, Path) else "configuration"
@@ -288,16 +277,11 @@ def own_code(
         "AutoConfig": f"{configuration}.{config_class.__name__}",
         auto_class: f"{modelling.stem}.{class_name}",
     }
-    known = re.compile(rf"({outside}|{_MODULES_OF_LAYERS})\.(weight|bias)")
     settings = [name for name in config_class.model_fields if name not in _LEFT_OUT | config_class.initial_only]
 
     def config_to_hf(config: ModelConfig) -> Json:
         one_matrix = tied(outline(config)) is not None
         return {"architectures": [class_name], "auto_map": auto_map, "tie_word_embeddings": one_matrix}
-
-    def tensors_to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        refuse_tensors([name for name in state if not known.fullmatch(name)])
-        return state
 
     return HFModel(
         config_class=config_class,
@@ -307,6 +291,5 @@ def own_code(
         settings={name: name for name in settings},
         names=None,
         **{"config_to_hf": config_to_hf, "config_from_hf": lambda saved, tensors: vocabulary(saved), **others},
-        tensors_to_hf=tensors_to_hf,
         code=("configuration.py", modelling, "layers.py"),
     )
