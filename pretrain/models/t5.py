@@ -176,8 +176,8 @@ HF_NAMES = tensors_of(
 # Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
 _SHARED, _OUTPUT = "shared.weight", "lm_head.weight"
-_SAME = ("d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon")
-_SAME += ("relative_attention_num_buckets", "relative_attention_max_distance")
+_SAME = ["d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon"]
+_SAME += ["relative_attention_num_buckets", "relative_attention_max_distance"]
 _SETTINGS = {
     **{name: name for name in _SAME},
     "num_encoder_layers": "num_layers",
