@@ -162,7 +162,7 @@ class T5Gemma2(EncoderDecoder):
 
 
 # transformers always builds a vision tower: exports have a tiny one of zeros, imports ignore it.
-_ROTARY = RotarySettings("T5Gemma 2", two_bases=True)
+_ROTARY = RotarySettings(two_bases=True)
 _TEXT = "model.encoder.text_model"
 _EMBEDDING = f"{_TEXT}.embed_tokens.weight"
 HF_NAMES = tensors_of(
