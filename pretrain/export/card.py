@@ -211,7 +211,7 @@ def _loading(hf: HFModel, engine: str, config: ModelConfig) -> list[str]:
     loads = f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})"
     parts = [f"transformers 5:\n\n```python\nfrom transformers import AutoTokenizer, {name}\n\n{loads}\n```"]
     if hf.ctranslate2:
-        # see t5.for_ctranslate2, and export.py for the rows that pad the vocabulary
+        # see t5_hf.for_ctranslate2, and export.py for the rows that pad the vocabulary
         as_is = getattr(config, "scale_outputs", True) and config.padded_vocab_size == config.vocab_size
         command = "```sh\nct2-transformers-converter --model DIRECTORY --output_dir CONVERTED\n```"
         again = "CTranslate2 doesn't read this export right: export it again with `--for ctranslate2`."

@@ -303,6 +303,7 @@ class EncoderDecoder(Model):
     ):
         super().__init__()
         self.config = config
+        self.start_id = config.decoder_start_id
         self.embedding = embedding
         self.encoder = encoder
         self.decoder = decoder
@@ -331,8 +332,7 @@ class EncoderDecoder(Model):
         """
         inputs = AttentionInputs(**attention)
         if decoder_input_ids is None:
-            start_id, pad_id = self.config.decoder_start_id, self.config.pad_id
-            decoder_input_ids = shift_right(labels, start_id, inputs.decoder_segment_ids, pad_id)
+            decoder_input_ids = shift_right(labels, self.start_id, inputs.decoder_segment_ids, self.config.pad_id)
         x, targets = self.embedded(encoder_input_ids, decoder_input_ids)
         x = self.decoder(targets, self.encoder(x, inputs), inputs)
         return {"labels": self.lm_head(self.before_head(x), labels, self.config, target_indices, loss)}
