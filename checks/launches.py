@@ -52,7 +52,7 @@ _NOTHING = (
 _OVERWRITTEN = ("copy_", "_foreach_copy_", "zero_", "fill_")  # the first argument isn't read
 _IN_PLACE = {"_fused_adamw_": (0, 2, 3)}  # weights and moments; of other lists the first is written
 _BODIES: dict[str, Any] = {  # this project's operations, and what runs in them
-    "encdec::flash_attention": flash_operator._attention._init_fn,
+    "encdec::flash_attention": flash_operator.attention._init_fn,
     "encdec::flash_attention_backward": flash_operator._attention_backward._init_fn,
 }
 

@@ -73,7 +73,6 @@ def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
 
     Raises UserError if `path` is no checkpoint of Yan's code, or the tokenizer isn't the model's.
     """
-    weights.check_files(tokenizer)
     model = Tokenizer(ByteLevelBPE.read(tokenizer))
     config, state = _read(path, model.vocabulary.eos)
     if config.vocab_size != model.size:
@@ -90,7 +89,6 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     saved = _load(path)
     try:
         settings, tensors = saved["model_config"], saved["model"]
-        weights.check_sizes(settings, weights.sizes(tensors), _SETTINGS, path)
         config = _config(settings, eos)
         state = _renamed(tensors)
         if config.embedding_loss is None:  # the author's model has a norm for the loss in any case
@@ -105,8 +103,6 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
 
 
 def _load(path: Path) -> Json:
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: no regular file")
     known: list[Any] = [(str, f"{module}.{name}") for module in _MODULES for name in _CLASSES]
     try:
         with torch.serialization.safe_globals(known):

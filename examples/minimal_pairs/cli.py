@@ -25,7 +25,7 @@ def _minimal_pairs(
     json_: Annotated[bool, typer.Option("--json", help="Print the metrics as a JSON object.")] = False,
 ) -> None:
     """Tell how often a checkpoint prefers the acceptable sentence of two, on one rank or those of a launcher."""
-    from examples.minimal_pairs.score_checkpoint import score_checkpoint  # PyTorch takes 2 s
+    from examples.minimal_pairs.pairs import score_checkpoint  # PyTorch takes 2 s
     from pretrain.engine.checkpoint.directory import checkpoint_in
 
     score_checkpoint(checkpoint_in(checkpoint), directory, form, limit, batch_size, out, json_)

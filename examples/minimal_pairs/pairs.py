@@ -14,30 +14,51 @@ Controls tell what a score shows: `no_input` is `word` with a mask as all of the
 initial weights, and `unigram` is Σ log p of the tokens by their frequency in the training text.
 """
 
+import codecs
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
+import torch
+from pydantic import Field
 
+from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import is_utf8, markdown
+from data_pipeline.base.formatting import markdown
+from data_pipeline.base.json_file import parse_json
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain import models
+from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.input_use import training_examples
-from pretrain.evaluate.prompt_format import Prompt, PromptFormat
+from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
+from pretrain.tools.evaluate import opened_checkpoint, training_corpora
 
 BLANKS = ("word", "span", "official", "no_input")  # scores that need a mask
 _GROUPS = {"s-selection": "argument_structure"}  # BLiMP's files have 13 groups; its paper and BabyLM count 12
 _SPAN = 3  # words
 _TIE = 1e-9  # of a score: sums of the same numbers in another order
 
+_Text = Annotated[str, Field(min_length=1)]
 Score = Callable[[Sequence[str]], list[float]]
 """The scores of sentences."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of BLiMP's files."""
+
+    sentence_good: _Text
+    sentence_bad: _Text
+    UID: _Text
+    linguistics_term: _Text
 
 
 @dataclass(frozen=True)
@@ -81,36 +102,21 @@ def read_pairs(directory: Path, limit: int | None = None) -> dict[str, list[Pair
     """The pairs of each paradigm, in the order of the files *.jsonl in `directory`; at most `limit` of a paradigm.
 
     Lines have `sentence_good`, `sentence_bad`, `UID` and `linguistics_term`, as BLiMP's have. Raises UserError for a
-    directory without such files, and for a line that lacks one of them. Hidden files are left out: macOS puts some into
-    archives.
+    directory without such files, FailedError for a line that lacks one of them. Hidden files are left out: macOS puts
+    some into archives.
     """
     found: dict[str, list[Pair]] = defaultdict(list)
     for path in sorted(path for path in directory.glob("*.jsonl") if not path.name.startswith(".")):
-        try:
-            read = path.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8: {error}") from None
-        for number, line in enumerate(read, start=1):
-            pair = _pair(line, f"{path}:{number}")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        for number, line in enumerate(lines, start=1):
+            read = parse_json(line, _Line, f"{path}:{number}")
+            group = _GROUPS.get(read.linguistics_term, read.linguistics_term)
+            pair = Pair(read.sentence_good, read.sentence_bad, read.UID, group)
             if limit is None or len(found[pair.paradigm]) < limit:
                 found[pair.paradigm].append(pair)
     if not found:
         raise UserError(f"{directory}: no *.jsonl with pairs there")
     return dict(found)
-
-
-def _pair(line: str, where: str) -> Pair:
-    keys = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
-    for key in keys:
-        value = values.get(key) if isinstance(values, dict) else None
-        if not isinstance(value, str) or not value or not is_utf8(value):
-            raise UserError(f"{where}: {key}: missing, or not a text")
-    good, bad, paradigm, group = (values[key] for key in keys)
-    return Pair(good, bad, paradigm, _GROUPS.get(group, group))
 
 
 def accuracies(pairs: Mapping[str, Sequence[Pair]], score: Score) -> Accuracies:
@@ -205,3 +211,49 @@ def lines(found: Mapping[str, Accuracies]) -> list[str]:
     rows.append(["mean of groups", *(f"{100 * one.of_groups:.1f}" for one in found.values())])
     rows.append(["mean of paradigms", *(f"{100 * one.of_paradigms:.1f}" for one in found.values())])
     return markdown(["", *found], rows)
+
+
+def score_checkpoint(
+    checkpoint: Path,
+    directory: Path,
+    form: str | None,
+    limit: int | None,
+    batch_size: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Scores the minimal pairs in `directory` by a checkpoint and prints a table of groups × scores, with controls.
+
+    On several ranks if a launcher started them. `form`: the form of an encoder-decoder's prompts; None: that of its
+    training. `limit`: the most pairs of each paradigm. Accuracies of all paradigms go to `out`/minimal_pairs.json.
+    Raises UserError for wrong pairs, and for a model that can't be prompted so.
+    """
+    pairs = read_pairs(directory, limit)
+    with opened_checkpoint(checkpoint, batch_size) as session:
+        trained, prompt_format = session.trained, session.prompt_format(form)
+        tokenizer, prompts = trained.tokenizer, SentencePrompts(prompt_format)
+        torch.manual_seed(0)
+        untrained = TrainedModel(models.build(trained.model.config).eval(), tokenizer).on_best_device()
+        by_model = {name: (name, trained) for name in prompts.scores} | {"random": (prompts.scores[0], untrained)}
+        scores: dict[str, Score] = {}
+        for name, (score, model) in by_model.items():
+            likelihoods = PromptScores(prompt_format, session.evaluation(model), batch_size)
+            scores[name] = model_score(score, prompts, tokenizer, likelihoods)
+        if corpora := training_corpora(session.config):
+            scores["unigram"] = unigram_score(corpora, tokenizer)
+        found = {}
+        for name, by in scores.items():
+            found[name] = accuracies(pairs, by)
+            if session.rank == 0:
+                print(f"{name}: {100 * found[name].of_paradigms:.1f} %", file=sys.stderr, flush=True)
+        if session.rank == 0:
+            _show(found, out, as_json)
+
+
+def _show(found: dict[str, Accuracies], out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        whole = {name: {"by_group": one.by_group, "by_paradigm": one.by_paradigm} for name, one in found.items()}
+        write_json(out / "minimal_pairs.json", whole)
+    metrics = {f"minimal_pairs/{name}/mean_of_groups": one.of_groups for name, one in found.items()}
+    metrics |= {f"minimal_pairs/{name}/mean_of_paradigms": one.of_paradigms for name, one in found.items()}
+    print(json.dumps(metrics, indent=1) if as_json else "\n".join(lines(found)), flush=True)

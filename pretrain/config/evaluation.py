@@ -230,10 +230,6 @@ class TextToTextSettings(HookSettings):
         """True if a metric needs generated answers."""
         return any(not name.startswith("rank_") for name in self.metrics)
 
-    def longest_answer(self, longest_target: int) -> int:
-        """Maximum length of an answer, in tokens, for targets of up to `longest_target` tokens."""
-        return self.max_new_tokens or longest_target
-
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
         if self.file is not None:
             return [] if Path(self.file).is_file() else [f"file: {self.file}: no such file"]

@@ -3,7 +3,7 @@ and modern layers. `pretrain.config.models` has the families. Neither module imp
 checked in milliseconds."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
@@ -230,13 +230,6 @@ class RotaryHeads(Heads):
         return self
 
 
-class Kind(NamedTuple):
-    """The sliding window of a layer's self-attention, and its RoPE base."""
-
-    window: int | None
-    rope_base: float
-
-
 class LocalAndGlobal(Section):
     """Which layers have full attention and which have a sliding window, with rotary positions (Gemma 2 and 3)."""
 
@@ -256,11 +249,11 @@ class LocalAndGlobal(Section):
         every = self.full_attention_every
         return self.sliding_window is None or (every is not None and (layer + 1) % every == 0)
 
-    def kind(self, layer: int) -> Kind:
-        """The kind of a layer, counted from 0."""
+    def window_and_base(self, layer: int) -> tuple[int | None, float]:
+        """The sliding window of a layer, counted from 0, and its RoPE base."""
         if self.has_full_attention(layer):
-            return Kind(None, self.rope_base)
-        return Kind(self.sliding_window, self.window_rope_base or self.rope_base)
+            return None, self.rope_base
+        return self.sliding_window, self.window_rope_base or self.rope_base
 
     @model_validator(mode="after")
     def _windows_are_whole(self) -> Self:

@@ -141,7 +141,7 @@ class TextToTextAnswers:
         answer = first.written if self._settings.writes else first.chosen
         yield f"  {question.text} → {answer} (reference: {question.references[0]})"
         if unfinished := sum(answer.unfinished for answer in answers):
-            most = self._settings.longest_answer(task.objective.targets_length)
+            most = self._settings.max_new_tokens or task.objective.targets_length
             yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
 
 
@@ -155,7 +155,7 @@ class _Answerer:
         self.settings = settings
         self._form = PromptFormat.choose(model.config, tokenizer.vocabulary, None, objective.name)
         self._causal = self._form.form == "continuation"
-        most = settings.longest_answer(objective.targets_length)
+        most = settings.max_new_tokens or objective.targets_length
         self._decoding = GenerationSettings(max_new_tokens=most, num_beams=settings.num_beams)
 
     def answers(self, questions: Sequence[Question]) -> list[Answer]:

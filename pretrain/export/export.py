@@ -15,7 +15,16 @@ from pretrain.export.card import CTRANSLATE2, TRANSFORMERS, Lineage
 from pretrain.export.load import CONFIG, GENERATION
 from pretrain.export.weights import check, shapes
 from pretrain.models import FAMILIES, ModelConfig, outline
-from pretrain.models.state_dict_adapter import TOKEN_IDS, Exported, HFModel, hf_models, tensor_names, tied, to_theirs
+from pretrain.models.state_dict_adapter import (
+    TOKEN_IDS,
+    Exported,
+    HFModel,
+    hf_models,
+    lacks,
+    tensor_names,
+    tied,
+    to_theirs,
+)
 
 README = "README.md"
 MODELLING_FILES = Path(__file__).with_name("remote_code")
@@ -24,10 +33,10 @@ _CLASSIFIER = "next_sentence.classifier.weight"
 
 def hf_model_of(config: ModelConfig) -> HFModel:
     """The model of transformers to which a model with this config is exported. Raises UserError if there is none."""
-    nearest = min(hf_models(config.family), key=lambda one: len(one.lacks(config)), default=None)
+    nearest = min(hf_models(config.family), key=lambda one: len(lacks(one.can_be, config)), default=None)
     if nearest is None:
         raise UserError(f"transformers has no model of the family {config.family}")
-    if lacking := nearest.lacks(config):
+    if lacking := lacks(nearest.can_be, config):
         raise UserError(f"transformers has no {nearest.name} with {', '.join(lacking)}")
     return nearest
 

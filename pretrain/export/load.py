@@ -2,9 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from pretrain.models.state_dict_adapter import (
     OUTPUT,
     HFModel,
     Json,
-    Shapes,
     State,
     drop_copies,
     hf_models,
@@ -38,8 +36,7 @@ from pretrain.models.state_dict_adapter import (
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
-# Keys of classifiers, which no model here is. transformers would make a list as long as they say.
-_LABELS = ("num_labels", "id2label", "label2id")
+_END_OF_IMAGE = 256_000  # transformers' default in T5Gemma 2
 
 
 def import_(path: Path, out: Path) -> ModelConfig:
@@ -53,20 +50,12 @@ def import_(path: Path, out: Path) -> ModelConfig:
     return config
 
 
-def load_state(path: Path) -> tuple[ModelConfig, State]:
-    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
-
-    `vocab_size` counts all rows of the embedding: without the tokenizer nothing says how many of them are padding.
-    """
-    return _read_model(path)[:2]
-
-
 def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
     """The model and tokenizer of the directory `path`, as `import_` writes them.
 
     Prints a line for each choice that the files leave open.
     """
-    config, state, hf, settings = _read_model(path)
+    config, state = load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
@@ -74,13 +63,8 @@ def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
         roles = {"pad_id": tokenizer.vocabulary.pad, "eos_id": tokenizer.vocabulary.eos}
         config = config.model_copy(update=roles)  # the tokenizer chose them by config.json too
     vocabulary = tokenizer.vocabulary
-    section, _, key = (hf.replaced or "").partition(".")
-    id_ = settings[section][key] if hf.replaced else None
-    if id_ is not None and id_ < tokenizer.size and id_ not in vocabulary.special.values():
-        raise UserError(
-            f"{path}: {hf.replaced} is {id_} in config.json, which the tokenizer gives to text. transformers "
-            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
-        )
+    if config.family == "t5gemma2":
+        _refuse_end_of_image(tokenizer, path)
     if tokenizer.size > rows:
         raise UserError(f"{path}: the tokenizer has {tokenizer.size} ids, the embedding matrix {rows} rows")
     if "eos_id" not in config.model_fields_set:  # BERT's config.json has none
@@ -107,16 +91,25 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
     return Tokenizer(kept, tokenizer.special_tokens)
 
 
-def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
-    """Reads the model in `directory`: our config and tensors, its entry in `HF_MODELS`, and its settings in
-    transformers.
+def _refuse_end_of_image(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises UserError if text can have the token after an image, whose vector transformers keeps beside the
+    embedding."""
+    id_ = read_json(path / CONFIG, Json)["encoder"].get("eoi_token_index", _END_OF_IMAGE)
+    if id_ < tokenizer.size and id_ not in tokenizer.vocabulary.special.values():
+        raise UserError(
+            f"{path}: encoder.eoi_token_index is {id_} in config.json, which the tokenizer gives to text. transformers "
+            "has a vector for this id beside the embedding, and ours has none. Expected an id without a use in text"
+        )
 
-    Sizes in config.json are compared with the weights before anything is built: a wrong size could fill the memory.
+
+def load_state(directory: Path) -> tuple[ModelConfig, State]:
+    """Reads a model that transformers saved: its config, and fp32 weights under the names of our `state_dict()`.
+
+    `vocab_size` counts all rows of the embedding: without the tokenizer nothing says how many of them are padding.
     Raises UserError, which names the setting or tensor, for what our model doesn't support; FailedError if a file is
     damaged.
     """
     path = directory / CONFIG
-    weights.check_files(directory)
     if not path.exists():
         raise UserError(f"{path}: no such file")
     saved = read_json(path, Json)
@@ -128,12 +121,9 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
     if hf is None:
         name = saved.get("model_type")
         raise UserError(f"{path}: model_type is {name!r}, not one of {', '.join(by_type)}{example('families', name)}")
-    endless = [key for key, value in weights.leaves(saved) if isinstance(value, float) and not isfinite(value)]
-    if endless:
-        raise UserError(f"{path}: no finite numbers: {', '.join(map('.'.join, endless))}")
     refuse_others(saved, _FIXED, f"{path}: ")
     stored = weights.read(directory)
-    settings, theirs = _settings(_needed(saved, hf), weights.sizes(stored), hf, path)
+    settings, theirs = _settings(_needed(saved, hf), stored, hf, path)
     refuse_others(settings, hf.fixed, f"{path}: ")
     names, rejection = {name: name for name in stored}, None
     try:
@@ -149,12 +139,11 @@ def _read_model(directory: Path) -> tuple[ModelConfig, State, HFModel, Json]:
         raise UserError("\n".join(f"{path}: {line}" for line in in_their_names(error, hf.all_keys))) from None
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
-    _refuse_ids(config, hf.all_keys, path)
     if rejection:
         raise rejection
     if hf.encoder_decoder:
         _refuse_other_start(config, settings, directory)
-    return config, state, hf, settings
+    return config, state
 
 
 def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, State]:
@@ -176,16 +165,15 @@ def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, S
 
 
 def _needed(saved: Json, hf: HFModel, above: str = "") -> Json:
-    """config.json, or its section at `above`, without labels and with the values of `hf.ignored`."""
+    """config.json, or its section at `above`, with the values of `hf.ignored`."""
     needed: Json = {}
     for key, value in saved.items():
         path = f"{above}{key}"
-        if key not in _LABELS:
-            needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
+        needed[key] = hf.ignored.get(path, _needed(value, hf, f"{path}.") if isinstance(value, dict) else value)
     return needed
 
 
-def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Json, Any]:
+def _settings(saved: Json, stored: Iterable[str], hf: HFModel, path: Path) -> tuple[Json, Any]:
     """The settings of config.json with transformers' defaults, and transformers' config (None: it lacks the model).
 
     Of several EOS ids the first is kept: the tokenizer says which one is ours.
@@ -195,17 +183,15 @@ def _settings(saved: Json, stored: Shapes, hf: HFModel, path: Path) -> tuple[Jso
     theirs = None
     settings = saved
     keys = None if hf.names is None else hf.all_keys
-    weights.check_sizes(saved, stored, keys, path)  # before transformers makes lists as long as there are layers
+    weights.check_depths(saved, stored, keys, path)  # before transformers makes lists as long as there are layers
     if not hf.code:
         with _by_transformers(path):
             theirs = transformers.CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
         settings = {**saved, **theirs.to_dict()}
-        weights.check_sizes(settings, stored, keys, path)
+        weights.check_depths(settings, stored, keys, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:
-            section["eos_token_id"], rows = ends[0], section.get("vocab_size")
-            if outside := [id_ for id_ in ends if isinstance(id_, int) and isinstance(rows, int) and id_ >= rows]:
-                raise UserError(f"{path}: eos_token_id has {outside}, but the embedding has {rows} rows")
+            section["eos_token_id"] = ends[0]
     return settings, theirs
 
 
@@ -219,14 +205,6 @@ def _refuse_other_start(config: ModelConfig, settings: Json, directory: Path) ->
             raise UserError(
                 f"{file}: decoder_start_token_id is {start!r}, but our {config.family} starts from {token}, {ours}"
             )
-
-
-def _refuse_ids(config: ModelConfig, keys: Mapping[str, str], path: Path) -> None:
-    """Raises UserError if padding, EOS or BOS has an id beyond the embedding."""
-    rows = config.padded_vocab_size
-    roles = {keys[ours]: getattr(config, ours, None) for ours in ("pad_id", "eos_id", "bos_id")}
-    if outside := [f"{key} is {id_}" for key, id_ in roles.items() if id_ is not None and id_ >= rows]:
-        raise UserError(f"{path}: {'; '.join(outside)}, but the embedding has {rows} rows")
 
 
 def _loaded_names(names: Iterable[str], class_name: str, config: Any, path: Path) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Reads the weights in a Hugging Face directory as fp32, and checks that a config fits them."""
 
 import re
-import stat
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,25 @@ from safetensors import safe_open
 from torch import Tensor
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.base.formatting import human_size, printable
-from data_pipeline.base.json_file import read_json
+from data_pipeline.base.formatting import printable
+from data_pipeline.base.json_file import PathBelow, read_json
 from pretrain.models import ModelConfig, outline
-from pretrain.models.state_dict_adapter import Json, Shapes, State, few
+from pretrain.models.state_dict_adapter import Json, State, few
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-_LARGEST_DESCRIPTION = 2**30  # bytes of a file without weights
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")  # masks and positions beside the weights
-# Our settings that are, or divide, a dimension of a tensor; and our settings that count layers.
-_SIZES = ["vocab_size", "d_model", "d_ff", "d_kv", "head_dim", "num_heads", "num_key_value_heads", "num_cross_heads"]
-_SIZES += ["num_token_types", "max_positions", "relative_attention_num_buckets"]
-_LAYERS = ["num_layers", "num_encoder_layers", "num_decoder_layers"]
+_DEPTHS = ("num_layers", "num_encoder_layers", "num_decoder_layers")
 _LAYER = re.compile(r"(.+?)\.(\d+)\.")
 
 
-def check_files(directory: Path) -> None:
-    """Raises UserError for files that no import should read: pipes, devices, and other files than weights above a
-    GiB."""
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.suffix not in (".json", ".model", ".txt", ".safetensors"):
-            continue
-        found = path.stat() if path.exists() else path.lstat()
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{printable(str(path))}: no regular file")
-        if path.suffix != ".safetensors" and found.st_size > _LARGEST_DESCRIPTION:
-            raise UserError(f"{printable(str(path))}: {human_size(found.st_size)}, which is no description of a model")
+@dataclass(frozen=True)
+class _Index:
+    """The index of sharded weights: the file of each tensor."""
+
+    weight_map: dict[str, PathBelow]
 
 
 def read(directory: Path) -> State:
@@ -48,7 +38,7 @@ def read(directory: Path) -> State:
     Raises UserError if there are no weights, or for a dtype such as float8; FailedError if a file is damaged.
     """
     tensors: State = {}
-    for path, names in _files(directory).items():
+    for path in _files(directory):
         try:
             with safe_open(path, "pt") as file:
                 kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -56,38 +46,31 @@ def read(directory: Path) -> State:
                 stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
         except Exception as error:
             raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
-        if odd := sorted(name for name in kinds if not name.isprintable()):
-            raise FailedError(f"{path}: damaged: a tensor is named {printable(odd[0])}")
-        if names and (others := sorted(names ^ kinds.keys())):
-            raise FailedError(f"{path}: holds other tensors than {INDEX} says: {', '.join(map(printable, others[:8]))}")
         if wrong:
-            found = f"{wrong[0]} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
+            found = f"{printable(wrong[0])} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
             raise UserError(f"{path}: {found}: quantized weights can't be imported")
         tensors |= in_fp32(stored, path)
     return tensors
 
 
 def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
-    """The tensors of the file `path`, with floating-point numbers in fp32.
-
-    Raises FailedError for infinite numbers and NaN, UserError for numbers beyond fp32's range.
-    """
+    """The tensors of the file `path`, with floating-point numbers in fp32. Raises FailedError for infinite numbers and
+    NaN."""
     converted = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     if wrong := sorted(name for name, tensor in converted.items() if not tensor.isfinite().all()):
-        if all(tensors[name].isfinite().all() for name in wrong):
-            raise UserError(f"{path}: numbers beyond the range of fp32 in {', '.join(wrong[:8])}")
-        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {', '.join(wrong[:8])}")
+        names = ", ".join(map(printable, wrong[:8]))
+        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
     return converted
 
 
-def _files(directory: Path) -> dict[Path, set[str]]:
-    """The files that transformers loads: model.safetensors, or else the files in its index, each with the names of its
-    tensors in the index. Other files are ignored: model.ema.safetensors, for example, is a variant of the model.
+def _files(directory: Path) -> list[Path]:
+    """The files that transformers loads: model.safetensors, or else the files in its index. Other files are ignored:
+    model.ema.safetensors, for example, is a variant of the model.
     """
     if (adapter := directory / ADAPTER).exists():
         raise UserError(f"{adapter}: weights in an adapter can't be imported; merge it into the model first")
     if (directory / WEIGHTS).exists():
-        return {directory / WEIGHTS: set()}
+        return [directory / WEIGHTS]
     if not (directory / INDEX).exists():
         found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
         raise UserError(
@@ -95,68 +78,36 @@ def _files(directory: Path) -> dict[Path, set[str]]:
             f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
             "with transformers' save_pretrained"
         )
-    return _shards(directory / INDEX)
-
-
-def _shards(index: Path) -> dict[Path, set[str]]:
-    """The names of the tensors in each file that `index` lists. Raises FailedError if a file is not beside it."""
-    weight_map = read_json(index, Json).get("weight_map")
-    shards: dict[Path, set[str]] = {}
-    for name, file in weight_map.items() if isinstance(weight_map, dict) else ():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise FailedError(
-                f"{index}: damaged: {printable(name)} is in {file!r}, not in a *.safetensors file beside it"
-            )
-        shards.setdefault(index.with_name(file), set()).add(name)
-    if not shards:
-        raise FailedError(f"{index}: damaged: expected weight_map, from names of tensors to files")
-    if gone := [path for path in shards if not path.exists()]:
+    files = [directory / name for name in sorted({*read_json(directory / INDEX, _Index).weight_map.values()})]
+    if gone := [path for path in files if not path.exists()]:
         raise UserError(f"{printable(str(gone[0]))}: no such file, but {INDEX} names it")
-    return shards
+    return files
 
 
-def check_sizes(settings: Json, stored: Shapes, keys: Mapping[str, str] | None, path: Path) -> None:
-    """Raises UserError if a size in `settings` is too large for the weights.
+def check_depths(settings: Json, stored: Iterable[str], keys: Mapping[str, str] | None, path: Path) -> None:
+    """Raises UserError if `settings`, from the file `path`, have more layers than the tensors named `stored`:
+    transformers would build them all.
 
-    No width, number of heads or number of ids may exceed the largest dimension of a tensor, and no number of layers
-    that of the numbered layers in the tensors' names. `stored`: the shapes of the tensors. `keys`: the key in
-    `settings` of each setting of ours; None: `settings` has our names. `path`: the file of the settings.
+    `keys`: the key in `settings` of each setting of ours; None: `settings` has our names.
     """
     numbered = defaultdict(set)
     for name in stored:
         if layer := _LAYER.match(name):
             numbered[layer[1]].add(layer[2])
     layers = max(map(len, numbered.values()), default=0)
-    largest = max((size for shape in stored.values() if 0 not in shape for size in shape), default=0)
-    of_sizes = largest, f"the largest dimension of the weights is {largest}"
-    of_layers = layers, f"there are weights of {layers} layers"
-    ours = {**dict.fromkeys(_SIZES, of_sizes), **dict.fromkeys(_LAYERS, of_layers)}
-    limits = ours if keys is None else {keys[name]: limit for name, limit in ours.items() if name in keys}
-    if problems := [
-        f"{'.'.join(key)} is {value}, but {limits[key[-1]][1]}"
-        for key, value in leaves(settings)
-        if key[-1] in limits and _number(value) > limits[key[-1]][0]
-    ]:
-        raise UserError(f"{path}: {'; '.join(problems)}")
+    depths = {name if keys is None else keys.get(name) for name in _DEPTHS}
+    for key, value in _leaves(settings):
+        if key.rpartition(".")[2] in depths and isinstance(value, int) and value > layers:
+            raise UserError(f"{path}: {key} is {value}, but there are weights of {layers} layers")
 
 
-def _number(value: Any) -> float:
-    """`value` as a number, as pydantic would read it, also from text; 0 for anything else."""
-    try:
-        return value if isinstance(value, int) else float(value)
-    except (TypeError, ValueError):
-        return 0
-
-
-def leaves(settings: Json, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All values in `settings`, its sections and lists, with their paths."""
+def _leaves(settings: Json, above: str = "") -> Iterator[tuple[str, Any]]:
+    """All values in `settings` and its sections, with their paths."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from leaves(value, (*above, key))
-        elif isinstance(value, list):
-            yield from leaves({str(number): one for number, one in enumerate(value)}, (*above, key))
+            yield from _leaves(value, f"{above}{key}.")
         else:
-            yield (*above, key), value
+            yield f"{above}{key}", value
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

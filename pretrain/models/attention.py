@@ -10,12 +10,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from data_pipeline.base.config_file import Section
-from pretrain.config.model_config import LocalAndGlobal
 from pretrain.models.functional.attention_backends import (
     Pattern,
     Visibility,
-    Window,
     apart,
     attend,
     attention_weights,
@@ -68,45 +65,6 @@ def self_attention_mask(
     if only_causal and queries == keys:
         return AttentionMask(None, rotary, is_causal=True)
     return AttentionMask(logit_bias(x, keys, seen, diagonals), rotary)
-
-
-class LayerMasks:
-    """One mask for all layers that see the same keys. A stack has one kind of layers, or two: local and global ones.
-
-    `window` maps the config's number of tokens to the keys that a query of this stack sees.
-    """
-
-    def __init__(self, config: Section, num_layers: int, window: Callable[[int], Window]):
-        settings = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
-        kinds = [settings.kind(layer) for layer in range(num_layers)]
-        distinct = list(dict.fromkeys(kinds))
-        self._kinds = [distinct.index(kind) for kind in kinds]
-        self._distinct = [(None if kind.window is None else window(kind.window), kind.rope_base) for kind in distinct]
-
-    def for_layers(
-        self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
-    ) -> list[AttentionMask]:
-        """The mask of each layer. `new_mask(window, base)` makes a mask for a window and a rotary base. A window that
-        hides nothing is None."""
-        masks = [
-            new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
-            for window, base in self._distinct
-        ]
-        return [masks[kind] for kind in self._kinds]
-
-    def pairs(self, tokens: int, pairs: int) -> int:
-        """The pairs of queries and keys that all layers compute, for `tokens` whose examples have `pairs` of them.
-
-        A window leaves as many pairs for each token as it is wide. That ignores where examples begin and end.
-        """
-        widths = [None if window is None else window.before + window.after + 1 for window, _ in self._distinct]
-        seen = [pairs if width is None else min(pairs, width * tokens) for width in widths]
-        return sum(seen[kind] for kind in self._kinds)
-
-
-def before_only(tokens: int) -> Window:
-    """The window of `tokens` in a causal layer: the query's own and those before it."""
-    return Window(tokens - 1)
 
 
 def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:

@@ -327,9 +327,6 @@ HF_MODELS = (
         "autoregressive_encoder_decoder",
         "AutoModelForCausalLM",
         "AutoregressiveForCausalLM",
-        # an export has the weights of the embedding loss, for further training; transformers ignores them
-        r"embedding|position_embedding|lm_head|bridge\.(norm|linear)|final_norm|subtracted_norm|decoder\.\d+\.encoder_norm"
-        r"|embedding_loss\.(aggregation|embedding_norm|encoder_norm)",
         fixed={"tie_word_embeddings": True},
         config_from_hf=_config_from_hf,
         last_norm=lambda config: {"none": "final_norm", "with_norm": "subtracted_norm"}.get(config.subtract_positions),

@@ -290,7 +290,7 @@ def rotary_model(
     has_windows = "sliding_window" not in can_be
     has_biases = "biases" not in can_be
     constants = {setting: values[0] for setting, values in can_be.items() if len(values) == 1}
-    rotary = RotarySettings(name, has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
+    rotary = RotarySettings(has_windows, "window_rope_base" not in can_be, scalar=is_gemma)
     stack = {
         **tensors_of(_QK_NORMS | (_GEMMA_NORMS if is_gemma else _NORMS)),
         **tensors_of(_MATRICES, "weight", *(("bias",) if has_biases else ())),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pretrain.models.attention import Attention
 from pretrain.models.layers import Linear
 from pretrain.models.model import Model
+from pretrain.models.stacks import Stack
 
 Part = Literal["encoder", "decoder", "cross-attention", "head"]
 _PARTS: dict[str, Part] = {
@@ -110,8 +111,9 @@ def _pairs(model: Model, sizes: Sizes) -> Iterator[tuple[Part, int]]:
             tokens, pairs = sizes.targets, sizes.target_pairs
         found = [(each, one) for each, one in layers.named_modules() if isinstance(one, Attention)]
         own = [one for each, one in found if not each.endswith(_CROSS_ATTENTION)]
-        masks = getattr(model.get_submodule(name.rpartition(".")[0]), "layer_masks", None)
-        yield part, own[0].width * (masks.pairs(tokens, pairs) if masks else len(own) * pairs)
+        stack = model.get_submodule(name.rpartition(".")[0])
+        in_windows = stack.pairs(tokens, pairs) if isinstance(stack, Stack) else len(own) * pairs
+        yield part, own[0].width * in_windows
         # a decoder that reads the inputs attends with merged attention to a token or to its state, never to both
         across = [one for _, one in found if one not in own or (two_sides and one.merged)]
         if across:

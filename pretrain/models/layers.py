@@ -90,7 +90,7 @@ def fused_linear(x: Tensor, *linears: Linear, fused: bool) -> tuple[Tensor, ...]
 
 def joined_linear(x: Tensor, *linears: Linear, fused: bool) -> Tensor | None:
     """The outputs of `fused_linear` side by side; None where they are not one product."""
-    if len(linears) == 1 or not (fused and fusing_is_faster(x)):
+    if not (fused and fusing_is_faster(x)):
         return None
     biases: list[Tensor] = [one.bias for one in linears if one.bias is not None]
     weights: list[Tensor] = [one.weight for one in linears]
@@ -166,11 +166,6 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         return drop(x, self.p) if self.training else x
-
-
-def scaled_embeddings(x: Tensor, widening: float) -> Tensor:
-    """Embeddings (…, d_model) times √(d_model / widening), rounded to the dtype of `x`."""
-    return x * x.new_full((), (x.size(-1) / widening) ** 0.5)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -116,7 +116,6 @@ HF_MODELS = (
         "modern_encoder_decoder",
         "AutoModelForSeq2SeqLM",
         "ModernForConditionalGeneration",
-        r"embedding|decoder_embedding|lm_head|(encoder|decoder)\.(positions|final_norm)",
         fixed={"is_encoder_decoder": True},
         ends=True,
     ),

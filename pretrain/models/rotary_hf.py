@@ -24,13 +24,11 @@ class RotarySettings:
     """Translates the settings of heads, sliding windows and RoPE between our models and one of transformers.
 
     Attributes:
-        model: the name of transformers' model in messages.
         windows: True if layers may have a sliding window.
         two_bases: True if layers with a window have a RoPE base of their own.
         scalar: True if the model uses `query_pre_attn_scalar`; other models ignore it.
     """
 
-    model: str
     windows: bool = True
     two_bases: bool = False
     scalar: bool = True
@@ -39,7 +37,7 @@ class RotarySettings:
         """The keys of config.json. Raises UserError for a width of heads that transformers' model can't have, and for a
         window of one token, with which transformers' cache would attend to all tokens."""
         if stack.d_model % stack.num_heads:
-            raise UserError(f"transformers has no {self.model} whose num_heads doesn't divide d_model")
+            raise UserError(f"num_heads: {stack.num_heads} must divide d_model {stack.d_model} in transformers")
         theirs = to_theirs(stack, HEADS)
         rotation = {"rope_type": "default", "rope_theta": config.rope_base}
         theirs["rope_parameters"] = rotation

@@ -6,16 +6,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from pretrain.config.model_config import ModelConfig
+from pretrain.config.model_config import LocalAndGlobal, ModelConfig
 from pretrain.models.attention import (
     Attention,
     AttentionInputs,
     AttentionMask,
     KeysAndValues,
     KeyValueCache,
-    LayerMasks,
     MemoryCache,
-    before_only,
     positions_from,
     self_attention_mask,
 )
@@ -28,7 +26,6 @@ from pretrain.models.layers import (
     LayerConfig,
     joined_linear,
     one_use,
-    scaled_embeddings,
 )
 from pretrain.models.model import Head, HeadLoss, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rotary_embedding, sinusoids
@@ -99,6 +96,11 @@ class DecoderLayer(ResidualLayer):
         return self.add("feed_forward", x)
 
 
+def before_only(tokens: int) -> Window:
+    """The window of `tokens` in a causal layer: the query's own and those before it."""
+    return Window(tokens - 1)
+
+
 class Stack(nn.Module):
     """The input of the first layer, the layers, a final norm, dropout. Post-norm layers need no final norm.
 
@@ -107,6 +109,8 @@ class Stack(nn.Module):
 
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
+    - `windows` has each layer's window, None if it sees all keys, and rotary base. A stack has one kind of layers, or
+      two: local and global ones.
     """
 
     causal: ClassVar[bool]
@@ -128,7 +132,9 @@ class Stack(nn.Module):
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
-        self.layer_masks = LayerMasks(config, len(self.layers), window)
+        given = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
+        kinds = map(given.window_and_base, range(len(self.layers)))
+        self.windows = [(None if tokens is None else window(tokens), base) for tokens, base in kinds]
         self.post_norm = settings.post_norm
         self.final_norm = nn.Identity() if self.post_norm else settings.new_norm()
         self.dropout = Dropout(settings.dropout_rate)
@@ -138,7 +144,8 @@ class Stack(nn.Module):
 
     def add_positions(self, x: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, for token vectors `x` at `positions`, (length,) or (batch, length)."""
-        x = scaled_embeddings(x, self.widening) if self.scale_embedding else x
+        if self.scale_embedding:
+            x = x * x.new_full((), (x.size(-1) / self.widening) ** 0.5)  # rounded to the dtype of `x`
         if self.position_kind == "sinusoidal":
             x = x + self.sinusoids_scale * sinusoids(positions, x.size(-1), x.dtype)
         return self.dropout(x if self.positions is None else x + self.positions(positions))
@@ -158,7 +165,26 @@ class Stack(nn.Module):
             diagonals = self.diagonals(x.size(1), keys, x)
             return self_attention_mask(x, keys, seen._replace(window=window), rotary, diagonals)
 
-        return self.layer_masks.for_layers(new_mask, x.size(1), keys)
+        return self.of_layers(new_mask, x.size(1), keys)
+
+    def of_layers(
+        self, new_mask: Callable[[Window | None, float], AttentionMask], queries: int, keys: int
+    ) -> list[AttentionMask]:
+        """The mask of each layer, made once for all layers of a kind by `new_mask(window, base)`. A window that hides
+        nothing is None."""
+        masks = {
+            (window, base): new_mask(None if window is None or window.hides_nothing(queries, keys) else window, base)
+            for window, base in dict.fromkeys(self.windows)
+        }
+        return [masks[kind] for kind in self.windows]
+
+    def pairs(self, tokens: int, pairs: int) -> int:
+        """The pairs of queries and keys that all layers compute, for `tokens` whose examples have `pairs` of them.
+
+        A window leaves as many pairs for each token as it is wide. That ignores where examples begin and end.
+        """
+        widths = [None if window is None else window.before + window.after + 1 for window, _ in self.windows]
+        return sum(pairs if width is None else min(pairs, width * tokens) for width in widths)
 
     def finished(self, x: Tensor, positions: Tensor) -> Tensor:
         """The stack's output, from the output of its last layer."""

@@ -88,7 +88,6 @@ class HFModel:
         unused: the shapes of tensors that transformers has for a config.json and our model lacks: zeros in an export.
         ignored: sections of config.json, by their paths, that our model doesn't use, with what replaces them at an
             import.
-        replaced: the path of an id whose vector transformers takes from elsewhere than the embedding.
         begins: True if the tokenizer puts BOS before a text.
         ends: True if the tokenizer puts EOS after a text.
         last_norm: the name of the norm whose output goes into the output matrix alone. None: there is no such norm.
@@ -113,7 +112,6 @@ class HFModel:
     tensors_from_hf: Callable[[Any, State], State] = lambda config, state: state
     unused: Callable[[Json], Shapes] = lambda saved: {}
     ignored: Mapping[str, Json] = field(default_factory=dict)
-    replaced: str | None = None
     begins: bool = False
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"
@@ -129,10 +127,6 @@ class HFModel:
         """Our settings and the keys of config.json that they come from."""
         renamed = {ours: key if isinstance(key, str) else key.key for ours, key in self.settings.items()}
         return {"vocab_size": "vocab_size", **TOKEN_IDS, "bos_id": "bos_token_id", **renamed, **self.keys}
-
-    def lacks(self, config: ModelConfig) -> list[str]:
-        """The settings of `config` that transformers' model can't have: ["positions: rotary"]."""
-        return lacks(self.can_be, config)
 
 
 def lacks(can_be: Mapping[str, tuple], config: ModelConfig) -> list[str]:
@@ -170,14 +164,16 @@ def tied(model: Model) -> str | None:
 
 
 def tensor_names(hf: HFModel, state: Iterable[str], tied: str | None) -> dict[str, str]:
-    """Transformers' name of each tensor. An output matrix tied to the matrix `tied` has that matrix's name."""
+    """Transformers' name of each tensor. An output matrix tied to the matrix `tied` has that matrix's name. Raises
+    UserError if there are tensors for which transformers has no name."""
     found: dict[str, str | None] = {}
     for name in state:
         ours = tied if tied and name == OUTPUT else name
         number = _NUMBER.search(ours)
         theirs = ours if hf.names is None else hf.names.get(_NUMBER.sub("{}", ours, count=1))
         found[name] = theirs and theirs.format(number and number[0])
-    refuse_tensors([name for name, theirs in found.items() if theirs is None])
+    if unknown := [name for name, theirs in found.items() if theirs is None]:
+        raise UserError(f"transformers' model has no place for {few(unknown)}")
     return {name: theirs for name, theirs in found.items() if theirs}
 
 
@@ -194,12 +190,6 @@ def drop_tensors(tensors: State, unused: Callable[[str], object]) -> None:
     """Drops the tensors whose names are `unused`."""
     for name in filter(unused, list(tensors)):
         del tensors[name]
-
-
-def refuse_tensors(unknown: list[str]) -> None:
-    """Raises UserError if there are tensors for which transformers has no name."""
-    if unknown:
-        raise UserError(f"transformers' model has no place for {few(unknown)}")
 
 
 def few(problems: list[str], between: str = ", ") -> str:
@@ -263,11 +253,6 @@ def in_their_names(error: ValidationError, keys: Mapping[str, str]) -> list[str]
 
 # --- models that transformers lacks ---
 
-# The modules inside layers that the modelling files have.
-_MODULES_OF_LAYERS = (
-    r"(encoder|decoder)(\.layers)?\.\d+\."
-    r"((self_|cross_)?attention(\.[qkvo]|\.[qk]_norm|_norm|_norm_after)|feed_forward(\.w[io]|\.wi_[01]|_norm|_norm_after))"
-)
 # Settings of all families that modelling files don't have, or have under transformers' names.
 _LEFT_OUT = ModelConfig.model_fields.keys() - {"dropout_rate"}
 
@@ -278,15 +263,13 @@ def own_code(
     model_type: str,
     auto_class: str,
     class_name: str,
-    outside: str,
     **others: Any,
 ) -> HFModel:
     """A model that transformers lacks: the export holds its modelling files; weights and settings keep our names.
 
     `file`: the end of the name of the model's file among those that ship, or the path of a package's file, which has
     the config too and may import from `.configuration` and `.layers`. `auto_class`: transformers' class that loads the
-    model's, `class_name`. `outside`: a pattern of the modules outside layers that the modelling files have. `others`:
-    further fields.
+    model's, `class_name`. `others`: further fields.
     """
     modelling = file if isinstance(file, Path) else Path(f"modeling_{file}.py")
     configuration = modelling.stem if isinstance(file, Path) else "configuration"
@@ -294,16 +277,11 @@ def own_code(
         "AutoConfig": f"{configuration}.{config_class.__name__}",
         auto_class: f"{modelling.stem}.{class_name}",
     }
-    known = re.compile(rf"({outside}|{_MODULES_OF_LAYERS})\.(weight|bias)")
     settings = [name for name in config_class.model_fields if name not in _LEFT_OUT | config_class.initial_only]
 
     def config_to_hf(config: ModelConfig) -> Json:
         one_matrix = tied(outline(config)) is not None
         return {"architectures": [class_name], "auto_map": auto_map, "tie_word_embeddings": one_matrix}
-
-    def tensors_to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        refuse_tensors([name for name in state if not known.fullmatch(name)])
-        return state
 
     return HFModel(
         config_class=config_class,
@@ -313,6 +291,5 @@ def own_code(
         settings={name: name for name in settings},
         names=None,
         **{"config_to_hf": config_to_hf, "config_from_hf": lambda saved, tensors: vocabulary(saved), **others},
-        tensors_to_hf=tensors_to_hf,
         code=("configuration.py", modelling, "layers.py"),
     )

@@ -19,37 +19,39 @@ from pretrain.models.state_dict_adapter import (
 
 # In transformers a layer is a numbered list of sublayers, each with its norm.
 _SUBLAYERS = {
-    "encoder": {"self_attention": "SelfAttention", "feed_forward": "DenseReluDense"},
-    "decoder": {
-        "self_attention": "SelfAttention",
-        "cross_attention": "EncDecAttention",
-        "feed_forward": "DenseReluDense",
-    },
+    "self_attention": "SelfAttention",
+    "cross_attention": "EncDecAttention",
+    "feed_forward": "DenseReluDense",
 }
 
 
-def _names_of_stack(stack: str) -> dict[str, str]:
+def _names_of_stack(stack: str, *sublayers: str) -> dict[str, str]:
     names = {
         "relative_attention_bias": "block.0.layer.0.SelfAttention.relative_attention_bias",
         "final_norm": "final_layer_norm",
     }
-    for number, (ours, theirs) in enumerate(_SUBLAYERS[stack].items()):
+    for number, ours in enumerate(sublayers):
         names[f"layers.{{}}.{ours}_norm"] = f"block.{{}}.layer.{number}.layer_norm"
         for matrix in ("q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"):
-            names[f"layers.{{}}.{ours}.{matrix}"] = f"block.{{}}.layer.{number}.{theirs}.{matrix}"
+            names[f"layers.{{}}.{ours}.{matrix}"] = f"block.{{}}.layer.{number}.{_SUBLAYERS[ours]}.{matrix}"
     return within(stack, stack, names)
 
 
 HF_NAMES = tensors_of(
-    {"embedding": "shared", "lm_head": "lm_head", **_names_of_stack("encoder"), **_names_of_stack("decoder")}
+    {
+        "embedding": "shared",
+        "lm_head": "lm_head",
+        **_names_of_stack("encoder", "self_attention", "feed_forward"),
+        **_names_of_stack("decoder", *_SUBLAYERS),
+    }
 )
 # Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
 _SHARED, _OUTPUT = "shared.weight", "lm_head.weight"
-_SAME = ("d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon")
-_BUCKETS = ("relative_attention_num_buckets", "relative_attention_max_distance")
+_SAME = ["d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon"]
+_SAME += ["relative_attention_num_buckets", "relative_attention_max_distance"]
 _SETTINGS = {
-    **{name: name for name in (*_SAME, *_BUCKETS)},
+    **{name: name for name in _SAME},
     "num_encoder_layers": "num_layers",
     "scale_outputs": "scale_decoder_outputs",
 }

@@ -88,6 +88,7 @@ _SHARED = {
     "init_std": "initializer_range",
     "attention_softcap": "attn_logit_softcapping",
 }
+_ROTARY = RotarySettings()
 HF_FIXED = {"is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
@@ -97,10 +98,7 @@ def _config_to_hf(config: T5GemmaConfig) -> Json:
         **to_theirs(config, _SHARED),
         "pad_token_id": _padding(config),
     }
-    stacks = {
-        name: {**stack_to_hf(config, stack, RotarySettings(f"T5Gemma {name}")), **shared}
-        for name, stack in config.stacks.items()
-    }
+    stacks = {name: {**stack_to_hf(config, stack, _ROTARY), **shared} for name, stack in config.stacks.items()}
     return {**stacks, "initializer_range": config.init_std}
 
 
@@ -135,14 +133,13 @@ def _padding(config: T5GemmaConfig) -> int:
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
     """Raises UserError if the stacks differ in settings that our stacks share."""
-    rotary = RotarySettings("T5Gemma")
     encoder, decoder = (settings[stack] for stack in _STACKS)
     deeper = max(encoder, decoder, key=lambda stack: stack["num_hidden_layers"])
     windows = windows_to_ours(deeper)
     ours = {
         **decoder_vocabulary(settings, settings["pad_token_id"]),
         **{
-            stack: {**rotary.heads_to_ours(settings[stack]), "num_layers": settings[stack]["num_hidden_layers"]}
+            stack: {**_ROTARY.heads_to_ours(settings[stack]), "num_layers": settings[stack]["num_hidden_layers"]}
             for stack in _STACKS
         },
         "rope_base": base_to_ours(decoder["rope_parameters"]),

@@ -138,7 +138,7 @@ class MergedDecoder(Stack):
             bias = merged_bias(x, keys, encoder_states.size(1), window, inputs)
             return AttentionMask(bias, rotary_embedding(positions, self.d_kv, x.dtype, base))
 
-        masks = self.layer_masks.for_layers(new_mask, queries, keys)
+        masks = self.of_layers(new_mask, queries, keys)
         for i, layer in enumerate(self.layers):
             x = layer(x, encoder_states, masks[i], cache[i] if cache else None)
         return self.finished(x, positions)
@@ -162,7 +162,7 @@ class T5Gemma2(EncoderDecoder):
 
 
 # transformers always builds a vision tower: exports have a tiny one of zeros, imports ignore it.
-_ROTARY = RotarySettings("T5Gemma 2", two_bases=True)
+_ROTARY = RotarySettings(two_bases=True)
 _TEXT = "model.encoder.text_model"
 _EMBEDDING = f"{_TEXT}.embed_tokens.weight"
 HF_NAMES = tensors_of(
@@ -248,7 +248,6 @@ HF_MODELS = (
         fixed=HF_FIXED,
         unused=_unused,
         ignored={"encoder.vision_config": _VISION},
-        replaced="encoder.eoi_token_index",
         ends=True,
     ),
 )

@@ -41,7 +41,6 @@ HF_MODELS = (
         "vanilla_encoder_decoder",
         "AutoModelForSeq2SeqLM",
         "VanillaForConditionalGeneration",
-        "embedding|lm_head",
         fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",

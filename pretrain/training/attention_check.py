@@ -110,6 +110,5 @@ class _Recorded(TorchDispatchMode):
             queries, keys, _ = (part for source in given.sources for part in apart(source))
             rows, heads, length, d_kv = queries.shape
             biased, masked = given.diagonals is not None, len(given.labels) > 0
-            form = Form(rows, heads, length, keys.size(2), d_kv, biased, masked, **given.settings._asdict())
-            self.forms.append(form)
+            self.forms.append(Form(rows, heads, length, keys.size(2), d_kv, biased, masked, *given.settings))
         return function(*args, **(kwargs or {}))

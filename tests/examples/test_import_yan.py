@@ -205,8 +205,8 @@ def test_other_files_are_refused_in_a_line_and_nothing_in_them_is_run(byte_level
         ("other.pt", {"weights": build(config).state_dict()}, "not a checkpoint of Yan's"),
         ("cut.pt", {"model": held, "model_config": DEFAULTS}, "final_norm.weight is missing"),
         ("small.pt", {"model": weights(DEFAULTS), "model_config": {**DEFAULTS, "n_head": 3}}, "n_head 3"),
-        ("deep.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}}, "there are weights of 2 layers"),
-        ("text.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": "10000000"}}, "weights of 2 layers"),
+        ("deep.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": 10**7}}, "n_layer: input should"),
+        ("text.pt", {"model": held, "model_config": {**DEFAULTS, "n_layer": "10000000"}}, "n_layer: input should"),
     ):
         path = tmp_path / name
         if content is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import open_corpus
 from examples.minimal_pairs.pairs import Pair, SentencePrompts, accuracies, model_score, read_pairs
 from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
@@ -99,20 +99,22 @@ def pairs_in(folder: Path) -> Path:
 def test_pairs_are_read_as_in_blimps_paper_and_wrong_ones_are_one_line(tmp_path):
     selection = {"UID": "animate_subject_trans", "linguistics_term": "s-selection"}
     (tmp_path / "blimp").mkdir()
-    line = json.dumps({"sentence_good": "a", "sentence_bad": "b", **selection})
+    good = "a\u2028b"  # which splits lines of text, not of JSON
+    line = json.dumps({"sentence_good": good, "sentence_bad": "b", **selection}, ensure_ascii=False)
     (tmp_path / "blimp/pairs.jsonl").write_text(f"\ufeff{line}")  # a byte order mark is no text
     (found,) = read_pairs(tmp_path / "blimp")["animate_subject_trans"]
-    assert found.group == "argument_structure"
+    assert (found.good, found.group) == (good, "argument_structure")
     folder = pairs_in(tmp_path / "pairs")
     counts = {name: len(one) for name, one in read_pairs(folder, 1).items()}
     assert counts == {"agreement": 1, "anaphor": 1, "participle": 1}
-    for line, message in (('{"UID": "a"}', "sentence_good: missing, or not a text"), ("{", "not JSON")):
-        (folder / "wrong.jsonl").write_text(f"{line}\n")
-        with pytest.raises(UserError, match=rf"wrong.jsonl:1: {message}"):
+    for line, message in (
+        (b'{"UID": "a"}', "sentence_good: Field required"),
+        (b"{", "Invalid JSON"),
+        (b"\x00\x05\x16\xb0", "Invalid JSON"),
+    ):
+        (folder / "wrong.jsonl").write_bytes(line)
+        with pytest.raises(FailedError, match=rf"wrong.jsonl:1: damaged: {message}"):
             read_pairs(folder)
-    (folder / "wrong.jsonl").write_bytes(b"\x00\x05\x16\x07\xb0")
-    with pytest.raises(UserError, match=r"wrong.jsonl: not UTF-8"):
-        read_pairs(folder)
     (folder / "wrong.jsonl").rename(folder / "._agreement.jsonl")  # as macOS puts it beside the file in an archive
     assert len(read_pairs(folder)) == 3
     with pytest.raises(UserError, match=r"no \*\.jsonl with pairs there"):

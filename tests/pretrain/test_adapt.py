@@ -12,7 +12,6 @@ from pretrain import export as huggingface
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.models import DecoderOnlyConfig, build, stacks
-from pretrain.models.attention import LayerMasks, before_only
 from pretrain.tools.adapt import adapted, target
 from tests.in_process import done_here, run_here
 from tests.pretrain.exported import randomise
@@ -54,7 +53,7 @@ def test_a_balanced_model_computes_what_its_decoder_did(kind, style, monkeypatch
     inputs = ids(2, 30)
     with monkeypatch.context() as patch:
         patch.setattr(stacks, "self_attention_mask", causally)
-        patch.setattr(model.encoder, "layer_masks", LayerMasks(model.config, len(model.encoder.layers), before_only))
+        patch.setattr(model.encoder, "windows", model.decoder.windows)
         expected = decoder.decoder(decoder.embedding(inputs))
         assert expected.std() > 0.1
         assert (model.encode(inputs) - expected).abs().max() <= 1e-5 * expected.abs().max()

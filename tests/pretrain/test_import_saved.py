@@ -2,8 +2,6 @@
 
 import functools
 import json
-import math
-import os
 import re
 import shutil
 
@@ -214,11 +212,10 @@ def test_a_setting_is_followed_or_refused_by_name(kind, key, value, tmp_path):
 # Changed so that they can't be imported: one line says why
 
 
-LARGEST, LAYERS = "but the largest dimension of the weights is 96", "but there are weights of 2 layers"
+LAYERS = "but there are weights of 2 layers"
 HEADS = "3 doesn't divide num_attention_heads 4"
-ROWS = "but the embedding has 96 rows"
 NOT_OURS = "our models don't support these settings"
-SIZES = {LARGEST, LAYERS, "but there are weights of 3 layers"}
+DEPTHS = {LAYERS, "but there are weights of 3 layers"}
 WIDE, DEEP, MANY = 2**40, 10**7, "100000000"
 HEAD, SHARED, TWICE = "lm_head.weight", "shared.weight", "model.encoder.text_model.norm.weight"
 OWN_CODE = ("modern", "vanilla", "double_decoder")
@@ -263,12 +260,9 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("T5 v1.1", "num_layers", DEEP, "but there are weights of 3 layers"),
         ("T5 v1.1", "num_hidden_layers", DEEP, "but there are weights of 3 layers"),  # another name of it
         ("T5Gemma 2", "decoder.num_hidden_layers", DEEP, LAYERS),
-        ("BART", "encoder_ffn_dim", WIDE, LARGEST),
-        ("Qwen3", "head_dim", WIDE, LARGEST),
-        ("T5Gemma 2", "encoder.text_config.hidden_size", 1e300, LARGEST),
-        ("T5 v1.1", "eos_token_id", 96, ROWS),
-        ("T5Gemma", "decoder.bos_token_id", 500, ROWS),
-        ("Llama", "eos_token_id", [1, 500, 600], "eos_token_id has [500, 600], but the embedding has 96 rows"),
+        ("BART", "encoder_ffn_dim", WIDE, f"…encoder_ffn_dim is {WIDE} and decoder_ffn_dim is 24…"),
+        ("Qwen3", "head_dim", WIDE, f"head_dim: input should be less than or equal to 1048576, got {WIDE}"),
+        ("T5Gemma 2", "encoder.text_config.hidden_size", 1e300, "…Field 'hidden_size' expected int, got float…"),
         ("Llama", "eos_token_id", None, "eos_token_id: input should be a valid integer, got None"),
         ("GPT-2", "eos_token_id", -3, "eos_token_id: input should be greater than or equal to 0, got -3"),
         ("BART", "dropout", 1.5, "dropout: input should be less than 1, got 1.5"),
@@ -287,11 +281,9 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("Gemma 3", "use_bidirectional_attention", True, "…use_bidirectional_attention is True, but"),
         ("T5Gemma", "encoder.sliding_window", 7, "…sliding_window is 7 in the encoder and 4 in the decoder"),
         ("T5Gemma", "decoder.layer_types", [GLOBAL, GLOBAL], "…windows in different layers"),
-        ("T5 v1.1", "num_decoder_layers", MANY, f"…num_decoder_layers is {MANY}, but there are weights"),
+        ("T5 v1.1", "num_decoder_layers", MANY, "…Field 'num_decoder_layers' expected int, got str…"),
         ("T5 v1.1", "model_type", ["t5"], "…model_type is ['t5'], not one of t5, "),
-        ("Llama", "rope_parameters.rope_theta", math.inf, "no finite numbers: rope_parameters.rope_theta"),
-        ("Gemma 2", "final_logit_softcapping", -math.inf, "no finite numbers: final_logit_softcapping"),
-        ("modern", "encoder.num_layers", MANY, f"…encoder.num_layers is {MANY}, but there are weights of 4"),
+        ("modern", "encoder.num_layers", MANY, "…encoder.num_layers: input should be less than or equal to 1024"),
         ("modern", "vocab_size", None, "…vocab_size is null"),
         ("modern", "norm", "batch", "norm: input should be 'layer', 'rms' or 'rms_around_one', got 'batch'"),
         ("modern", "max_positions", 40, "max_positions: rotary positions have no limit; leave it out"),
@@ -303,13 +295,13 @@ def written(saved, kind, folder, settings=None, tensors=None):
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_the_key_of_the_file(kind, key, value, why, saved, tmp_path, monkeypatch):
-    """A size that the weights don't have, before a model of that size is built."""
+    """Layers that the weights don't have, before a model with so many is built."""
     folder = written(saved, kind, tmp_path, {key: value})
 
     def built(*_):
         raise AssertionError("a model is built")
 
-    if why in SIZES:
+    if why in DEPTHS:
         monkeypatch.setattr(torch.nn.Module, "__init__", built)
     with pytest.raises(UserError) as refused:
         load_state(folder)
@@ -320,49 +312,20 @@ def test_a_wrong_setting_is_refused_by_the_key_of_the_file(kind, key, value, why
         assert "\n" not in said
     else:
         named = "num_layers" if (kind, key) == ("T5 v1.1", "num_hidden_layers") else key
-        named = key.rpartition(".")[2] if why == ROWS else named
-        assert said == f"{folder}/config.json: {f'{named} is {value}, {why}' if why in (*SIZES, ROWS) else why}"
+        assert said == f"{folder}/config.json: {f'{named} is {value}, {why}' if why in DEPTHS else why}"
     assert refused.value.exit_code == 2
 
 
-@each(
-    "kind, changes",
-    [
-        ("T5 v1.1", {"num_labels": 10**12}),  # transformers would make a name for each
-        ("T5Gemma 2", {f"encoder.vision_config.{key}": WIDE for key in ("num_hidden_layers", "hidden_size")}),
-    ],
-)
-def test_labels_and_the_tower_for_images_take_no_memory(kind, changes, saved, tmp_path):
-    _, expected = load_state(written(saved, kind, tmp_path))
-    _, found = load_state(written(saved, kind, tmp_path, changes))
+def test_the_tower_for_images_takes_no_memory(saved, tmp_path):
+    _, expected = load_state(written(saved, "T5Gemma 2", tmp_path))
+    sizes = {f"encoder.vision_config.{key}": WIDE for key in ("num_hidden_layers", "hidden_size")}
+    _, found = load_state(written(saved, "T5Gemma 2", tmp_path, sizes))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
-def large(path):
-    path.touch()
-    os.truncate(path, 2**31)
-
-
-@each(
-    "name, make, why",
-    [
-        ("config.json", os.mkfifo, "no regular file"),
-        ("model.safetensors", os.mkfifo, "no regular file"),
-        ("tokenizer.json", lambda path: path.symlink_to("/dev/zero"), "no regular file"),
-        ("tokenizer.json", large, "2.1 GB, which is no description of a model"),
-    ],
-)
-def test_a_pipe_a_device_and_a_description_as_large_as_weights_are_not_read(name, make, why, saved, tmp_path):
-    written(saved, "T5 v1.1", tmp_path)
-    (tmp_path / name).unlink(missing_ok=True)
-    make(tmp_path / name)
-    with pytest.raises(UserError, match=f"/{re.escape(f'{name}: {why}')}$"):
-        load_state(tmp_path)
 
 
 def test_names_with_control_characters_are_escaped(saved, tmp_path):
     written(saved, "T5 v1.1", tmp_path, tensors={"evil\n\x1b[31m": torch.zeros(2)})
-    with pytest.raises(FailedError, match=r"a tensor is named evil\\n\\x1b\[31m$"):
+    with pytest.raises(UserError, match=r"evil\\n\\x1b\[31m is not of the model$"):
         load_state(tmp_path)
 
 
@@ -376,7 +339,7 @@ F8 = torch.float8_e4m3fn
     "kind, change, why",
     [
         ("Llama", lambda t: {HEAD: t[HEAD].to(F8)}, r"lm_head\.weight is of F8_E4M3, expected .*, BF16: quantized"),
-        ("Llama", lambda t: {HEAD: 1e300 * t[HEAD].double()}, r"numbers beyond the range of fp32 in lm_head\.weight"),
+        ("Llama", lambda t: {HEAD: 1e300 * t[HEAD].double()}, r"infinite numbers or NaN in lm_head\.weight"),
         ("T5 v1.1", lambda t: {SHARED: t[SHARED].char()}, r"shared\.weight is of int8, not of floating-point numbers"),
         ("T5 v1.1", lambda t: {SHARED: t[SHARED] * torch.nan}, r"infinite numbers or NaN in shared\.weight"),
         ("T5Gemma 2", lambda _: {TWICE: torch.zeros(16)}, r"text_model\.embed_tokens\.weight is missing"),
@@ -474,12 +437,11 @@ def test_shards_are_those_of_the_index(tmp_path):
     _, found = load_state(saved)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     index = json.loads((saved / INDEX).read_text())
-    (name, file), *_ = index["weight_map"].items()
+    name = next(iter(index["weight_map"]))
     for change, message in [
-        ({"weight_map": {**index["weight_map"], name: "../whole/model.safetensors"}}, "not in a .* file beside it"),
-        ({"weight_map": {**index["weight_map"], "more.weight": file}}, "holds other tensors than .*: more.weight"),
-        ({"weight_map": [name]}, "expected weight_map"),
-        ({}, "expected weight_map"),
+        ({"weight_map": {**index["weight_map"], name: "../whole/model.safetensors"}}, "leads out of the directory"),
+        ({"weight_map": [name]}, "damaged: weight_map: Input should be"),
+        ({}, "damaged: weight_map: Field required"),
     ]:
         (saved / INDEX).write_text(json.dumps(change))
         with pytest.raises(FailedError, match=message):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain.models.functional.attention_backends import Window, labels, with_margin
+from pretrain.models.functional.attention_backends import Pattern, Window, flash, labels
 from tests.pretrain import attention_cases, compiled_kernels
 from tests.pretrain.attention_cases import Case, interpreted
 from tests.pretrain.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW
@@ -26,9 +26,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pretrain.models.kernels import OperatorArguments
+from pretrain.models.kernels import OperatorArguments, flash_operator
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
-from pretrain.models.kernels.flash_operator import flash_attention
 from pretrain.models.kernels.tiles import shared_memory, tile_sizes
 
 # Tiles have 32 rows and columns in fp32, 64 or 128 in fp16; ranges of what is seen are kept for 64 positions at a time.
@@ -193,7 +192,7 @@ def attend(rows: int, queries: int, keys: int, *, causal: bool = False, bias: bo
     inputs += [torch.zeros(HEADS, queries + keys - 1, dtype=torch.bfloat16)] if bias else []
     inputs = [one.requires_grad_() for one in inputs]
     seen = labels(queries, torch.ones(rows, keys), None, None) if padded else None
-    out = flash_attention(*inputs[:3], with_margin(inputs[3]) if bias else None, seen or (), causal)
+    out = flash(*inputs[:3], Pattern(inputs[3] if bias else None, seen, causal), 1.0, 0.0)
     torch.autograd.grad(out, inputs, torch.zeros_like(out))
 
 
@@ -214,5 +213,5 @@ def test_ragged_widths_are_compiled_once(compilations):
 
 def test_the_arguments_of_the_operator_have_its_names():
     """An argument more, or in another place, must not be read as its neighbour."""
-    schema = torch.ops.encdec.flash_attention.default._schema
+    schema = flash_operator.attention._opoverload._schema
     assert [argument.name for argument in schema.arguments] == list(OperatorArguments._fields)

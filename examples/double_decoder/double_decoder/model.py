@@ -268,7 +268,6 @@ HF_MODELS = (
         "double_decoder",
         "AutoModelForCausalLM",
         "DoubleDecoderForCausalLM",
-        r"embedding|lm_head|(encoder|decoder)\.final_norm",
         fixed={"tie_word_embeddings": True},
     ),
 )

@@ -272,11 +272,6 @@ def by_kernel(x: Tensor) -> bool:
     return _backend == "triton" and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
-def takes_head(queries: Tensor) -> bool:
-    """True if these kernels compute heads as wide as those of `queries` (batch, heads, length, d_kv)."""
-    return queries.size(3) <= (WIDEST_HEAD_IN_FP32 if queries.dtype == torch.float32 else WIDEST_HEAD)
-
-
 def is_eager(queries: Tensor, bias: Tensor | None, dropout: float) -> bool:
     """True if attention that no kernel of this project computes is eager.
 
@@ -313,7 +308,7 @@ def attend(
     if bias is None and softcap is not None and queries.size(2) > 1 and by_kernel(queries):
         bias = Pattern(None, None, causal)
     if isinstance(bias, Pattern):
-        if takes_head(queries):
+        if queries.size(3) <= (WIDEST_HEAD_IN_FP32 if queries.dtype == torch.float32 else WIDEST_HEAD):
             return flash(queries, keys, values, bias, scale, dropout, softcap, joined)
         bias, causal = bias.matrix(queries.size(2), keys.size(2), queries.dtype, queries.device), False
     if softcap is not None or is_eager(queries, bias, dropout):
@@ -364,24 +359,17 @@ def flash(
 ) -> Tensor:
     """`attend` by this project's kernel. A query that sees no key gives 0; other backends give a mean of values."""
     # Triton takes 360 ms and 76 MB, and a PyTorch without CUDA lacks it; torch.compile can't look into a stand-in
-    from pretrain.models.kernels.flash_operator import flash_attention
+    from pretrain.models.kernels.flash_operator import attention
 
     diagonals = pattern.padded
     if diagonals is None and pattern.diagonals is not None:
         diagonals = with_margin(pattern.diagonals)
-    return flash_attention(
-        queries,
-        keys,
-        values,
-        diagonals,
-        labels=pattern.labels or (),
-        causal=pattern.causal,
-        window=pattern.window,
-        scale=scale,
-        softcap=softcap,
-        dropout=dropout,
-        joined=joined,
-    )
+    before, after = pattern.window or (None, None)
+    if pattern.causal:
+        after = 0 if after is None else min(after, 0)
+    seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
+    sources = [one.transpose(1, 2)[:, :, None] for one in (queries, keys, values)] if joined is None else [joined]
+    return attention(sources, diagonals, [*(pattern.labels or ())], seed, before, after, scale, softcap, dropout)[0]
 
 
 def sdpa(

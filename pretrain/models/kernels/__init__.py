@@ -8,19 +8,9 @@ GRANULE = 64  # positions per entry of the ranges of visible keys, by which a ke
 MARGIN = 128  # unused diagonals on both sides of a bias: a tile that sticks out must not read another head's
 
 
-class KernelSettings(NamedTuple):
-    """The numbers that the kernels take. A query attends to `before` keys before its position and `after` keys after
-    it; None: all keys."""
-
-    before: int | None
-    after: int | None
-    scale: float
-    softcap: float | None
-    dropout: float
-
-
 class OperatorArguments(NamedTuple):
-    """The arguments of the operator `encdec::flash_attention`, in the order in which PyTorch passes them."""
+    """The arguments of the operator `encdec::flash_attention`, in the order in which PyTorch passes them. A query
+    attends to `before` keys before its position and `after` keys after it; None: all keys."""
 
     sources: list[Tensor]
     diagonals: Tensor | None
@@ -33,5 +23,6 @@ class OperatorArguments(NamedTuple):
     dropout: float
 
     @property
-    def settings(self) -> KernelSettings:
-        return KernelSettings(self.before, self.after, self.scale, self.softcap, self.dropout)
+    def settings(self) -> tuple:
+        """The numbers that the kernels take: from `before` to `dropout`."""
+        return self[4:]

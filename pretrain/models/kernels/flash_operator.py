@@ -12,60 +12,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.models.kernels import MARGIN, KernelSettings, OperatorArguments
+from pretrain.models.kernels import MARGIN, OperatorArguments
 from pretrain.models.kernels.flash import backward_keys, backward_queries, forward
 from pretrain.models.kernels.tiles import tile_sizes
 
 
-def flash_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, diagonals: Tensor | None = None, labels: Sequence[Tensor] = (),
-    causal: bool = False, window: tuple[int, int] | None = None,
-    scale: float = 1.0, softcap: float | None = None, dropout: float = 0.0, joined: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """softmax(capped(scale · queries · keysᵀ) + bias) · values, each (batch, heads, length, d_kv), d_kv up to 256.
+@torch.library.custom_op("encdec::flash_attention", mutates_args=())
+def attention(
+    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
+    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """softmax(softcap · tanh(scale · queries · keysᵀ / softcap) + bias) · values, (batch, heads, queries, d_kv).
 
-    Capped logits are softcap · tanh(logits / softcap).
+    Also returns log2 of the softmax's normalisers (batch, heads, queries) in fp32. A query that attends to no key gives
+    zeros, and no gradient.
 
     Args:
+        sources: tensors (batch, length, parts, heads, d_kv), d_kv up to 256, whose parts are queries, keys and values,
+            in this order. If they are parts of one tensor, so are their gradients.
         diagonals: (heads, MARGIN + queries + keys − 1 + MARGIN), fp32, with the bias of query i and key j at MARGIN +
             queries − 1 − i + j.
         labels: the tensors of `pretrain.models.functional.attention_backends.Labels`; they hide padding and other
             examples.
-        causal: hides later keys. The last query is aligned with the last key, also for `window`.
-        window: the number of keys before a query's position and after it that the query attends to.
-        dropout: the share of weights to drop, by a seed from PyTorch's generator of the device.
-        joined: (batch, length, 3, heads, d_kv), the tensor that queries, keys and values are views of, if there is one.
-            The kernels then write the three gradients into one tensor.
-
-    A query that attends to no key gives zeros, and no gradient.
-    """
-    seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=queries.device) if dropout else None
-    before, after = window or (None, None)
-    if causal:
-        after = 0 if after is None else min(after, 0)
-    sources = [one.transpose(1, 2)[:, :, None] for one in (queries, keys, values)] if joined is None else [joined]
-    return _attention(sources, diagonals, [*labels], seed, before, after, scale, softcap, dropout)[0]
-
-
-@torch.library.custom_op("encdec::flash_attention", mutates_args=())
-def _attention(
-    sources: list[Tensor], diagonals: Tensor | None, labels: list[Tensor], seed: Tensor | None,
-    before: int | None, after: int | None, scale: float, softcap: float | None, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output, and log2 of the softmax's normalisers (batch, heads, queries) in fp32.
-
-    `sources`: tensors (batch, length, parts, heads, d_kv), whose parts are queries, keys and values, in this order.
+        before, after: see `OperatorArguments`; the last query is aligned with the last key.
+        dropout: the share of weights to drop, by the `seed` (1,).
     """
     q, k, v = map(_rows_whole, _apart(sources))
     out, normalisers = _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     hidden: Sequence[Any] = labels or [None] * 4
     pointers = q, k, v, _bias(diagonals, q), *hidden[:3], seed, out, normalisers
-    settings = KernelSettings(before, after, scale, softcap, dropout)
-    _launch(forward, True, pointers, (q, k, v, out), settings)
+    _launch(forward, True, pointers, (q, k, v, out), (before, after, scale, softcap, dropout))
     return out, normalisers
 
 
-@_attention.register_fake
+@attention.register_fake
 def _(sources: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
     q = _apart(sources)[0]
     return _like_rows(q), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -83,7 +63,7 @@ def _attention_backward(
     (dq, dk, dv), delta = _apart(found), torch.empty_like(normalisers)
     hidden: Sequence[Any] = labels or [None] * 4
     shared = q, k, v, _bias(diagonals, q), *hidden[:2]
-    settings = KernelSettings(before, after, scale, softcap, dropout)
+    settings = before, after, scale, softcap, dropout
     (batch, heads, queries, d_kv), keys = q.shape, k.size(2)
     block = tile_sizes("backward_queries", q.dtype, d_kv).rows
     shape = batch, heads, -(-queries // block), (-(-keys // block) + 1) * block
@@ -129,12 +109,10 @@ def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple
     return OperatorArguments(**none | {"sources": of_sources, "diagonals": of_diagonals})
 
 
-_attention.register_autograd(_differentiate, setup_context=_keep)
+attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _launch(
-    kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: KernelSettings
-) -> None:
+def _launch(kernel: Any, of_queries: bool, pointers: Sequence[Any], strided: Sequence[Tensor], settings: tuple) -> None:
     """Runs `kernel` for each tile of queries (or of keys) of each head, with the strides of `strided`.
 
     fp32 is multiplied in TF32 only where PyTorch's own matmuls are.
