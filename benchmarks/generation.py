@@ -1,6 +1,6 @@
 """Is generation as fast as transformers'?
 
-    python benchmarks/generation.py [--device cuda] [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
+    python benchmarks/generation.py [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
 
 The same prompts go through `generate` of both, with the same weights, in the same process, in turns. Prompts have a
 quarter of `--length` to all of it, padded to one batch; random weights hardly ever end a text before `--new` tokens.
@@ -12,7 +12,7 @@ without padding, and those of every step. At most: the ratio if our time were th
 The program ends with an error unless the tokens are the same. Weights are random, twice as large as at the start of
 training. In fp32 all texts must be equal. In bf16, the first tokens that differ in a greedy text must be tied: their
 logits, in fp32 with the same weights, are no further apart than twice the largest error of a logit of transformers in
-bf16; the beams of bf16 are only counted. On a CPU without products in bf16, it is measured at the quickstart's size
+bf16; the beams of bf16 are only counted. On a CPU without products in bf16, bf16 is measured at the quickstart's size
 alone unless --precision is given: emulated products take long.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import PRECISIONS, Options, Table, compare, main
+from harness import PRECISIONS, Options, Table, compare, main, slow
 from peers import in_transformers, our_model
 from torch import Tensor
 
@@ -72,14 +72,13 @@ def prompts(model: Model, batch: int, length: int) -> tuple[Tensor, Tensor]:
 class Pair:
     """Both sides of a model in one precision."""
 
-    def __init__(self, name: str, options: Options, precision: str):
-        model = model_of(name)
-        dtype, given = PRECISIONS[precision], options.arguments
+    def __init__(self, name: str, given: argparse.Namespace, precision: str):
+        model, dtype = model_of(name), PRECISIONS[precision]
         with tempfile.TemporaryDirectory() as folder:
-            self.peer = in_transformers(model, Path(folder) / "model").to(options.device, dtype)
-        self.model, self.new = model.to(options.device, dtype), given.new
+            self.peer = in_transformers(model, Path(folder) / "model").to(dtype)
+        self.model, self.new = model.to(dtype), given.new
         self.reads = isinstance(model, EncoderDecoder)
-        self.ids, self.mask = (x.to(options.device) for x in prompts(model, given.batch, given.length))
+        self.ids, self.mask = prompts(model, given.batch, given.length)
 
     def ours(self, beams: int) -> Tensor:
         settings = GenerationSettings(max_new_tokens=self.new, num_beams=beams)
@@ -163,9 +162,9 @@ def measure(options: Options) -> Iterator[Table]:
         columns = ["decoding", "dtype", "threads", "ours", "transformers", "ratio", "floor", "at most", "equal rows"]
         table = Table(f"{name}, {given.batch} × {given.length} + {given.new}", columns)
         for precision in options.precisions:
-            if options.slow(precision) and name != "quickstart" and not given.precision:
+            if slow(precision) and name != "quickstart" and not given.precision:
                 continue
-            pair = Pair(name, options, precision)
+            pair = Pair(name, given, precision)
             for beams in given.beams:
                 equal = pair.check(beams)
                 for threads in options.threads:

@@ -41,7 +41,7 @@ def train() -> None:
     work = Work("t5gemma2", "t5gemma2-1.2m", 4, 512, 114)
     model = our_model(work.config)
     assert model.config.vocab_size
-    batch = {name: ids % model.config.vocab_size for name, ids in tokens(model, work, "cpu").items()}
+    batch = {name: ids % model.config.vocab_size for name, ids in tokens(work).items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
