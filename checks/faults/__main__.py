@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from checks.faults import verdicts
@@ -77,7 +78,7 @@ def main() -> int:
     summed = verdicts.summary(found)
     print(f"\n{json.dumps(summed, indent=1)}\nfiles: {folder}")
     if given.json:
-        given.json.write_text(json.dumps({"summary": summed, "cells": verdicts.as_json(found)}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"summary": summed, "cells": [asdict(one) for one in found]}, indent=1) + "\n")
     return int(summed["same"] < summed["cells"])
 
 
