@@ -101,8 +101,9 @@ def speed(work: Callable[[], object], total_bytes: int, seconds: float) -> float
     return best
 
 
-def write_classifier(path: Path, texts: list[str], dimensions: int = 100, buckets: int = 1_000_000) -> None:
+def write_classifier(path: Path, texts: list[str]) -> None:
     """Writes a fastText classifier that knows the words of `texts` and pairs of words; its numbers are random."""
+    dimensions, buckets = 100, 1_000_000
     words = ["</s>", *Counter(word for text in texts for word in text.split())]
     labels = ["__label__keep", "__label__drop"]
     magic, version, softmax, supervised, pairs = 793_712_314, 12, 3, 3, 2

@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/corpora/c4.yaml"
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"
 FILES = 8
+WORKERS = 6400  # of 100 nodes
 _BYTES_OF_A_URL, _BYTES_OF_A_KEY, _BYTES_OF_A_TOKEN = 100, 24, 2
 _READING = 10e9  # bytes a second of a file system
 _SMALL = ["after", "1000", "1", "build"]  # code, inputs, workers, what
@@ -160,11 +161,6 @@ def speeds_of(folder: Path) -> Speeds:
     )
 
 
-def of_c4(folder: Path, workers: int = 6400) -> list[StageTime]:
-    """The forecast of configs/corpora/c4.yaml, from the figures in docs/results, `folder`."""
-    return [*forecast(load(CONFIG, [], CorpusConfig), Crawl(), speeds_of(folder), workers)]
-
-
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
@@ -209,7 +205,7 @@ def _wet(url: str, text: str, copy: int) -> bytes:
 
 def cells(folder: Path) -> list[list[str]]:
     """The table of docs/results, `folder`: a row for each stage, and one for all."""
-    found = of_c4(folder)
+    found = [*forecast(load(CONFIG, [], CorpusConfig), Crawl(), speeds_of(folder), WORKERS)]
     rows = []
     for one in found:
         figures = [f"{one.unit:.1f}", f"{one.reads / 1e12:.2f}", *(f"{seconds:.0f}" for seconds in _times(one))]

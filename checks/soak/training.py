@@ -44,7 +44,7 @@ from tests.pretrain.runs import losses, run_file, train_ranks
 VICTIMS = ("rank", "supervisor")
 MOMENTS = ("start", "step", "save")
 ROWS, LANES = 16, 8
-_SECONDS_TO_START = 120.0
+_SECONDS_TO_START, _SECONDS_TO_GO = 120.0, 30.0
 _DISK_BYTES = 64 << 20
 
 
@@ -203,9 +203,9 @@ def _is_fork(process: psutil.Process) -> bool:
     return False
 
 
-def _wait_until_gone(killed: Run, outcome: Outcome, seconds: float = 30.0) -> None:
+def _wait_until_gone(killed: Run, outcome: Outcome) -> None:
     """Checks that no process of the run outlives its supervisor for long."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SECONDS_TO_GO
     while left := [process for process in psutil.process_iter() if str(killed.path) in _command(process)]:
         if time.monotonic() > deadline:
             outcome.problems.append(f"left behind: {[_command(process) for process in left]}")

@@ -29,5 +29,4 @@ CHECKS = [
     _planned(3, "families", "families", 120),
     _planned(3, "checkpoints", "checkpoints", 120),
     _planned(3, "device_tests", "device_tests", 150),
-    _planned(3, "generation", "generation", 100),
 ]
