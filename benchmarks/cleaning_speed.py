@@ -1,11 +1,11 @@
 """How fast is each reader and each cleaning rule on one core, and which is the slowest?
 
-    python benchmarks/cleaning_speed.py [--seconds 2] [--classifier MODEL.bin --label LABEL] [--json FILE]
+    python benchmarks/cleaning_speed.py [--seconds 2] [--json FILE]
     python benchmarks/cleaning_speed.py --build 20 [--shards] [--rounds 5] [--beside CHECKOUT] [--json FILE]
 
 Runs on the real text that ships with the package and its tests. MB count the uncompressed input, and seconds are the
-processor's. Without a model, the classifier has the words of the text, vectors of 100 numbers drawn at random and a
-million buckets for pairs of words, as large models have.
+processor's. The classifier has the words of the text, vectors of 100 numbers drawn at random and a million buckets for
+pairs of words, as large models have.
 
 `--build`: C4's rules with fast language and bad words, and its three steps of deduplication, on so many MB of a WET
 archive, up to the documents or to the shards: each stage's seconds, and those of the whole command. With another
@@ -258,10 +258,9 @@ def measure(options: Options) -> Iterator[Table]:
         "personal data": lambda text: mask(text, PLACEHOLDERS, Tally()),
     }
     with tempfile.TemporaryDirectory() as folder:
-        if not given.classifier:
-            given.classifier = Path(folder) / "model.bin"
-            write_classifier(given.classifier, pages)
-        rules["classifier"] = scorer(ClassifierConfig(path=str(given.classifier), label=given.label))
+        classifier = Path(folder) / "model.bin"
+        write_classifier(classifier, pages)
+        rules["classifier"] = scorer(ClassifierConfig(path=str(classifier), label="keep"))
     for name, rule in rules.items():
         results[name] = speed(over(pages, rule), page_bytes, seconds)
     results["decontamination (10,000 items)"] = speed(partial(decontamination(wikitexts), pages), page_bytes, seconds)
@@ -281,8 +280,6 @@ def measure(options: Options) -> Iterator[Table]:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--classifier", type=Path, help="a fastText model (default: one of random numbers)")
-    parser.add_argument("--label", default="keep", help="a label of that model")
     parser.add_argument("--build", type=int, metavar="MB", help="measure a build of so many MB of text instead")
     parser.add_argument("--shards", action="store_true", help="build up to the shards, not the documents")
     parser.add_argument("--rounds", type=int, default=5, help="how often each side builds")
