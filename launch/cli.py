@@ -47,6 +47,7 @@ Launcher = Annotated[
 
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the files, the corpus and the run.")] = "first",
     text: Annotated[
         str | None,
@@ -79,6 +80,8 @@ def init(
     `init` chooses the vocabulary size from a sample of the text, and the model, its steps and the precision from this
     machine.
     """
+    if text is None:
+        refuse_options(context, "for --text", "text_format")
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
 
