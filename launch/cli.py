@@ -195,6 +195,8 @@ def slurm_command(
         refuse_options(context, for_runs, "gpus_per_node", "min_nodes", "stop_at_step", "doctor", "launcher")
     if launcher == "deepspeed":
         refuse_options(context, "not with --launcher deepspeed, which doesn't restart a run", "min_nodes")
+    if dry_run:
+        refuse_options(context, "not with --dry-run, which only prints the script", "submit")
     if not submit:
         refuse_options(context, "for --submit", "chain")
     job = slurm.Job(config.absolute(), overrides or [], is_run, head, nodes, settings, time, warn_seconds, chain)

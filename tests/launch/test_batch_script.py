@@ -198,6 +198,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
         ("--gpus-per-node", "16"): "--gpus-per-node: 16, but a node of this cluster has 8 (gpus_per_node)",
         ("--nodes", "3"): "batch.global_batch_size: 16 rows can't be divided evenly among 24 ranks",
         ("--min-nodes", "3", "--nodes", "2"): "--min-nodes: 3 is more than --nodes 2",
+        ("--dry-run", "--submit"): "--submit: not with --dry-run, which only prints the script",
         ("--time", "an hour"): (
             "--time: 'an hour'; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes"
         ),
