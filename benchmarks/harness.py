@@ -107,14 +107,13 @@ class Comparison:
     """The times of several sides that took turns. The first side is ours."""
 
     times: Mapping[str, Times]
-    order: tuple[str, ...]
 
     def __getitem__(self, side: str) -> Times:
         return self.times[side]
 
     @property
     def ours(self) -> Times:
-        return self.times[self.order[0]]
+        return next(iter(self.times.values()))
 
     def ratio(self, side: str) -> float:
         """How many times as long as ours `side` takes: the median over the rounds."""
@@ -123,7 +122,7 @@ class Comparison:
 
     @property
     def fastest_peer(self) -> str:
-        return min(self.order[1:], key=lambda side: self.times[side].median)
+        return min(list(self.times)[1:], key=lambda side: self.times[side].median)
 
     @property
     def data(self) -> Json:
@@ -162,7 +161,7 @@ def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, round
                 break
     finally:
         gc.enable()
-    return Comparison({name: Times(tuple(taken)) for name, taken in samples.items()}, tuple(sides))
+    return Comparison({name: Times(tuple(taken)) for name, taken in samples.items()})
 
 
 def _repeats(side: Side, threads: int) -> int:
