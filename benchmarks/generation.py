@@ -1,9 +1,9 @@
 """Is generation as fast as transformers'?
 
-    python benchmarks/generation.py [--device cuda] [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
+    python benchmarks/generation.py [--threads 1 2] [--precision bf16 fp32] [--models gpt2-small …]
 
 The same prompts go through `generate` of both, with the same weights, in the same process, in turns. Prompts have a
-quarter of `--length` to all of it, padded to one batch; random weights hardly ever end a text before `--new` tokens.
+quarter of 128 tokens to all of them, padded to one batch; random weights hardly ever end a text before 32 tokens.
 `bart-large-like` has the widths and the vocabulary of BART-large, and two layers in each stack.
 
 The floor is the time of all products with weights that our tokens need, as a share of our time: those of the encoder
@@ -12,7 +12,7 @@ without padding, and those of every step. At most: the ratio if our time were th
 The program ends with an error unless the tokens are the same. Weights are random, twice as large as at the start of
 training. In fp32 all texts must be equal. In bf16, the first tokens that differ in a greedy text must be tied: their
 logits, in fp32 with the same weights, are no further apart than twice the largest error of a logit of transformers in
-bf16; the beams of bf16 are only counted. On a CPU without products in bf16, it is measured at the quickstart's size
+bf16; the beams of bf16 are only counted. On a CPU without products in bf16, bf16 is measured at the quickstart's size
 alone unless --precision is given: emulated products take long.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import PRECISIONS, Options, Table, compare, main
+from harness import PRECISIONS, Options, Table, compare, main, slow
 from peers import in_transformers, our_model
 from torch import Tensor
 
@@ -44,6 +44,8 @@ SMALL = {"family": "t5", "vocab_size": 8192, "d_model": 128, "d_kv": 32, "d_ff":
 LAYERS = {"num_encoder_layers": 2, "num_decoder_layers": 2}
 MODELS = ("t5-v1.1-small", "bart-large-like", "quickstart", "bart-base", "gpt2-small")
 BY_DEFAULT = MODELS[:3]
+BATCH, LENGTH, NEW = 8, 128, 32  # prompts, tokens of the longest, and tokens that are generated for each
+BEAMS = (1, 4)  # 1: greedy
 
 
 def model_of(name: str) -> Model:
@@ -59,12 +61,12 @@ def model_of(name: str) -> Model:
     return model.eval()
 
 
-def prompts(model: Model, batch: int, length: int) -> tuple[Tensor, Tensor]:
+def prompts(model: Model) -> tuple[Tensor, Tensor]:
     """Ids and their mask, padded on the side that the model expects."""
     vocabulary = model.config.vocab_size or 0
-    ids = torch.randint(10, vocabulary, (batch, length), generator=torch.Generator().manual_seed(1))
-    lengths = torch.linspace(length, length // 4, batch).long()[:, None]
-    mask = torch.arange(length) < lengths
+    ids = torch.randint(10, vocabulary, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    lengths = torch.linspace(LENGTH, LENGTH // 4, BATCH).long()[:, None]
+    mask = torch.arange(LENGTH) < lengths
     mask = mask if isinstance(model, EncoderDecoder) else mask.flip(1)
     return ids.masked_fill(~mask, model.config.pad_id), mask.long()
 
@@ -72,22 +74,21 @@ def prompts(model: Model, batch: int, length: int) -> tuple[Tensor, Tensor]:
 class Pair:
     """Both sides of a model in one precision."""
 
-    def __init__(self, name: str, options: Options, precision: str):
-        model = model_of(name)
-        dtype, given = PRECISIONS[precision], options.arguments
+    def __init__(self, name: str, precision: str):
+        model, dtype = model_of(name), PRECISIONS[precision]
         with tempfile.TemporaryDirectory() as folder:
-            self.peer = in_transformers(model, Path(folder) / "model").to(options.device, dtype)
-        self.model, self.new = model.to(options.device, dtype), given.new
+            self.peer = in_transformers(model, Path(folder) / "model").to(dtype)
+        self.model = model.to(dtype)
         self.reads = isinstance(model, EncoderDecoder)
-        self.ids, self.mask = (x.to(options.device) for x in prompts(model, given.batch, given.length))
+        self.ids, self.mask = prompts(model)
 
     def ours(self, beams: int) -> Tensor:
-        settings = GenerationSettings(max_new_tokens=self.new, num_beams=beams)
+        settings = GenerationSettings(max_new_tokens=NEW, num_beams=beams)
         return generate(self.model, self.ids, self.mask, settings)
 
     def theirs(self, beams: int) -> Tensor:
         config = self.model.config
-        options = {"max_new_tokens": self.new, "num_beams": beams, "do_sample": False, "use_cache": True}
+        options = {"max_new_tokens": NEW, "num_beams": beams, "do_sample": False, "use_cache": True}
         ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "forced_eos_token_id": None}
         start = {"decoder_start_token_id": config.decoder_start_id} if self.reads else {}
         found = self.peer.generate(self.ids, attention_mask=self.mask, **options, **ids, **start)
@@ -147,7 +148,7 @@ class Pair:
         decoder = {name: one for name, one in model.decoder.named_modules() if isinstance(one, torch.nn.Linear)}
         layers = [one for name, one in decoder.items() if not name.endswith(("cross_attention.k", "cross_attention.v"))]
         inputs = [like.new_zeros(rows, 1, layer.in_features) for layer in layers]
-        for _ in range(self.new):
+        for _ in range(NEW):
             for layer, x in zip(layers, inputs, strict=True):
                 layer(x)
             model.lm_head(like.new_zeros(rows, like.size(1)))
@@ -161,12 +162,12 @@ def measure(options: Options) -> Iterator[Table]:
     given = options.arguments
     for name in given.models:
         columns = ["decoding", "dtype", "threads", "ours", "transformers", "ratio", "floor", "at most", "equal rows"]
-        table = Table(f"{name}, {given.batch} × {given.length} + {given.new}", columns)
+        table = Table(f"{name}, {BATCH} × {LENGTH} + {NEW}", columns)
         for precision in options.precisions:
-            if options.slow(precision) and name != "quickstart" and not given.precision:
+            if slow(precision) and name != "quickstart" and not given.precision:
                 continue
-            pair = Pair(name, options, precision)
-            for beams in given.beams:
+            pair = Pair(name, precision)
+            for beams in BEAMS:
                 equal = pair.check(beams)
                 for threads in options.threads:
                     sides = {
@@ -195,10 +196,6 @@ def measure(options: Options) -> Iterator[Table]:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=BY_DEFAULT, help="by default the first three")
-    parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
-    parser.add_argument("--length", type=int, default=128, help="tokens of the longest prompt")
-    parser.add_argument("--new", type=int, default=32, help="tokens generated for each prompt")
-    parser.add_argument("--beams", type=int, nargs="+", default=(1, 4), help="1: greedy")
     parser.add_argument("--rounds", type=int, default=3, help="of each comparison, at most")
 
 

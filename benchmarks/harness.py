@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from data_pipeline.base.packages import version_of
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import cpu_multiplies_bf16
 
@@ -46,23 +46,10 @@ class Options:
     """`threads` of torch, one table row or more for each; each comparison takes about `seconds`, and more if three
     rounds take longer."""
 
-    device: str
     threads: tuple[int, ...]
     precisions: tuple[str, ...]
     seconds: float
     arguments: argparse.Namespace
-
-    def dtype(self, precision: str) -> torch.dtype:
-        return PRECISIONS[precision]
-
-    @property
-    def cuda(self) -> bool:
-        return self.device == "cuda"
-
-    def slow(self, precision: str) -> bool:
-        """Whether this CPU has no arithmetic for `precision`, in which PyTorch's own products then take up to seventy
-        times as long as in fp32: a benchmark then gives the peer less work."""
-        return precision == "bf16" and not self.cuda and not cpu_multiplies_bf16()
 
 
 @dataclass
@@ -120,14 +107,13 @@ class Comparison:
     """The times of several sides that took turns. The first side is ours."""
 
     times: Mapping[str, Times]
-    order: tuple[str, ...]
 
     def __getitem__(self, side: str) -> Times:
         return self.times[side]
 
     @property
     def ours(self) -> Times:
-        return self.times[self.order[0]]
+        return next(iter(self.times.values()))
 
     def ratio(self, side: str) -> float:
         """How many times as long as ours `side` takes: the median over the rounds."""
@@ -136,26 +122,28 @@ class Comparison:
 
     @property
     def fastest_peer(self) -> str:
-        return min(self.order[1:], key=lambda side: self.times[side].median)
+        return min(list(self.times)[1:], key=lambda side: self.times[side].median)
 
     @property
     def data(self) -> Json:
         return {"seconds": {name: list(times.samples) for name, times in self.times.items()}}
 
 
-def clock(device: str, threads: int) -> float:
+def slow(precision: str) -> bool:
+    """Whether this CPU has no arithmetic for `precision`, in which PyTorch's own products then take up to seventy
+    times as long as in fp32: a benchmark then gives the peer less work."""
+    return precision == "bf16" and not cpu_multiplies_bf16()
+
+
+def clock(threads: int) -> float:
     """Seconds: with one thread of the process, which other work on the machine disturbs less, else of the wall."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    elif threads == 1:
-        return time.process_time()
-    return time.perf_counter()
+    return time.process_time() if threads == 1 else time.perf_counter()
 
 
 def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, rounds: int = 15) -> Comparison:
     """Times the sides in turns, in reversed order every other round. Each side runs before, once or twice."""
     torch.set_num_threads(threads)
-    repeats = {name: _repeats(side, options.device, threads) for name, side in sides.items()}
+    repeats = {name: _repeats(side, threads) for name, side in sides.items()}
     samples: dict[str, list[float]] = {name: [] for name in sides}
     began = time.perf_counter()
     gc.collect()
@@ -163,40 +151,30 @@ def compare(sides: Mapping[str, Side], options: Options, threads: int = 1, round
     try:
         for number in range(rounds):
             for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-                started = clock(options.device, threads)
+                started = clock(threads)
                 for _ in range(repeats[name]):
                     sides[name]()
-                samples[name].append((clock(options.device, threads) - started) / repeats[name])
+                samples[name].append((clock(threads) - started) / repeats[name])
             taken = time.perf_counter() - began
             least = 1 if taken > _LONGEST_ROUND else 2 if taken > _LONG_ROUND * (number + 1) else 3
             if number + 1 >= least and taken > options.seconds:
                 break
     finally:
         gc.enable()
-    return Comparison({name: Times(tuple(taken)) for name, taken in samples.items()}, tuple(sides))
+    return Comparison({name: Times(tuple(taken)) for name, taken in samples.items()})
 
 
-def _repeats(side: Side, device: str, threads: int) -> int:
-    started = clock(device, threads)
+def _repeats(side: Side, threads: int) -> int:
+    started = clock(threads)
     side()
-    if clock(device, threads) - started > _LONG:
+    if clock(threads) - started > _LONG:
         return 1
-    started = clock(device, threads)
+    started = clock(threads)
     side()
-    return max(1, round(_SHORTEST / max(clock(device, threads) - started, 1e-7)))
+    return max(1, round(_SHORTEST / max(clock(threads) - started, 1e-7)))
 
 
-def peak_memory(side: Side) -> float:
-    """The most GiB that `side` takes on the GPU, beyond the weights that are there before it."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    side()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
-
-
-def machine(device: str) -> Json:
+def machine() -> Json:
     """What the figures depend on."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
@@ -205,38 +183,22 @@ def machine(device: str) -> Json:
         "processor": model or platform.processor(),
         "cores": os.cpu_count(),
         "bf16": [name for name in ("avx512_bf16", "amx_bf16") if name in flags],
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version_of(name) for name in _PACKAGES},
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def arguments_of(description: str, add: Callable[[argparse.ArgumentParser], None] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, nargs="+", help="of torch on a CPU; by default one, and two")
-    parser.add_argument("--precision", choices=tuple(PRECISIONS), nargs="+", help="by default both; on a GPU bf16")
+    parser.add_argument("--threads", type=int, nargs="+", help="of torch; by default one, and two")
+    parser.add_argument("--precision", choices=tuple(PRECISIONS), nargs="+", help="by default both")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each comparison, about")
     parser.add_argument("--json", type=Path, help="a file for the tables and their samples")
     if add:
         add(parser)
     parsed = parser.parse_args()
-    cuda = parsed.device == "cuda"
-    cores = (1,) if cuda or (os.cpu_count() or 1) == 1 else (1, 2)
-    return Options(
-        parsed.device,
-        tuple(parsed.threads or cores),
-        tuple(parsed.precision or (("bf16",) if cuda else tuple(PRECISIONS))),
-        parsed.seconds,
-        parsed,
-    )
+    cores = (1,) if os.cpu_count() == 1 else (1, 2)
+    return Options(tuple(parsed.threads or cores), tuple(parsed.precision or PRECISIONS), parsed.seconds, parsed)
 
 
 def main(
@@ -261,7 +223,7 @@ def main(
                 "limit": " ".join(limit.split()),
                 "command": shlex.join(["python", *_command()]),
                 "date": datetime.now(UTC).date().isoformat(),
-                "machine": machine(options.device),
+                "machine": machine(),
                 "load_before": round(load, 2),
                 "seconds": round(time.perf_counter() - started),
                 "tables": tables,

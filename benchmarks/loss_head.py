@@ -1,18 +1,17 @@
 """What does the loss of the output layer cost beside PyTorch's?
 
-    python benchmarks/loss_head.py [--device cuda] [--threads 1 2] [--precision bf16 fp32]
+    python benchmarks/loss_head.py [--threads 1 2] [--precision bf16 fp32]
 
-Forward and backward of the loss of 512 positions (on a GPU 16,384) over BART's vocabulary, from the states of the
-last layer: the output matrix with this project's losses; with F.cross_entropy; and F.linear_cross_entropy, where this
-PyTorch has it. In every other row a third of the positions has no target. In bf16 on a CPU without arithmetic for it
-there are 16 positions.
+Forward and backward of the loss of 512 positions over BART's vocabulary, from the states of the last layer: the output
+matrix with this project's losses; with F.cross_entropy; and F.linear_cross_entropy, where this PyTorch has it. In every
+other row a third of the positions has no target. In bf16 on a CPU without arithmetic for it there are 16 positions.
 """
 
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from harness import Options, Side, Table, compare, main, peak_memory
+from harness import PRECISIONS, Options, Side, Table, compare, main, slow
 from torch import Tensor
 from torch.func import functional_call
 
@@ -48,37 +47,28 @@ if hasattr(F, "linear_cross_entropy"):
 
 
 def measure(options: Options) -> Iterator[Table]:
-    columns = ["dtype", "threads", "positions", "without target", *FORMS, "ratio"]
-    table = Table("Loss head", [*columns, *(["GiB of each"] if options.cuda else [])])
+    table = Table("Loss head", ["dtype", "threads", "positions", "without target", *FORMS, "ratio"])
     for precision in options.precisions:
-        slow = options.slow(precision)
-        rows = 16_384 if options.cuda else 16 if slow else 512
-        for threads in options.threads[:1] if slow else options.threads:
+        is_slow = slow(precision)
+        rows = 16 if is_slow else 512
+        for threads in options.threads[:1] if is_slow else options.threads:
             for ignored in (0, rows // 3):
-                sides = {name: side(form, rows, ignored, precision, options) for name, form in FORMS.items()}
-                result = compare(sides, options, threads, rounds=1 if slow else 3)
-                cells = [str(result[name]) for name in FORMS]
-                if options.cuda:
-                    cells.append(", ".join(f"{peak_memory(one):.1f}" for one in sides.values()))
+                sides = {name: side(form, rows, ignored, PRECISIONS[precision]) for name, form in FORMS.items()}
+                result = compare(sides, options, threads, rounds=1 if is_slow else 3)
+                times = [result[name] for name in FORMS]
                 ratio = f"{result.ratio(result.fastest_peer):.2f}"
-                without = f"{ignored / rows:.0%}"
-                cells.insert(len(FORMS), ratio)
-                table.add(precision, threads, rows, without, *cells, **result.data)
+                table.add(precision, threads, rows, f"{ignored / rows:.0%}", *times, ratio, **result.data)
     yield table
 
 
-def side(
-    form: Callable[[Tensor, Tensor, Tensor], Tensor], rows: int, ignored: int, precision: str, options: Options
-) -> Side:
+def side(form: Callable[[Tensor, Tensor, Tensor], Tensor], rows: int, ignored: int, dtype: torch.dtype) -> Side:
     generator = torch.Generator().manual_seed(0)
     x, weight = (
-        torch.randn(size, WIDTH, generator=generator).mul_(0.05).to(options.device, options.dtype(precision))
+        torch.randn(size, WIDTH, generator=generator).mul_(0.05).to(dtype).requires_grad_()
         for size in (rows, VOCABULARY)
     )
-    labels = torch.randint(VOCABULARY, (rows,), generator=generator).to(options.device)
+    labels = torch.randint(VOCABULARY, (rows,), generator=generator)
     labels[:ignored] = IGNORE_INDEX
-    x.requires_grad_()
-    weight.requires_grad_()
     return lambda: torch.autograd.grad(form(x, weight, labels), (x, weight))
 
 

@@ -1,11 +1,11 @@
 """Are the optimizers as fast as the fastest public implementations?
 
-    python benchmarks/optimizers.py [--device cuda] [--threads 1 2]
+    python benchmarks/optimizers.py [--threads 1 2]
 
-One update of fp32 parameters in the shapes of T5-v1.1-small (on a GPU, -base), with gradients drawn once. The peers are
+One update of fp32 parameters in the shapes of T5-v1.1-small, with gradients drawn once. The peers are
 PyTorch's fused AdamW, transformers' Adafactor and PyTorch's Muon; for AdamWScale a plain loop over the parameters as
 nanoT5 has it, since no library has it. Ours get one flat tensor for each group of parameters, as ZeRO gives it to them.
-On a CPU both sides keep freed memory, as our ranks do. Muon is left out on a CPU without arithmetic for bf16, in which
+Both sides keep freed memory, as our ranks do. Muon is left out on a CPU without arithmetic for bf16, in which
 PyTorch's multiplies: a step would take minutes.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from harness import Options, Table, compare, main
+from harness import Options, Table, compare, main, slow
 from peers import our_model
 from pydantic import TypeAdapter
-from torch import Tensor, nn
+from torch import nn
 
 from pretrain.config.optimizers import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
 from pretrain.engine import optimizers
@@ -71,11 +71,11 @@ PEERS: dict[str, tuple[Any, str, Callable[[list[nn.Parameter]], Any]]] = {
 def measure(options: Options) -> Iterator[Table]:
     table = Table("Optimizers", ["algorithm", "threads", "ours", "peer", "its time", "ratio"])
     for name, (config, peer, build) in PEERS.items():
-        if name == "Muon" and options.slow("bf16"):
+        if name == "Muon" and slow("bf16"):
             continue
         for threads in options.threads:
             settings = TypeAdapter(config).validate_python({"learning_rate": 1e-3, "weight_decay": 0.0})
-            mine, theirs = model(options), model(options)
+            mine, theirs = model(), model()
             sides = {
                 "ours": flattened(optimizers.build(mine, settings)).step,
                 peer: build(list(theirs.parameters())).step,
@@ -105,16 +105,12 @@ def flattened(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def model(options: Options) -> nn.Module:
-    made = our_model("t5-v1.1-base" if options.cuda else "t5-v1.1-small").to(options.device)
-    generator = torch.Generator(options.device).manual_seed(0)
+def model() -> nn.Module:
+    made = our_model("t5-v1.1-small")
+    generator = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
-        parameter.grad = gradient_like(parameter, generator)
+        parameter.grad = torch.empty_like(parameter).normal_(std=1e-3, generator=generator)
     return made
-
-
-def gradient_like(parameter: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.empty_like(parameter).normal_(std=1e-3, generator=generator)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from pretrain.engine.construction import BACKEND, layers
 from pretrain.export import hf_model_of, to_hf
 from pretrain.export.export import MODELLING_FILES
 from pretrain.models import build, parse
-from pretrain.models.flops import Sizes
 from pretrain.models.model import Model
 
 FORMS = ("sdpa", "eager")  # of attention in transformers
@@ -41,14 +39,8 @@ class Work:
         lengths = f"{self.inputs}/{self.targets}" if self.inputs else str(self.targets)
         return f"{self.name}, {self.rows} × {lengths}"
 
-    @property
-    def sizes(self) -> Sizes:
-        rows, inputs, targets = self.rows, self.inputs, self.targets
-        pairs = (rows * inputs * inputs, rows * targets * targets, rows * inputs * targets)
-        return Sizes(rows, rows * inputs, rows * targets, *pairs)
 
-
-CPU_WORK = (
+USUAL_WORK = (
     Work("T5-v1.1-small", "t5-v1.1-small", 4, 512, 114),
     Work("BART-base", "bart-base", 1, 256, 256),
     Work("GPT-2 small", "gpt2-small", 1, 0, 256),
@@ -59,22 +51,12 @@ SLOW_WORK = (
     Work("BART-base", "bart-base", 1, 8, 8),
     Work("GPT-2 small", "gpt2-small", 1, 0, 16),
 )
-CUDA_WORK = tuple(
-    Work(name, config, rows, inputs, targets)
-    for name, config, inputs, targets in (
-        ("T5-v1.1-base", "t5-v1.1-base", 512, 114),
-        ("BART-base", "bart-base", 512, 512),
-        ("GPT-2 small", "gpt2-small", 0, 1024),
-    )
-    for rows in (32, 64, 128, 256)
-)
 
 
 def works(options: Options, slow: bool = False) -> tuple[Work, ...]:
-    """The work of a benchmark: --models, or all of the device's; `slow` as in `Options.slow`."""
+    """The work of a benchmark: --models, or all; `slow` as in `harness.slow`."""
     chosen = options.arguments.models
-    given = CUDA_WORK if options.cuda else SLOW_WORK if slow else CPU_WORK
-    return tuple(work for work in given if not chosen or work.config in chosen)
+    return tuple(work for work in (SLOW_WORK if slow else USUAL_WORK) if not chosen or work.config in chosen)
 
 
 def works_argument(parser: argparse.ArgumentParser) -> None:
@@ -117,12 +99,12 @@ def their_model(model: Model, form: str) -> Any:
     return peer.train()
 
 
-def tokens(model: Model, work: Work, device: str) -> dict[str, Tensor]:
-    """A batch for `model`, without padding: every position has a target."""
+def tokens(work: Work) -> dict[str, Tensor]:
+    """A batch without padding: every position has a target."""
     generator = torch.Generator().manual_seed(1)
 
     def ids(length: int) -> Tensor:
-        return torch.randint(10, 30_000, (work.rows, length), generator=generator).to(device)
+        return torch.randint(10, 30_000, (work.rows, length), generator=generator)
 
     if work.inputs:
         return {"encoder_input_ids": ids(work.inputs), "labels": ids(work.targets)}
@@ -144,14 +126,15 @@ def our_step(model: Model, batch: dict[str, Tensor]) -> Side:
     return step
 
 
-def their_step(peer: Any, batch: dict[str, Tensor]) -> Side:
+def their_step(peer: Any, batch: dict[str, Tensor], compiled: bool = False) -> Side:
     """Forward and backward of the mean loss of transformers' model, on a batch of ours."""
+    forward = torch.compile(peer) if compiled else peer
     ids, labels = batch["encoder_input_ids"], batch["labels"]
     if not peer.config.is_encoder_decoder:  # it shifts the labels itself
         labels = ids
 
     def step() -> Tensor:
-        loss = peer(input_ids=ids, labels=labels).loss
+        loss = forward(input_ids=ids, labels=labels).loss
         loss.backward()
         peer.zero_grad()
         return loss.detach()
@@ -159,35 +142,26 @@ def their_step(peer: Any, batch: dict[str, Tensor]) -> Side:
     return step
 
 
-def pair(work: Work, precision: str, device: str, **settings: Any) -> tuple[dict[str, Side], Model]:
-    """Training steps of our model and of transformers' in each form, by side; and our model."""
-    ours = our_model(work.config, **settings)
+def pair(work: Work, precision: str) -> dict[str, Side]:
+    """Training steps of our model and of transformers' in each form, by side."""
+    ours = our_model(work.config)
     peers = {f"transformers, {form}": their_model(ours, form) for form in FORMS}
     dtype = PRECISIONS[precision]
-    ours.to(device, dtype).train()
-    batch = tokens(ours, work, device)
+    ours.to(dtype).train()
+    batch = tokens(work)
     sides = {"ours": our_step(ours, batch)}
     for name, peer in peers.items():
-        sides[name] = their_step(peer.to(device, dtype).train(), batch)
-    return sides, ours
+        sides[name] = their_step(peer.to(dtype), batch)
+    return sides
 
 
-def compiled_pair(work: Work, precision: str, device: str) -> tuple[dict[str, Side], Model]:
+def compiled_pair(work: Work, precision: str) -> dict[str, Side]:
     """Training steps compiled by torch: our layers as `compute.compile` does it, and transformers' whole model."""
     ours = our_model(work.config)
-    peer = their_model(ours, "sdpa")
     dtype = PRECISIONS[precision]
-    ours.to(device, dtype).train()
-    batch = tokens(ours, work, device)
+    peer = their_model(ours, "sdpa").to(dtype)
+    ours.to(dtype).train()
+    batch = tokens(work)
     for layer in layers(ours).values():
         layer.prepare(BACKEND)
-    whole: Callable[..., Any] = torch.compile(peer.to(device, dtype).train())
-    ids, labels = batch["encoder_input_ids"], batch["labels"] if work.inputs else batch["encoder_input_ids"]
-
-    def their_compiled() -> Tensor:
-        loss = whole(input_ids=ids, labels=labels).loss
-        loss.backward()
-        peer.zero_grad()
-        return loss.detach()
-
-    return {"ours": our_step(ours, batch), "transformers, sdpa": their_compiled}, ours
+    return {"ours": our_step(ours, batch), "transformers, sdpa": their_step(peer, batch, compiled=True)}

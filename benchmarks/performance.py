@@ -1,11 +1,11 @@
 """Runs the benchmarks of speed and writes docs/results/performance.md.
 
-    python benchmarks/performance.py [--device cuda] [--only training_step …] [--page]
+    python benchmarks/performance.py [--only training_step …] [--page]
 
-Each runs as a process of its own, one after the other, and leaves its figures in benchmarks/results/DEVICE/NAME.json.
-The page is made from these files: a benchmark that fails or isn't run keeps its older figures, those of the other
-device stay, and --page makes it again without running anything. The CPU set takes less than 20 minutes on two cores,
-without the compiled step and serving: `--only compiled_step first_token` measures them, in ten minutes more.
+Each runs as a process of its own, one after the other, and leaves its figures in benchmarks/results/NAME.json. The page
+is made from these files: a benchmark that fails or isn't run keeps its older figures, and --page makes the page again
+without running anything. The set takes less than 20 minutes on two cores, without the compiled step and serving:
+`--only compiled_step first_token` measures them, in ten minutes more. `make gpu` measures a GPU.
 """
 
 import argparse
@@ -19,10 +19,9 @@ from typing import Any
 from harness import ROOT, Table
 
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/results/performance.md"
-BUDGET = 20 * 60  # s, of the CPU set
-COMPILED = ["training_step.py", "--compiled", "--models", "t5-v1.1-small", "--threads", "1", "--seconds", "3"]
+BUDGET = 20 * 60  # s
 # name of the figures: benchmark and its arguments, the most telling first
-CPU: dict[str, list[str]] = {
+BENCHMARKS: dict[str, list[str]] = {
     "training_step": ["training_step.py", "--seconds", "3"],
     "engine_overhead": ["engine_overhead.py", "--seconds", "3"],
     "optimizers": ["optimizers.py", "--seconds", "2"],
@@ -32,26 +31,15 @@ CPU: dict[str, list[str]] = {
     "loss_head": ["loss_head.py", "--seconds", "1"],
     "start_up": ["start_up.py"],
     "saving": ["saving.py", "--model", "t5-v1.1-small", "--stages", "1", "--precision", "bf16"],
-    "compiled_step": COMPILED,
+    "compiled_step": ["training_step.py", "--compiled", "--models", "t5-v1.1-small", "--threads=1", "--seconds=3"],
     "first_token": ["first_token.py", "--threads", "1"],
 }
-ASKED_FOR = {"compiled_step", "first_token"}  # on a CPU only with --only: each takes minutes
-CUDA: dict[str, list[str]] = {
-    "training_step": ["training_step.py"],
-    "compiled_step": ["training_step.py", "--compiled"],
-    "products": ["products.py"],
-    "attention": ["attention_forms.py"],
-    "loss_head": ["loss_head.py"],
-    "optimizers": ["optimizers.py"],
-    "engine_overhead": ["engine_overhead.py"],
-    "generation": ["generation.py", "--threads", "1"],
-    "saving": ["saving.py", "--ranks", "1", "--precision", "bf16"],
-}
+ASKED_FOR = {"compiled_step", "first_token"}  # only with --only: each takes minutes
 QUESTIONS = {"compiled_step": "Is a compiled training step faster than transformers' compiled?"}
 INTRODUCTION = """# Performance
 
-`make bench` measures and writes this page; `python benchmarks/performance.py --device cuda` adds the figures of a GPU.
-Do not edit it: its words are in `benchmarks/`, in the file that each section names.
+`make bench` measures on a CPU and writes this page; [on one GPU](gpu.md) has what `make gpu` measures. Do not edit this
+page: its words are in `benchmarks/`, in the file that each section names.
 
 In every table both sides do the same work in one process, in turns, in reversed order every other round. A time is the
 median of the rounds, ± half the distance between the quartiles. A ratio is the median over the rounds; above 1, ours is
@@ -76,31 +64,28 @@ measurements that were made once, and say how.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="benchmarks to run; by default all")
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    failed = [] if options.page else list(run(options.device, options.only))
+    failed = [] if options.page else list(run(options.only))
     PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
-def run(device: str, only: list[str] | None) -> Iterator[str]:
+def run(only: list[str] | None) -> Iterator[str]:
     """Runs the benchmarks; yields the names of those that fail or for which no time is left."""
     started = time.perf_counter()
-    programs = CPU if device == "cpu" else CUDA
-    wanted = only or [name for name in programs if device != "cpu" or name not in ASKED_FOR]
-    for name, (program, *arguments) in programs.items():
-        if name not in wanted:
-            continue
-        benchmark, out = ROOT / "benchmarks" / program, RESULTS / device / f"{name}.json"
-        left = BUDGET - (time.perf_counter() - started) if device == "cpu" and not only else None
-        command = [sys.executable, str(benchmark), *arguments, "--device", device, "--json", str(out)]
+    for name in only or [name for name in BENCHMARKS if name not in ASKED_FOR]:
+        program, *arguments = BENCHMARKS[name]
+        left = None if only else BUDGET - (time.perf_counter() - started)
+        command = [sys.executable, str(ROOT / "benchmarks" / program), *arguments]
         print(f"{name}: {program} {' '.join(arguments)}", flush=True)
         try:
-            done = subprocess.run(command, cwd=ROOT, timeout=left, check=False).returncode
+            done = subprocess.run(
+                [*command, "--json", str(RESULTS / f"{name}.json")], cwd=ROOT, timeout=left, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             done = 124
         if done:
@@ -108,20 +93,14 @@ def run(device: str, only: list[str] | None) -> Iterator[str]:
 
 
 def page() -> str:
-    sections = [INTRODUCTION]
-    for device, title in (("cpu", "CPU"), ("cuda", "GPU")):
-        names = CPU if device == "cpu" else CUDA
-        found = [RESULTS / device / f"{name}.json" for name in names]
-        records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in found if path.exists()}
-        if records:
-            most = machine(next(iter(records.values())))
-            sections += [f"## On a {title}", f"{most}."]
-            sections += [section(name, record, most) for name, record in records.items()]
-        elif device == "cuda":
-            sections.append("## On a GPU\n\nNot measured by these benchmarks. [What has run on one](gpu.md).")
-    if (PAGE.parent / "step-profile.svg").exists():
-        sections.append(PROFILES)
-    return "\n\n".join(part.strip() for part in [*sections, LONGER]) + "\n"
+    files = [RESULTS / f"{name}.json" for name in BENCHMARKS]
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files if path.exists()}
+    most = machine(next(iter(records.values())))
+    sections = [section(name, record, most) for name, record in records.items()]
+    return (
+        "\n\n".join(part.strip() for part in [INTRODUCTION, "## On a CPU", f"{most}.", *sections, PROFILES, LONGER])
+        + "\n"
+    )
 
 
 def machine(record: dict[str, Any]) -> str:
@@ -129,7 +108,7 @@ def machine(record: dict[str, Any]) -> str:
     extensions = " and ".join(name.upper().replace("_", "-") for name in found["bf16"])
     cpu = f"{found['cores']} cores of {found['processor']}" + (f" with {extensions}" if extensions else "")
     versions = ", ".join(f"{name} {found[name]}" for name in ("python", "torch", "deepspeed", "transformers"))
-    return f"{found['gpu'] + ', ' if found['gpu'] else ''}{cpu}; {versions}"
+    return f"{cpu}; {versions}"
 
 
 def section(name: str, record: dict[str, Any], most: str) -> str:

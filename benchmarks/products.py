@@ -1,6 +1,6 @@
 """How much of a training step are its bare matrix products?
 
-    python benchmarks/products.py [--device cuda] [--threads 1 2] [--precision bf16 fp32]
+    python benchmarks/products.py [--threads 1 2] [--precision bf16 fp32]
 
 The products that PyTorch computes in one step of our model, in their order, shapes and strides, are repeated on random
 matrices, in turns with the whole step. Where a kernel computes attention, the products that it consists of stand for
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from harness import Options, Side, Table, compare, main
+from harness import PRECISIONS, Options, Side, Table, compare, main, slow
 from peers import our_model, our_step, tokens, works, works_argument
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,7 +65,7 @@ def _contiguous(shape: torch.Size) -> tuple[int, ...]:
     return shape[1] * shape[2], shape[2], 1
 
 
-def bare(step: Side, device: str) -> Side:
+def bare(step: Side) -> Side:
     """The products of `step` alone."""
     with Recorder() as recorder:
         step()
@@ -74,7 +74,7 @@ def bare(step: Side, device: str) -> Side:
     def operand(place: int, outline: Outline) -> Tensor:
         if (place, outline) not in made:
             shape, strides, dtype = outline
-            made[place, outline] = torch.empty_strided(shape, strides, dtype=dtype, device=device).normal_()
+            made[place, outline] = torch.empty_strided(shape, strides, dtype=dtype).normal_()
         return made[place, outline]
 
     calls = [
@@ -93,11 +93,11 @@ def measure(options: Options) -> Iterator[Table]:
     for work in works(options):
         table = Table(f"Bare products: {work}", ["dtype", "threads", "our step", "its products", "share"])
         for precision in options.precisions:
-            if options.slow(precision):
+            if slow(precision):
                 continue
-            model = our_model(work.config).to(options.device, options.dtype(precision)).train()
-            step = our_step(model, tokens(model, work, options.device))
-            sides = {"ours": step, "products": bare(step, options.device)}
+            model = our_model(work.config).to(PRECISIONS[precision]).train()
+            step = our_step(model, tokens(work))
+            sides = {"ours": step, "products": bare(step)}
             for threads in options.threads:
                 result = compare(sides, options, threads)
                 share = result.ratio("products")

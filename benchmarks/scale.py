@@ -1,6 +1,6 @@
 """How do builds behave on large clusters?
 
-    python benchmarks/scale.py loop [--in-flight 1000 8000 25600] [--units 40000]
+    python benchmarks/scale.py loop
     python benchmarks/scale.py cluster [--nodes 20]
 
 `loop`: units that do nothing are handed to two workers by a driver that believes to have more, so that as many are in
@@ -44,11 +44,12 @@ from data_pipeline.engine.attempt import Needs
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"
-FILES, RECORDS = 120, 40
+IN_FLIGHT, UNITS = (1000, 8000, 25_600), 40_000  # of `loop`
+FILES, RECORDS = 120, 40  # of `cluster`
 _OPEN = {"RAY_AUTH_MODE": "disabled"}
 
 
-def loop(in_flight: int, units: int) -> dict[str, float]:
+def loop(in_flight: int) -> dict[str, float]:
     """Units a second, the driver's CPU time for each, and how long it takes to stop with all these in flight."""
     pool = workers.ready(RayConfig(num_cpus=2))
     cpus = max(2, in_flight - max(in_flight // 11, 64))  # a tenth more units than CPUs are in flight
@@ -59,9 +60,9 @@ def loop(in_flight: int, units: int) -> dict[str, float]:
     with mock.patch.object(dispatch, "cpus_of", return_value=cpus):
         list(results(20))  # the workers have started
         began, used = time.monotonic(), time.process_time()
-        done = sum(1 for _ in results(units))
+        done = sum(1 for _ in results(UNITS))
         seconds, cpu = time.monotonic() - began, time.process_time() - used
-        with contextlib.closing(results(units)) as some:
+        with contextlib.closing(results(UNITS)) as some:
             list(itertools.islice(some, 1000))
             ending = time.monotonic()
     return {
@@ -207,15 +208,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     rows = parser.add_subparsers(dest="row", required=True)
-    of_loop = rows.add_parser("loop")
-    of_loop.add_argument("--in-flight", type=int, nargs="+", default=[1000, 8000, 25_600])
-    of_loop.add_argument("--units", type=int, default=40_000)
+    rows.add_parser("loop")
     rows.add_parser("cluster").add_argument("--nodes", type=int, default=20)
     asked = parser.parse_args()
     if asked.row == "loop":
-        for in_flight in asked.in_flight:
+        for in_flight in IN_FLIGHT:
             when = scale_rows.circumstances()
-            row = {"code": "after", **loop(in_flight, asked.units), **when}
+            row = {"code": "after", **loop(in_flight), **when}
             print(json.dumps(row), flush=True)
             if asked.save:
                 scale_rows.save("loop.csv", row, ["code", "units in flight"])

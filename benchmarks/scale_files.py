@@ -191,10 +191,9 @@ def main() -> None:
     parser.add_argument("what", choices=["built", "replanned"])
     parser.add_argument("inputs", type=int)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="where to work; by default a temporary folder")
     parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         rows = {"built": built, "replanned": replanned}[given.what](given.inputs, given.workers, Path(folder))
         when = scale_rows.circumstances()
         for found in rows:

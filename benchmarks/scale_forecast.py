@@ -1,6 +1,6 @@
 """How long would 100 nodes take for C4 from one snapshot of Common Crawl? Arithmetic from what one machine has shown.
 
-    python benchmarks/scale_forecast.py measure [--copies 24] [--save]   # each stage on one core
+    python benchmarks/scale_forecast.py measure [--save]   # each stage on one core
     python benchmarks/scale_forecast.py                                  # the table
 
 `measure` builds configs/corpora/c4.yaml in this process from WET files of the published C4's first records, with their
@@ -35,7 +35,8 @@ from data_pipeline.stages.tokenizer import plan_sampling
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/corpora/c4.yaml"
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"
-FILES = 8
+FILES, COPIES = 8, 24  # copies of the 2 MB of C4's first records
+WORKERS = 6400  # of 100 nodes
 _BYTES_OF_A_URL, _BYTES_OF_A_KEY, _BYTES_OF_A_TOKEN = 100, 24, 2
 _READING = 10e9  # bytes a second of a file system
 _SMALL = ["after", "1000", "1", "build"]  # code, inputs, workers, what
@@ -160,24 +161,19 @@ def speeds_of(folder: Path) -> Speeds:
     )
 
 
-def of_c4(folder: Path, workers: int = 6400) -> list[StageTime]:
-    """The forecast of configs/corpora/c4.yaml, from the figures in docs/results, `folder`."""
-    return [*forecast(load(CONFIG, [], CorpusConfig), Crawl(), speeds_of(folder), workers)]
-
-
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 
 
-def measure(copies: int, folder: Path) -> Iterator[dict[str, object]]:
+def measure(folder: Path) -> Iterator[dict[str, object]]:
     """A row for each stage of a build by one core."""
     with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
     (folder / "inputs").mkdir()
     for number in range(FILES):
         with (folder / f"inputs/{number}.warc.wet.gz").open("wb") as file:
-            for copy in range(number, copies, FILES):
+            for copy in range(number, COPIES, FILES):
                 file.writelines(_wet(record["url"], record["text"], copy) for record in records)
     sources = json.dumps([{"format": "wet", "path": str(folder / "inputs")}])
     overrides = [f"output={folder / 'corpus'}", f"sources={sources}", "bytes_per_shared_unit=0"]
@@ -209,7 +205,7 @@ def _wet(url: str, text: str, copy: int) -> bytes:
 
 def cells(folder: Path) -> list[list[str]]:
     """The table of docs/results, `folder`: a row for each stage, and one for all."""
-    found = of_c4(folder)
+    found = [*forecast(load(CONFIG, [], CorpusConfig), Crawl(), speeds_of(folder), WORKERS)]
     rows = []
     for one in found:
         figures = [f"{one.unit:.1f}", f"{one.reads / 1e12:.2f}", *(f"{seconds:.0f}" for seconds in _times(one))]
@@ -226,7 +222,6 @@ def _times(one: StageTime) -> tuple[float, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["measure"])
-    parser.add_argument("--copies", type=int, default=24, help="of the 2 MB of C4's first records")
     parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     given = parser.parse_args()
     if given.what != "measure":
@@ -235,7 +230,7 @@ def main() -> None:
         return
     when = scale_rows.circumstances()
     with tempfile.TemporaryDirectory() as folder:
-        for measured in measure(given.copies, Path(folder)):
+        for measured in measure(Path(folder)):
             print(json.dumps(measured | when), flush=True)
             if given.save:
                 scale_rows.save("one-core.csv", measured | when, ["stage"])

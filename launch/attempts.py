@@ -186,13 +186,17 @@ class Attempts:
                 self._record_failure(recorded, "it was killed before it had stopped")
             return Ended(code, code == STOPPED and self._interrupted())
         self.failures.append(recorded)
+        reason = restarts.refusal(self.failures, self._faults.max_restarts)
+        may_lose_nodes = self._run.min_nodes is not None
         if attempt.lost:
             if not self.leave_out(list(attempt.lost)):
                 return self._failed(recorded, "", interrupted=True)
+            reason = None if may_lose_nodes else reason  # each node is left out once
         elif node := restarts.faulty_again(self.failures):
-            if self._run.min_nodes is None or not self.leave_out([node]):
+            if not (may_lose_nodes and self.leave_out([node])):
                 return self._failed(recorded, f"the arithmetic of {node} was wrong twice. {_REPLACE}")
-        elif (reason := restarts.refusal(self.failures, self._faults.max_restarts)) is not None:
+            reason = None
+        if reason is not None:
             return self._failed(recorded, reason)
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""

@@ -47,6 +47,7 @@ Launcher = Annotated[
 
 @app.command(epilog="Example: launch init mine --text 'books/*.txt'")
 def init(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the files, the corpus and the run.")] = "first",
     text: Annotated[
         str | None,
@@ -79,6 +80,8 @@ def init(
     `init` chooses the vocabulary size from a sample of the text, and the model, its steps and the precision from this
     machine.
     """
+    if text is None:
+        refuse_options(context, "for --text", "text_format")
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
 
@@ -175,10 +178,8 @@ def slurm_command(
     from launch import slurm, slurm_head
 
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
+    is_run = "model" in config_file.sections(config, overrides or [])
     head = slurm_head.HeadJob(
-        path=config.absolute(),
-        overrides=overrides or [],
-        is_run="model" in config_file.sections(config, overrides or []),
         per_node=gpus_per_node or settings.gpus_per_node or 1,
         min_nodes=min_nodes,
         requeue=requeue,
@@ -189,14 +190,17 @@ def slurm_command(
         cluster_file=str(cluster.absolute()) if cluster and doctor else None,
         launcher=launcher,
     )
-    if not head.is_run:
+    if not is_run:
         for_runs = f"for a run, and {config} is a corpus file"
         refuse_options(context, for_runs, "gpus_per_node", "min_nodes", "stop_at_step", "doctor", "launcher")
     if launcher == "deepspeed":
         refuse_options(context, "not with --launcher deepspeed, which doesn't restart a run", "min_nodes")
+    if dry_run:
+        refuse_options(context, "not with --dry-run, which only prints the script", "submit")
     if not submit:
         refuse_options(context, "for --submit", "chain")
-    slurm.submit(slurm.Job(head, nodes, settings, time, warn_seconds, chain), dry_run, submit)
+    job = slurm.Job(config.absolute(), overrides or [], is_run, head, nodes, settings, time, warn_seconds, chain)
+    slurm.submit(job, dry_run, submit)
 
 
 @app.command(hidden=True)
@@ -205,11 +209,9 @@ def head(
     config: Annotated[Path, path_argument("FILE.yaml", "A run file, or a corpus file.", config_path)],
 ) -> None:
     """Train or build in an allocation of SLURM; the batch script of `launch slurm` calls it."""
-    from data_pipeline.base import config_file
     from launch import slurm_head
 
-    is_run = "model" in config_file.sections(config, [])
-    raise typer.Exit(slurm_head.head(slurm_head.HeadJob(config.absolute(), is_run=is_run, **json.loads(job))))
+    raise typer.Exit(slurm_head.head(config.absolute(), slurm_head.HeadJob(**json.loads(job))))
 
 
 @app.command("doctor", epilog="Example: launch doctor configs/runs/quickstart.yaml --ranks 2")

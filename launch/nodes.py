@@ -4,11 +4,11 @@ On the head's own machine, the head's process does an agent's work.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from data_pipeline.base.processes import Process, ProcessGroup, until
 from launch.agent import NodeProcesses
@@ -115,13 +115,12 @@ class AgentPool:
     def __init__(self, names: Sequence[str], access: Access):
         self._access = access
         self._group = ProcessGroup(seconds_to_end=5.0)  # ssh and srun end with their agents
-        self.agents = [self._started(number, name) for number, name in enumerate(names)]
+        self.agents = [self._started(name) for name in names]
 
-    def _started(self, number: int, name: str) -> Agent:
+    def _started(self, name: str) -> Agent:
         if self._access.command is None:
             return Agent(name, NodeProcesses("127.0.0.1", "lo"))
-        environment, directory = dict(self._access.environment), os.getcwd()  # noqa: PTH109
-        given = {"number": number, "head": self._access.head, "environment": environment, "directory": directory}
+        given = {"head": self._access.head, "environment": dict(self._access.environment), "directory": str(Path.cwd())}
         command, line = self._access.command(name), json.dumps(given).encode() + b"\n"
         process = self._group.add(Process(command, output="kept", stdin=line, signals_blocked=True))
         return Agent(name, Connection(process.read, process.write), process)

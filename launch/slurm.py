@@ -111,8 +111,11 @@ class ClusterConfig(Section):
 
 @dataclass(frozen=True)
 class Job:
-    """A job of `launch slurm`: what its head does, the number of nodes, and SLURM's options."""
+    """A job of `launch slurm`: the run or corpus file, what its head does, the number of nodes, and SLURM's options."""
 
+    path: Path
+    overrides: list[str]
+    is_run: bool
     head: HeadJob
     nodes: int
     cluster: ClusterConfig
@@ -148,7 +151,7 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
         jobs.append(done.stdout.strip().partition(";")[0])
     print(f"submitted {'job' if len(jobs) == 1 else 'jobs'} {', '.join(jobs)}: {path}")
     print(f"  follow: tail -F {shlex.quote(str(directory))}/{jobs[0]}.out")
-    if job.head.is_run:
+    if job.is_run:
         stop = directory.parent / "stop"
         print(f"  save and stop: touch {shlex.quote(str(stop))}, or scancel --batch --signal=TERM {jobs[0]}")
     else:
@@ -168,20 +171,20 @@ def _checked(job: Job, dry_run: bool, submit: bool) -> tuple[str, Path]:
         raise UserError(f"--time: {job.time!r}; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes")
     if head.min_nodes and head.min_nodes > job.nodes:
         raise UserError(f"--min-nodes: {head.min_nodes} is more than --nodes {job.nodes}")
-    if head.is_run:
-        config = load(head.path, head.overrides, RunConfig)
-        ranks, folder = job.nodes * head.per_node, head.path.parent
+    if job.is_run:
+        config = load(job.path, job.overrides, RunConfig)
+        ranks, folder = job.nodes * head.per_node, job.path.parent
         if submit or not unchecked(config, ranks, folder):
             preflight(config, ranks, may_train=dry_run, here=False, folder=folder)
         return config.run.name, Path(config.run.directory).absolute() / "slurm"
-    corpus = load(head.path, head.overrides, CorpusConfig)
+    corpus = load(job.path, job.overrides, CorpusConfig)
     return corpus.name, Path(f"{Path(corpus.name if '://' in corpus.output else corpus.output).absolute()}.slurm")
 
 
 def batch_script(job: Job, name: str, directory: Path) -> str:
     """The batch script. A name or path with any characters is one word for SLURM and for the shell."""
     head, cluster, plain = job.head, job.cluster, re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
-    on_gpus = head.is_run and cluster.device == "gpu"
+    on_gpus = job.is_run and cluster.device == "gpu"
     options: list[tuple[str, str | int | None]] = [
         ("job-name", plain),
         ("nodes", job.nodes),
@@ -204,9 +207,9 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     variables |= {"CUDA_VISIBLE_DEVICES": ""} if cluster.device == "cpu" else {}
     script += [f"export {key}={shlex.quote(value)}" for key, value in (variables | cluster.variables).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
-    content = merged(head.path, head.overrides, RunConfig if head.is_run else CorpusConfig)
+    content = merged(job.path, job.overrides, RunConfig if job.is_run else CorpusConfig)
     launch, place = shlex.join(PYTHON), shlex.quote(str(directory))
-    shown = _CONTROL.sub("?", str(head.path))
+    shown = _CONTROL.sub("?", str(job.path))
     script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
     # exec: SLURM sends USR1 to the batch shell before the time is over, and the head must get it
     return "\n".join([*script, f'exec {launch} head {shlex.quote(head.as_json)} "$copy"', ""])

@@ -20,7 +20,7 @@ from typing import Literal
 
 from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.command import STOPPED, print_error
-from data_pipeline.base.config_file import load
+from data_pipeline.base.config_file import load, sections
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.processes import Process, ProcessGroup, announce, caught, until
 from data_pipeline.config import CorpusConfig
@@ -47,22 +47,17 @@ _RAY = "from ray.scripts.scripts import main; main()"
 
 @dataclass(frozen=True)
 class HeadJob:
-    """What the head of a job does.
+    """How the head of a job trains or builds.
 
     Attributes:
-        path: a run file to train, or a corpus file to build.
         per_node: number of ranks on each node.
-        is_run: whether `path` is a run file.
         srun: further options of srun.
         container: the command that precedes what srun starts.
         doctor: whether `launch doctor` checks the nodes first, with `cluster_file`.
         launcher: what starts the ranks of a node: an agent, or DeepSpeed's launcher.
     """
 
-    path: Path
     per_node: int
-    overrides: list[str] = field(default_factory=list)
-    is_run: bool = False
     min_nodes: int | None = None
     requeue: bool = False
     stop_at_step: int | None = None
@@ -74,18 +69,12 @@ class HeadJob:
 
     @property
     def as_json(self) -> str:
-        """The arguments of `launch head` besides the file."""
-        of_file = ("path", "overrides", "is_run")
-        given = {name: value for name, value in vars(self).items() if name not in of_file}
-        return json.dumps({name: value for name, value in given.items() if value not in (None, False, [])})
-
-    @property
-    def file(self) -> list[str]:
-        return ["--", str(self.path), *self.overrides]
+        """The argument of `launch head` besides the file."""
+        return json.dumps({name: value for name, value in vars(self).items() if value not in (None, False, [])})
 
 
-def head(job: HeadJob) -> int:
-    """Trains or builds in this allocation; returns the exit code.
+def head(path: Path, job: HeadJob) -> int:
+    """Trains the run file `path`, or builds the corpus file, in this allocation; returns the exit code.
 
     With `requeue`, the job is requeued if the scheduler stops it or a node is lost.
     """
@@ -93,10 +82,10 @@ def head(job: HeadJob) -> int:
     if number is None or "SLURM_JOB_NODELIST" not in os.environ:
         raise UserError("launch head: not in an allocation of SLURM; `launch slurm` writes the script that calls it")
     names = slurm.hostnames(os.environ["SLURM_JOB_NODELIST"])
-    if job.is_run:
-        ended = _train(job, [Node(name, job.per_node) for name in names])
+    if "model" in sections(path, []):
+        ended = _train(path, job, [Node(name, job.per_node) for name in names])
     else:
-        ended = _build_corpus(job, names, number)
+        ended = _build_corpus(path, job, names, number)
     if job.requeue and ended.interrupted:
         _requeue(number)
     return ended.code
@@ -117,11 +106,11 @@ def _on(node: str) -> list[str]:
     return ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *_SHARED]
 
 
-def _train(job: HeadJob, nodes: list[Node]) -> Ended:
-    run = Run(job.path, job.overrides, job.stop_at_step, min_nodes=job.min_nodes)
+def _train(path: Path, job: HeadJob, nodes: list[Node]) -> Ended:
+    run = Run(path, [], job.stop_at_step, min_nodes=job.min_nodes)
     if job.doctor:
         cluster = ["--cluster", job.cluster_file] if job.cluster_file else []
-        if ended := _run_before([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, *job.file]):
+        if ended := _run_before([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, "--", str(path)]):
             return ended
     if job.launcher == "deepspeed":
         return _train_with_deepspeed(run, nodes, job)
@@ -138,7 +127,7 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
     setup = preflight(config, ranks, here=False, folder=run.path.parent)
     if is_finished(setup):
         return Ended(0, False)
-    number, hostfile = os.environ["SLURM_JOB_ID"], job.path.with_suffix(".hosts")
+    number, hostfile = os.environ["SLURM_JOB_ID"], run.path.with_suffix(".hosts")
     write_bytes(hostfile, "".join(f"{node.name} slots={node.ranks}\n" for node in nodes).encode())
     meeting = [f"--master_addr={slurm.node_address(nodes[0].name)}", f"--master_port={slurm.master_port(number)}"]
     options = [f"--hostfile={hostfile}", "--no_ssh", *meeting, "--no_python", "--no_local_rank"]
@@ -180,7 +169,7 @@ def _requeue(job: str) -> None:
     time.sleep(_SECONDS_TO_BE_REQUEUED)  # until SLURM ends this process; an exit would end the job
 
 
-def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
+def _build_corpus(path: Path, job: HeadJob, names: list[str], number: str) -> Ended:
     """Starts Ray on the nodes `names`, builds the corpus, and ends Ray.
 
     The build begins on the first node, and other nodes join it once their Ray is up. If Ray ends on another node, it is
@@ -188,7 +177,7 @@ def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
     warning), SIGTERM and SIGINT end the build, which can be resumed at any time. Raises FailedError if Ray doesn't
     start on the first node.
     """
-    workers.check_dashboard(config := load(job.path, job.overrides, CorpusConfig).ray)
+    workers.check_dashboard(config := load(path, [], CorpusConfig).ray)
     host, port = slurm.node_address(names[0]), slurm.master_port(number)
     cpus = dict(zip(names, slurm.cpus_per_node(os.environ), strict=False))
     # Ray answers only requests with its token, which nobody outside this job has
@@ -209,8 +198,8 @@ def _build_corpus(job: HeadJob, names: list[str], number: str) -> Ended:
         head = ray_on(names[0])
         _wait_for_head(head, host, port, received)
         others, starts = {ray_on(name): name for name in names[1:]}, Counter[str]()
-        command = [sys.executable, "-m", "data_pipeline", "build", str(job.path), *job.overrides]
-        process = group.add(Process([*command, f"ray.address={host}:{port}"]))
+        command = [sys.executable, "-m", "data_pipeline", "build", str(path), f"ray.address={host}:{port}"]
+        process = group.add(Process(command))
         while (ended := group.watch(stop=lambda: received)) in others:
             name = others.pop(ended)
             again = starts[name] < _RESTARTS

@@ -1,6 +1,6 @@
 """Faults × points of a run's work × one and two hosts, each judged against the undisturbed run.
 
-    python -m checks.faults --cells 200 --seed 1 [--only NUMBER …] [--out DIR] [--json FILE]
+    python -m checks.faults --cells 200 --seed 1 [--only NUMBER …] [--out DIR]
     python -m checks.faults --builds --cells 30 --seed 1
 
 A small T5 is trained by `launch local` on two ranks, or by `launch hosts` on two hosts with one rank each. A cell is
@@ -54,18 +54,16 @@ def main() -> int:
         prog="python -m checks.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cells", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", help="run these cells, even if they have verdicts")
     parser.add_argument("--builds", action="store_true", help="faults of builds instead of runs")
     parser.add_argument("--out", type=Path, help="where files and verdicts are kept")
-    parser.add_argument("--json", type=Path, help="write verdicts and summary to this file")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in the background without Ctrl-C
         signal.signal(number, lambda *_: sys.exit(1))
     folder = (given.out or Path(tempfile.mkdtemp(prefix="fault-matrix-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = given.only or range(given.first, given.first + given.cells)
+    numbers = given.only or range(given.cells)
     if given.builds:
         from checks.faults.builds import run_builds
 
@@ -76,8 +74,6 @@ def main() -> int:
     found = run_matrix(folder, given.seed, numbers, lambda text: print(text, flush=True))
     summed = verdicts.summary(found)
     print(f"\n{json.dumps(summed, indent=1)}\nfiles: {folder}")
-    if given.json:
-        given.json.write_text(json.dumps({"summary": summed, "cells": verdicts.as_json(found)}, indent=1) + "\n")
     return int(summed["same"] < summed["cells"])
 
 

@@ -23,7 +23,7 @@ import psutil
 
 from checks.faults.building import FAULTS, OUTSIDE, WHEN, PlantedInBuild
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.builds import checksums, family, raylets, with_fault
+from tests.data_pipeline.builds import checksums, differences, family, raylets, with_fault
 
 _SECONDS = 300.0
 _NAMED = {  # in what a build says that fails
@@ -51,10 +51,10 @@ def draw(seed: int, number: int, stages: list[str]) -> BuildCell:
     return BuildCell(number, fault, stage, generator.choice(WHEN))
 
 
-def write_inputs(folder: Path) -> Path:
-    """A corpus file with every stage, and three small C4 files."""
+def write_inputs(folder: Path, records: int = 25, **changes: object) -> Path:
+    """A corpus file with every stage, and three C4 files of so many records. `changes`: sections of the corpus file."""
     for part in range(3):
-        write_c4(folder / f"c4-{part}.json.gz", records=25, skip=25 * part)
+        write_c4(folder / f"c4-{part}.json.gz", records=records, skip=records * part)
     item = "This question of a test stands on a page and must not be learnt from it"
     passage = " ".join(f"word{number}" for number in range(60))  # on two pages
     for part, text in enumerate((f"First page. {passage}.", f"Second page. {passage}!", f"Third page. {item}.")):
@@ -65,6 +65,7 @@ def write_inputs(folder: Path) -> Path:
         folder / "corpus.yaml",
         dedup={"spans": True, "substrings": True, "minhash": True, "keys_per_bucket": 500},
         decontamination={"sets": [{"name": "test", "path": str(folder / "items.txt"), "format": "text"}]},
+        **changes,
     )
 
 
@@ -97,18 +98,10 @@ class Builds:
         if (named := _NAMED.get(cell.fault)) and named not in said:
             problems.append(f"nothing says {named!r}")
         if code == 0:
-            problems += self._differences(folder / "corpus")
-        else:
-            code, said = self._built(folder / "corpus", None, "ray.small_bytes=1000000000")
-            problems += [f"run again: exit code {code}: {said[-300:]}"] if code else []
-            problems += self._differences(folder / "corpus")
-        return problems
-
-    def _differences(self, corpus: Path) -> list[str]:
-        found = checksums(corpus)
-        names = sorted(name for name in self.expected | found if self.expected.get(name) != found.get(name))
-        left = [str(path) for path in corpus.rglob("*.tmp")]
-        return [f"differs: {', '.join(names)}"] * bool(names) + [f"left: {', '.join(left)}"] * bool(left)
+            return problems + differences(folder / "corpus", self.expected)
+        code, said = self._built(folder / "corpus", None, "ray.small_bytes=1000000000")
+        problems += [f"run again: exit code {code}: {said[-300:]}"] if code else []
+        return problems + differences(folder / "corpus", self.expected)
 
     def _built(self, corpus: Path, planted: PlantedInBuild | None, *overrides: str) -> tuple[int, str]:
         """The exit code of a build, and what it said. No process outlives it."""

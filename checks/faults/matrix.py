@@ -28,6 +28,7 @@ from tests.conftest import run, write_c4, write_corpus_file
 from tests.launch.two_hosts import Hosts
 from tests.ports import free_port
 from tests.pretrain.runs import run_file
+from tests.processes import processes_with
 
 SECONDS = 300.0  # for a command
 SLOW_LINK, SLOW_FOR, CUT_FOR = 0.05, 4.0, 3.0  # s each way, and for how long
@@ -182,7 +183,7 @@ class Matrix:
         seconds = self._patience * 10 + (cells.NO_WORD_SECONDS if cell.hosts == 2 else 0)
         deadline = time.monotonic() + seconds
         while True:
-            left = list(_of_cell(path))
+            left = processes_with(MATRIX_CELL=str(path.parent))
             if cell.hosts == 2:
                 left += [process for index in range(2) for process in self._of_host(index)]
             if not left or time.monotonic() > deadline:
@@ -211,14 +212,6 @@ class Matrix:
 
 def _local(path: Path, ranks: int) -> list[str]:
     return [LAUNCH, "local", str(path), "--ranks", str(ranks)]
-
-
-def _of_cell(path: Path) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            mine = process.environ().get("MATRIX_CELL") == str(path.parent)
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
 
 
 @contextlib.contextmanager

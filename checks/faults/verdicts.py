@@ -190,7 +190,3 @@ def forget(file: Path, number: int) -> None:
     """Drops the verdicts of a cell, which is run again."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     file.write_text("".join(text for text in lines if json.loads(text)["cell"]["number"] != number))
-
-
-def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    return [asdict(verdict) for verdict in verdicts]

@@ -9,7 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +83,16 @@ Check = Callable[[Report], None]
 
 def findings(lines: Path, name: str, kind: str) -> Iterator[tuple[str, Any]]:
     """(name, value) of each finding of a kind that the check `name` has written, whole or not at its end."""
-    for line in lines.read_text(encoding="utf-8").splitlines() if lines.exists() else ():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
+    for found in lines_of(lines):
         if found.get("check") == name and kind in found and "value" in found:
             yield found[kind], found["value"]
+
+
+def lines_of(file: Path) -> Iterator[Json]:
+    """The lines of a file of findings, but for one that was cut off; none if there is no file."""
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def plain(value: Any) -> Any:

@@ -7,11 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from data_pipeline.base.config_file import load
 from data_pipeline.base.json_file import read_json
-from data_pipeline.config import CorpusConfig
-from pretrain.config import RunConfig
-from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +37,6 @@ def curves_of(folder: Path, row: str) -> list[dict[str, list[tuple[int, float]]]
                 curves.setdefault("/".join([kind, rest[-1]]), []).append((line.step, value))
         found.append(curves)
     return found
-
-
-def parameters_of(run: Path, corpus: str) -> int:
-    """Of the model of a run file, with the vocabulary of a corpus file."""
-    tokenizer = load(ROOT / f"configs/corpora/{corpus}.yaml", [], CorpusConfig).tokenizer
-    vocabulary = f"model.vocab_size={tokenizer.vocab_size + tokenizer.sentinels}"
-    return outline(load(run, [vocabulary], RunConfig).model).num_parameters()
 
 
 def number(value: float | None, places: int, sign: bool = False) -> str:

@@ -7,7 +7,6 @@ Afterwards `python -m checks.results` compares both as it does all pages.
 """
 
 import argparse
-import json
 import re
 import shutil
 from collections import Counter
@@ -16,11 +15,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from checks.gpu.report import Json, lines_of
 from checks.results.data import ROOT, number
 from checks.results.pages import Rows, line_of
 from checks.results.tables import table
 
-Line = dict[str, Any]
 TITLE = "## Measured by `make gpu`"
 _BEFORE = "## How the next figures are made"
 _TOP = 10  # of the longest kernels of each form
@@ -145,8 +144,7 @@ _CHECKS = ["check", "outcome", "held", "wrong", "skipped", "seconds"]
 
 def _on_a_gpu(folder: Path) -> dict[str, Any]:
     """The lines of the first `make gpu`, one for each check."""
-    lines = map(json.loads, (folder / "gpu/h100.jsonl").read_text(encoding="utf-8").splitlines())
-    return {line["check"]: line for line in lines}
+    return {line["check"]: line for line in lines_of(folder / "gpu/h100.jsonl")}
 
 
 @table("gpu-checks")
@@ -170,18 +168,7 @@ def _gpu_generation(folder: Path) -> Iterator[list[str | None]]:
         yield [row["decoding"], f"{row['tokens_per_second']:,.0f}"]
 
 
-def lines_of(files: Iterable[Path]) -> list[Line]:
-    """The lines of `make gpu` in these files; one that was cut off isn't among them."""
-    found = []
-    for text in (line for file in files for line in file.read_text(encoding="utf-8").splitlines()):
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            continue
-    return found
-
-
-def tables(lines: list[Line]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def tables(lines: list[Json]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """The name, the headings and the rows of each table that there are lines for."""
     skipped = Counter(line["check"] for line in lines if "skipped" in line)
     ends = [line for line in lines if "outcome" in line]
@@ -198,7 +185,7 @@ def tables(lines: list[Line]) -> Iterator[tuple[str, list[str], list[list[str]]]
             yield name, [*source.columns], cells
 
 
-def _end(line: Line, skipped: int) -> list[str]:
+def _end(line: Json, skipped: int) -> list[str]:
     """The row of a check, by its last line. Checks that weren't reached have no counts."""
     counts = [str(line.get("held", "")), str(len(line.get("wrong", ()))), str(skipped), f"{line.get('seconds', 0):.0f}"]
     return [f"`{line['check']}`", line["outcome"], *counts]
@@ -206,11 +193,16 @@ def _end(line: Line, skipped: int) -> list[str]:
 
 def computed(folder: Path) -> dict[str, Rows]:
     """The rows of each table from the files in `folder`/gpu, by what stands above it on the page."""
-    files = sorted(folder.glob("gpu/gpu-*.jsonl"))
-    return {f"make gpu, {name}": rows for name, _, rows in tables(lines_of(files))} if files else {}
+    lines = _lines_in(folder)
+    return {f"make gpu, {name}": rows for name, _, rows in tables(lines)} if lines else {}
 
 
-def section(lines: list[Line], when: date) -> str:
+def _lines_in(folder: Path) -> list[Json]:
+    """The lines of `make gpu` in the files in `folder`/gpu."""
+    return [line for file in sorted(folder.glob("gpu/gpu-*.jsonl")) for line in lines_of(file)]
+
+
+def section(lines: list[Json], when: date) -> str:
     """The section of the page: the machine, then the tables."""
     facts = {line["fact"]: line["value"] for line in lines if line.get("check") == "machine" and "fact" in line}
     versions = ", ".join(f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts.get(key))
@@ -228,7 +220,7 @@ def put(files: Iterable[Path], folder: Path, when: date) -> None:
         shutil.copyfile(file, folder / "gpu" / file.name)
     page = folder / "gpu.md"
     text = re.sub(rf"(?ms)^{re.escape(TITLE)}$.*?(?=^## )", "", page.read_text(encoding="utf-8"))
-    own = section(lines_of(sorted(folder.glob("gpu/gpu-*.jsonl"))), when)
+    own = section(_lines_in(folder), when)
     page.write_text(text.replace(_BEFORE, own + _BEFORE), encoding="utf-8")
 
 

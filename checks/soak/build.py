@@ -2,7 +2,7 @@
 
     python -m checks.soak.build [--kills 30] [--seed 0] [--minutes 15]
 
-The shipped samples are first built undisturbed, with every stage that there is, by one worker. Then they are built
+The shipped sample of C4 is first built undisturbed, with every stage that there is, by one worker. Then it is built
 again and again in a fresh directory by two workers, which merge files too, while SIGKILL hits the driver, a worker at
 work, the raylet or all processes at once. A build that ends is started again, until it completes. Every file of each
 finished corpus, except the report, which contains times, must have the same sha256.
@@ -10,8 +10,6 @@ finished corpus, except the report, which contains times, must have the same sha
 
 import argparse
 import contextlib
-import gzip
-import json
 import random
 import shutil
 import signal
@@ -25,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import SAMPLES, write_c4, write_corpus_file
-from tests.data_pipeline.builds import MERGING, at_work, checksums, family, raylets, write_model
+from checks.faults.builds import write_inputs
+from tests.data_pipeline.builds import MERGING, at_work, checksums, differences, family, raylets
 
 VICTIMS = ("driver", "worker", "raylet", "all")
 _SECONDS_TO_FINISH = 180.0
@@ -40,32 +38,6 @@ class Outcome:
     builds: int = 0
     files: int = 0
     problems: list[str] = field(default_factory=list)
-
-
-def write_inputs(folder: Path) -> Path:
-    """Writes the corpus file for the shipped samples, with C4's in four files."""
-    for part in range(4):
-        write_c4(folder / f"c4-{part}.json.gz", records=250, skip=250 * part)
-    sources = [
-        {"format": "c4", "path": str(folder / "*.json.gz"), "language": "en"},
-        {"format": "wikipedia", "path": str(SAMPLES / "*.xml.bz2"), "language": "en"},
-    ]
-    with gzip.open(folder / "c4-0.json.gz", "rt", encoding="utf-8") as pages:
-        seen = json.loads(next(pages))["text"]  # an item of an evaluation set that a page has
-    (folder / "items.txt").write_text(" ".join(seen.split()))
-    return write_corpus_file(
-        folder / "corpus.yaml",
-        sources=sources,
-        cleaning={
-            "gopher": True,
-            "pii": ["email", "ip", "phone"],
-            "classifier": {"path": str(write_model(folder / "model.bin")), "label": "good", "threshold": 0.5},
-        },
-        dedup={"spans": True, "substrings": True, "minhash": True, "keys_per_bucket": 5000},
-        decontamination={"sets": [{"name": "test", "path": str(folder / "items.txt"), "format": "text"}]},
-        tokenizer={"vocab_size": 2000, "sentinels": 20, "sample_bytes": 300_000},
-        shards={"rows_per_block": 256, "blocks_per_shard": 16},  # a dozen shards
-    )
 
 
 def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> Outcome:
@@ -86,13 +58,7 @@ def soak(config: Path, kills: int, seed: int, seconds: float, pause: float) -> O
         outcome.builds += 1
         if outcome.problems:
             break
-        found = checksums(corpus)
-        outcome.problems += [
-            f"build {outcome.builds}: {name} differs"
-            for name in sorted(expected | found)
-            if expected.get(name) != found.get(name)
-        ]
-        outcome.problems += [f"build {outcome.builds}: {path} is left" for path in corpus.rglob("*.tmp")]
+        outcome.problems += [f"build {outcome.builds}: {problem}" for problem in differences(corpus, expected)]
     return outcome
 
 
@@ -167,7 +133,8 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        config = write_inputs(Path(folder))
+        shards = {"rows_per_block": 256, "blocks_per_shard": 16}  # several shards
+        config = write_inputs(Path(folder), records=330, shards=shards)
         outcome = soak(config, arguments.kills, arguments.seed, arguments.minutes * 60, pause=20)
     by_victim = ", ".join(f"{outcome.kills[victim]} {victim}" for victim in VICTIMS)
     print(f"{outcome.kills.total()} kills ({by_victim}) in {outcome.builds} builds, {time.monotonic() - started:.0f} s")

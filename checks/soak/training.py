@@ -15,7 +15,6 @@ The run directory is on a small file system of its own, which takes root, or els
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -28,7 +27,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -39,15 +37,14 @@ from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.directory import all_steps, newest
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
-from pretrain.run.metrics_file import read_metrics
-from tests.conftest import run, write_c4, write_corpus_file
+from tests.conftest import TOP, run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
-from tests.pretrain.runs import train_ranks
+from tests.pretrain.runs import losses, run_file, train_ranks
 
 VICTIMS = ("rank", "supervisor")
 MOMENTS = ("start", "step", "save")
 ROWS, LANES = 16, 8
-_SECONDS_TO_START = 120.0
+_SECONDS_TO_START, _SECONDS_TO_GO = 120.0, 30.0
 _DISK_BYTES = 64 << 20
 
 
@@ -65,62 +62,38 @@ class Outcome:
 
 
 class Run:
-    """A run file, and the files of its run in `directory`."""
+    """A run file in `folder`, and the files of its run. Its log and its records are beside `folder`."""
 
-    def __init__(self, folder: Path, name: str, corpus: Path, steps: int, directory: Path | None = None):
-        self.directory = directory or folder / name
-        self.log = folder / f"{name}.log"
-        self.records = folder / f"{name}-rows"
+    def __init__(self, folder: Path, corpus: Path, steps: int, beside: Path):
+        self.log, self.records = beside / f"{folder.name}.log", beside / f"{folder.name}-rows"
         self.records.mkdir()
-        self.path = folder / f"{name}.yaml"
-        self.path.write_text(json.dumps(self._config(corpus, steps)))
-
-    def _config(self, corpus: Path, steps: int) -> dict[str, Any]:
-        return {
-            "run": {"name": "soak", "directory": str(self.directory), "max_steps": steps, "cpu_threads": 1},
-            "model": {
-                "family": "t5",
-                "d_model": 64,
-                "d_kv": 16,
-                "d_ff": 128,
-                "num_heads": 4,
-                "num_encoder_layers": 2,
-                "num_decoder_layers": 2,
-                "dropout_rate": 0.1,
-            },
-            "data": {"train": [{"corpus": str(corpus)}], "lanes": LANES, "workers": 0},
-            "batch": {"global_batch_size": ROWS, "micro_batch_size": 2},
-            "optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
-            "schedule": {"name": "cosine", "warmup_steps": 10},
-            "precision": "fp32",
-            "deepspeed": {"zero_optimization": {"stage": 2}},
-            "faults": {"max_restarts": 0, "dead_rank_seconds": 2, "hang_timeout_seconds": 60},
-            "checkpoint": {"every_steps": 4, "keep_last": 3},
-            "tracking": {"mlflow": None, "log_every_steps": 1},
-        }
+        self.path = run_file(
+            folder,
+            corpus,
+            run={"max_steps": steps},
+            data={"train": [{"corpus": str(corpus)}], "lanes": LANES, "workers": 0},
+            batch={"global_batch_size": ROWS, "micro_batch_size": 2},
+            evaluation=[],
+            faults={"max_restarts": 0, "dead_rank_seconds": 2, "hang_timeout_seconds": 60},
+            checkpoint={"every_steps": 4, "keep_last": 3},
+        )
+        self.directory = folder / "run"
 
     def start(self, ranks: int, stage: int) -> subprocess.Popen[bytes]:
         program = [sys.executable, "-m", "launch", "local", str(self.path), "--ranks", str(ranks)]
         program += [f"deepspeed.zero_optimization.stage={stage}"]
-        root = Path(__file__).parents[2]
-        paths = [str(Path(__file__).parent / "recorder"), str(root), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "RECORDED_ROWS": str(self.records),
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        }
+        paths = [str(Path(__file__).parent / "recorder"), str(TOP), os.environ.get("PYTHONPATH", "")]
+        own = {"RECORDED_ROWS": str(self.records), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         with self.log.open("ab") as file:
-            return subprocess.Popen(program, stdout=file, stderr=file, env=environment, start_new_session=True)
+            return subprocess.Popen(
+                program, stdout=file, stderr=file, env={**os.environ, **own}, start_new_session=True
+            )
 
     def step(self) -> int:
         """The number of lines in the log of metrics: a clock that ticks with the steps."""
         with contextlib.suppress(FileNotFoundError), (self.directory / "metrics.jsonl").open("rb") as file:
             return sum(1 for _ in file)
         return 0
-
-    def losses(self) -> dict[int, float]:
-        rows = read_metrics(self.directory)
-        return {row.step: row.metrics["train/loss"] for row in rows if "train/loss" in row.metrics}
 
     def parameters(self) -> dict[str, torch.Tensor]:
         latest = newest(self.directory)
@@ -135,10 +108,10 @@ class Run:
 def soak(folder: Path, corpus: Path, change: bool, kills: int, seed: int, seconds: float, steps: int) -> Outcome:
     """Trains for `steps` steps with up to `kills` kills, none after `seconds`; then lets the run finish."""
     outcome, generator = Outcome(steps=steps), random.Random(seed)
-    whole = Run(folder, "whole", corpus, steps)
+    whole = Run(folder / "whole", corpus, steps, folder)
     assert train_ranks(whole.path, 2) == [0, 0]
     with _small_disk(folder) if change else contextlib.nullcontext(folder) as disk:
-        killed = Run(folder, "killed", corpus, steps, disk / "killed")
+        killed = Run(disk / "killed", corpus, steps, folder)
         _train(killed, change, kills, generator, time.monotonic() + seconds, outcome)
         if not outcome.problems:
             _compare(killed, whole, corpus, change, outcome)
@@ -169,7 +142,7 @@ def _train(killed: Run, change: bool, kills: int, generator: random.Random, unti
                 victim, moment = generator.choice(VICTIMS), generator.choice(MOMENTS)
                 if _wait_for(moment, killed, supervisor, generator) and _kill(victim, supervisor, generator):
                     outcome.kills[victim, moment] += 1
-                    print(f"{outcome.kills.total()}: {victim}, {moment}, {len(killed.losses())} steps", flush=True)
+                    print(f"{outcome.kills.total()}: {victim}, {moment}, {len(losses(killed.path))} steps", flush=True)
                     supervisor.wait(_SECONDS_TO_START)
                     _wait_until_gone(killed, outcome)
                     continue
@@ -230,9 +203,9 @@ def _is_fork(process: psutil.Process) -> bool:
     return False
 
 
-def _wait_until_gone(killed: Run, outcome: Outcome, seconds: float = 30.0) -> None:
+def _wait_until_gone(killed: Run, outcome: Outcome) -> None:
     """Checks that no process of the run outlives its supervisor for long."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SECONDS_TO_GO
     while left := [process for process in psutil.process_iter() if str(killed.path) in _command(process)]:
         if time.monotonic() > deadline:
             outcome.problems.append(f"left behind: {[_command(process) for process in left]}")
@@ -266,7 +239,7 @@ def _fill_disk(killed: Run, supervisor: subprocess.Popen[bytes]) -> bool:
         if supervisor.poll() is not None:
             return False
         time.sleep(0.01)
-    filler = killed.directory.parent / "filler"
+    filler = killed.path.with_name("filler")
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -294,7 +267,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
 
 
 def _compare(killed: Run, whole: Run, corpus: Path, change: bool, outcome: Outcome) -> None:
-    found, wanted = killed.losses(), whole.losses()
+    found, wanted = losses(killed.path), losses(whole.path)
     outcome.largest_difference = largest_relative_difference(found, wanted)
     if not change:
         outcome.problems += [
@@ -327,20 +300,12 @@ def main() -> int:
     arguments = parser.parse_args()
     change = arguments.kind == "change"
     if change and os.geteuid():  # with mounts of its own, and as root among them
-        os.execvp(
-            "unshare", ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-m", *_module(sys.argv)]
-        )
+        unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+        os.execvp("unshare", [*unshare, sys.executable, "-m", "checks.soak.training", *sys.argv[1:]])
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    outcome = soak(
-        folder,
-        _corpus(folder),
-        change,
-        arguments.kills,
-        arguments.seed,
-        arguments.minutes * 60,
-        steps=10 * arguments.kills,
-    )
+    kills, seconds = arguments.kills, arguments.minutes * 60
+    outcome = soak(folder, _corpus(folder), change, kills, arguments.seed, seconds, steps=10 * kills)
     kinds = {kind: sum(n for key, n in outcome.kills.items() if kind in key) for kind in (*VICTIMS, *MOMENTS)}
     print(f"{outcome.kills.total()} kills: {', '.join(f'{n} {kind}' for kind, n in kinds.items())}")
     print(f"starts: {', '.join(f'{n} × {kind}' for kind, n in sorted(outcome.starts.items()))}")
@@ -355,10 +320,6 @@ def main() -> int:
     near = f"rows are the schedule's; losses differ by at most {outcome.largest_difference:.1e} of their value"
     print(near if change else same)
     return 0
-
-
-def _module(arguments: list[str]) -> list[str]:
-    return ["checks.soak.training", *arguments[1:]]
 
 
 if __name__ == "__main__":

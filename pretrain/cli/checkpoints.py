@@ -7,7 +7,7 @@ import typer
 
 from data_pipeline.base.command import path_argument, path_option, refuse_options
 from data_pipeline.base.errors import UserError
-from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app, open_checkpoint
+from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app
 
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, transformers 1.4 s more.
@@ -84,9 +84,10 @@ def attention(
     out: Annotated[Path, path_option("--out", "The directory for the pictures.")] = Path("attention"),
 ) -> None:
     """Draw the attention weights of each layer and head."""
+    from pretrain import loaded
     from pretrain.tools import evaluate
 
-    trained = open_checkpoint(checkpoint).on_best_device()
+    trained = loaded.open_model(checkpoint).on_best_device()
     for path in evaluate.draw_attention(trained, text, target, tokens, out):
         print(path)
 

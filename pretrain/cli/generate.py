@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -14,8 +13,8 @@ import typer
 from data_pipeline.base.command import path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import is_utf8
-from data_pipeline.base.progress import Progress, track
-from pretrain.cli.app import SavedModel, app, open_checkpoint, takes
+from data_pipeline.base.progress import track
+from pretrain.cli.app import SavedModel, app
 
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB.
@@ -25,79 +24,75 @@ if TYPE_CHECKING:
     from pretrain.evaluate.generation.texts import Answer
 
 
-@dataclass(frozen=True)
-class GenerateOptions:
-    """The arguments and options of `generate`. Those from `max_new_tokens` on are the fields of GenerationSettings."""
-
-    checkpoint: SavedModel
+# The options from `max_new_tokens` on are the fields of GenerationSettings.
+@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
+def generate(
+    context: typer.Context,
+    checkpoint: SavedModel,
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text. <extra_id_0>, <extra_id_1>, … stand for masked spans."),
-    ] = None
+    ] = None,
     file: Annotated[
         Path | None, path_option("--file", "A file with one text per line. Default without TEXT: stdin.")
-    ] = None
+    ] = None,
     corpus: Annotated[
         Path | None,
         path_option("--corpus", "Take sentences from the held-out documents of this corpus, and mask words in them."),
-    ] = None
-    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences from --corpus.")] = 3
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 16
+    ] = None,
+    number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences from --corpus.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 16,
     likeliest: Annotated[
         int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
-    ] = 0
+    ] = 0,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")] = (
         False
-    )
-    out: Annotated[Path | None, path_option("--out", "Write to this new file instead of stdout.")] = None
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 128
-    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer, in tokens.")] = 0
-    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size. 0: off.")] = 0
-    num_beams: Annotated[int, typer.Option(help="Number of beams. 1: no beam search.")] = 1
-    length_penalty: Annotated[float, typer.Option(help="For beam search: above 0 favours long answers.")] = 1.0
-    early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false"
-    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0: greedy decoding.")] = 0.0
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None
+    ),
+    out: Annotated[Path | None, path_option("--out", "Write to this new file instead of stdout.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 128,
+    min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer, in tokens.")] = 0,
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size. 0: off.")] = 0,
+    num_beams: Annotated[int, typer.Option(help="Number of beams. 1: no beam search.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="For beam search: above 0 favours long answers.")] = 1.0,
+    early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0: greedy decoding.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Sample from the fewest tokens whose probabilities sum to this, after --top-k.")
-    ] = 1.0
-    seed: Annotated[int, typer.Option(help="Seed of masks and sampling.")] = 0
-
-
-@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
-@takes(GenerateOptions)
-def generate(context: typer.Context, options: GenerateOptions) -> None:
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of masks and sampling.")] = 0,
+) -> None:
     """Fill masked spans, answer a text or continue it, depending on the model."""
     from data_pipeline import corpus as corpora
     from data_pipeline.base import config_file
-    from pretrain import models
+    from pretrain import loaded, models
     from pretrain.evaluate.generation import blanks
     from pretrain.evaluate.generation import settings as generation
     from pretrain.evaluate.generation import texts as answering
 
-    given = {name: getattr(options, name) for name in generation.GenerationSettings.model_fields}
+    given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
     settings = config_file.check(given, generation.GenerationSettings, "generate")
-    if options.corpus is None:
+    if corpus is None:
         refuse_options(context, "for --corpus", "number")
-    if options.out is not None and options.out.exists():
-        raise UserError(f"{options.out}: exists already; choose another file")
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another file")
     prompts: list[str] = []
-    if options.texts or options.file or options.corpus is None:
-        prompts = texts_of(options.texts or [], options.file, None if sys.stdin.isatty() else sys.stdin)
-    trained = open_checkpoint(options.checkpoint)
+    if texts or file or corpus is None:
+        prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+    trained = loaded.open_model(checkpoint)
     originals: list[str | None] = [None] * len(prompts)
-    if options.corpus is not None:
+    if corpus is not None:
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
-        blanked = blanks.blank_out(corpora.open_corpus(options.corpus), trained.tokenizer, options.number, options.seed)
+        blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
         prompts += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
     trained = trained.on_best_device()
-    written = answering.answer_texts(trained, prompts, settings, options.batch_size)
-    likely = partial(blanks.likeliest_fillings, trained, number=options.likeliest) if options.likeliest else None
-    with new_file(options.out) if options.out else nullcontext(sys.stdout) as stream:
-        show(written, originals, options.jsonl, stream, likely)
+    written = answering.answer_texts(trained, prompts, settings, batch_size)
+    likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
+    with new_file(out) if out else nullcontext(sys.stdout) as stream:
+        show(written, originals, jsonl, stream, likely)
 
 
 _ABOUT_FILLINGS = (

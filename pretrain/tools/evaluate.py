@@ -212,7 +212,12 @@ def _trained_on(config: RunConfig | None) -> str | None:
 
 def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
     """The validation corpora by name: `given`, or those of the run."""
-    opened = {corpus.name: corpus for corpus in map(open_corpus, given)}
+    opened: dict[str, Corpus] = {}
+    for corpus in map(open_corpus, given):
+        if other := opened.get(corpus.name):
+            both = f"{other.location} and {corpus.location} are both named {corpus.name!r}"
+            raise UserError(f"--corpus: {both}; evaluate one after the other")
+        opened[corpus.name] = corpus
     if config and not given:
         for entry in config.data.validation:
             corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))

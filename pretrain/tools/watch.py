@@ -78,8 +78,9 @@ class Curves:
 
     def losses(self) -> list[str]:
         """The names of the losses, the training rows' first."""
-        held_out = sorted(name for name in self._values if re.fullmatch("validation/.+/loss", name))
-        return [*([_LOSS] if self._values.get(_LOSS) else []), *held_out]
+        known = [name for name, values in self._values.items() if values]  # a resumed run may have dropped them
+        held_out = sorted(name for name in known if re.fullmatch("validation/.+/loss", name))
+        return [*([_LOSS] if _LOSS in known else []), *held_out]
 
 
 def watch(run_dir: Path, once: bool = False, console: Console | None = None) -> None:

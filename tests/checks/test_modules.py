@@ -5,13 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import torch
-
 import checks
-from checks.gpu.checks.generation import CAN_GENERATE, random_model
-from pretrain.evaluate.generation.decoding import generate
-from pretrain.evaluate.generation.settings import GenerationSettings
-from tests.tables import each
 
 TOP = Path(checks.__file__).parents[1]
 NOT_IMPORTED = ("__main__", "sitecustomize")  # the latter plant what they are for
@@ -33,12 +27,3 @@ def test_the_checks_that_make_runs_exist_and_say_what_they_take():
             [sys.executable, "-m", f"checks.{name}", "--help"], cwd=TOP, capture_output=True, text=True
         )
         assert (done.returncode, f"usage: python -m checks.{name} " in done.stdout) == (0, True), done.stderr
-
-
-# ---- the models that the checks for a GPU decode with
-
-
-@each("family", CAN_GENERATE)
-def test_the_models_of_the_checks_generate(family):
-    ids = torch.randint(3, 24, (2, 5), generator=torch.Generator().manual_seed(0))
-    assert generate(random_model(family), ids, None, GenerationSettings(max_new_tokens=3)).shape[0] == 2

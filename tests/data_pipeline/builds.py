@@ -102,6 +102,13 @@ def checksums(corpus: Path) -> dict[str, str]:
     }
 
 
+def differences(corpus: Path, expected: dict[str, str]) -> list[str]:
+    """The files of a build whose checksums aren't `expected`, and temporary files that are left."""
+    found = checksums(corpus)
+    names = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+    return [*(f"{name} differs" for name in names), *(f"{path} is left" for path in corpus.rglob("*.tmp"))]
+
+
 def flip(path: Path, position: int = -1) -> None:
     """Flips one bit of one byte; a second call flips it back."""
     content = bytearray(path.read_bytes())

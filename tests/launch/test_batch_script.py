@@ -25,9 +25,9 @@ from tests.tables import each
 CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
 
 
-def job(path: Path, cluster: ClusterConfig | None = None, **of_head: object) -> Job:
-    head = HeadJob(path, per_node=8, is_run=True, **of_head)  # type: ignore[arg-type]
-    return Job(head, nodes=4, cluster=cluster or ClusterConfig())
+def job(path: Path, cluster: ClusterConfig | None = None, overrides: tuple[str, ...] = (), **of_head: object) -> Job:
+    head = HeadJob(per_node=8, **of_head)  # type: ignore[arg-type]
+    return Job(path, [*overrides], True, head, nodes=4, cluster=cluster or ClusterConfig())
 
 
 def options(script: str) -> set[str]:
@@ -98,8 +98,8 @@ def test_a_job_trains_by_the_run_file_as_it_was_when_it_was_submitted(small_corp
     run_file(tmp_path / "base", small_corpus)
     path = tmp_path / "run.yaml"
     path.write_text("extends: base/run.yaml\nrun: {name: \"it's 'mine' $(x) END_OF_FILE\"}\n")
-    asked = job(path, overrides=["run.max_steps=77", "data.train.0.weight=2"])
-    before, script = load(path, asked.head.overrides, RunConfig), batch_script(asked, "t5", tmp_path)
+    asked = job(path, overrides=("run.max_steps=77", "data.train.0.weight=2"))
+    before, script = load(path, asked.overrides, RunConfig), batch_script(asked, "t5", tmp_path)
     path.write_text("run: {max_steps: 1}\n")
     (tmp_path / "base/run.yaml").unlink()
     begun(script, tmp_path)
@@ -141,7 +141,7 @@ def test_slurms_warning_stops_the_ranks_that_deepspeeds_launcher_has_started(sma
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert head(HeadJob(path, per_node=2, is_run=True, launcher="deepspeed", container=["in-it"])) == 75
+    assert head(path, HeadJob(per_node=2, launcher="deepspeed", container=["in-it"])) == 75
     assert path.with_suffix(".hosts").read_text() == "n1 slots=2\nn2 slots=2\n"
     asked = (tmp_path / "asked").read_text()
     once_a_node = "--ntasks-per-node=1 --ntasks=2 --overlap --cpu-bind=none in-it sh -c "
@@ -198,6 +198,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(small_corpus, tm
         ("--gpus-per-node", "16"): "--gpus-per-node: 16, but a node of this cluster has 8 (gpus_per_node)",
         ("--nodes", "3"): "batch.global_batch_size: 16 rows can't be divided evenly among 24 ranks",
         ("--min-nodes", "3", "--nodes", "2"): "--min-nodes: 3 is more than --nodes 2",
+        ("--dry-run", "--submit"): "--submit: not with --dry-run, which only prints the script",
         ("--time", "an hour"): (
             "--time: 'an hour'; expected days-hours:minutes:seconds, hours:minutes:seconds or minutes"
         ),

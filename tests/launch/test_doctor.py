@@ -111,7 +111,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypatch, capsys):
     """The server never answers, and the check itself would wait for 10 s."""
-    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine.tracking", 3)])
+    monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine:tracking", 3)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
         assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], True, False) == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launch.tools.doctor import checks
+from launch.tools.doctor.checks import ALL_REDUCE, Settings
 from tests.conftest import run
 from tests.pretrain.rank_processes import PRELOADED
 from tests.pretrain.runs import run_file
@@ -76,3 +78,15 @@ print("touched" if torch.cuda.is_initialized() else "not touched")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "not touched", done.stderr
+
+
+def test_doctor_names_a_package_that_a_check_lacks(monkeypatch):
+    without(monkeypatch, "torch")
+    done = subprocess.run(
+        [sys.executable, "-m", checks.__name__],
+        env={**os.environ, **ALL_REDUCE.request(Settings())},
+        capture_output=True,
+        text=True,
+    )
+    (finding,) = ALL_REDUCE.findings("", done.returncode, done.stderr.splitlines())
+    assert finding.found == "the check failed: ModuleNotFoundError: No module named 'torch'"

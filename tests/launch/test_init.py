@@ -160,6 +160,7 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
         ),
         (["--text", "a.*"], "--text: a.*: matches files of several formats; give a narrower glob, or a folder"),
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
+        (["--format", "csv"], "--format: for --text"),
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
     ],
 )

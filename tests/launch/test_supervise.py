@@ -21,7 +21,7 @@ from launch import attempts
 from launch.agent import Ranks
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Attempts, Ended, Run
-from launch.head import StopRequests, result, wrapped
+from launch.head import StopRequests, result
 from launch.nodes import Access, AgentPool, Node
 from launch.protocol import Event, Start
 from launch.slurm_head import _run_before
@@ -33,21 +33,6 @@ from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.processes import runs
 from tests.tables import each
-
-
-@each(
-    "line, lines",
-    [
-        ("step 20  loss 5.1\n", ["step 20  loss 5.1"]),
-        (
-            "step 20  input use on mine: 0.11 nats/token\n",
-            ["step 20  input use on", "    mine: 0.11", "    nats/token"],
-        ),
-        ("  a path /a/b/c/d/e/f/g/h/i/j/k\n", ["  a path", "      /a/b/c/d/e/f/g/h/i/j/k"]),  # never cut
-    ],
-)
-def test_a_long_line_is_wrapped_at_its_spaces(line, lines):
-    assert wrapped(line, 21) == "\n".join(lines) + "\n"
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
@@ -379,6 +364,35 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]
+
+
+@each("min_nodes, last", [(None, Ended(1, False)), (1, None)])
+def test_a_node_that_is_lost_again_and_again_counts_as_a_failure_unless_it_is_left_out(
+    tmp_path, capsys, monkeypatch, min_nodes, last
+):
+    """In the fourth attempt within an hour. With `min_nodes` each attempt has one node fewer."""
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+    path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 60}, faults={"max_restarts": 3})
+    config, run, nodes = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes), list("abcde")
+    attempts = Attempts(
+        run,
+        config,
+        [Node(name, 1) for name in nodes],
+        Access(agent, tries_again=True),
+        Mock(signals=[], stop_signal=None),
+    )
+    ends = []
+    for number in range(1, 5):
+        logs = tmp_path / f"run/logs/attempt-{number:04d}"
+        logs.mkdir(parents=True)
+        attempt = Attempt(logs, [node.name for node in attempts.nodes], began=100.0 * number, ended=100.0 * number + 9)
+        attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
+        attempt.lost = {attempts.nodes[-1].name: "ssh ended with exit code 255: it said nothing"}
+        ends.append(attempts.end_after(attempt))
+    assert ends == [None, None, None, last]
+    assert len(attempts.nodes) == (5 if min_nodes is None else 1)
+    said = "3 restarts within an hour are the limit (faults.max_restarts)"
+    assert (said in capsys.readouterr().err) == (min_nodes is None)
 
 
 def test_a_full_disk_is_recorded_as_one(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from pretrain.engine.construction import prepare_layers
 from pretrain.models import build, layers
 from pretrain.models.attention import AttentionMask
 from pretrain.models.functional.arithmetic import drop, token_losses
-from pretrain.models.functional.attention_backends import Visibility, Window, attend, sdpa, toeplitz
+from pretrain.models.functional.attention_backends import Visibility, Window, attend
 from pretrain.models.layers import RMSNorm
 from pretrain.models.stacks import EncoderLayer
 from tests.pretrain import small_models
@@ -129,16 +128,6 @@ def test_layers_that_cannot_be_recomputed_are_named():
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     with pytest.raises(UserError, match=r"^compute\.activation_checkpointing: the layer Linear of this family"):
         prepare_layers(model, ComputeSection(compile=False, activation_checkpointing=True), stage=2)
-
-
-def test_flexattention_in_the_benchmark_computes_the_same(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from attention_forms import flexible
-
-    queries, keys, values = (draw(2, 3, 20, 16, dtype=torch.float32, seed=seed).detach() for seed in range(3))
-    diagonals = draw(3, 39, dtype=torch.float32, seed=3).detach()
-    expected = sdpa(queries, keys, values, toeplitz(diagonals, 20), False, 1.0, 0.0)
-    torch.testing.assert_close(flexible(queries, keys, values, diagonals), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_one_look_up_of_inputs_and_targets_has_the_gradient_of_two():

@@ -412,7 +412,7 @@ def test_a_causal_model_goes_on_with_a_text(tokenizer):
 
 
 def invoke(monkeypatch, trained, *arguments, piped=None):
-    monkeypatch.setattr(cli.generate, "open_checkpoint", lambda path: trained)
+    monkeypatch.setattr("pretrain.loaded.open_model", lambda path: trained)
     return CliRunner().invoke(cli.app, ["generate", "somewhere", *map(str, arguments)], input=piped)
 
 

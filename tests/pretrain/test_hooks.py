@@ -454,6 +454,8 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
     assert second == ""
     on_two = json.loads(first)
     assert {name: on_two[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(UserError, match=f"^--corpus: {small_corpus} and {small_corpus} are both named 'small'; "):
+        evaluated(checkpoint_in(tmp_path / "run"), [small_corpus, small_corpus])
     text = ["See <extra_id_0> there.", "--out", tmp_path / "a", "--target", "it"]
     drawn = run_forked("attention", tmp_path / "run", *text)
     kinds = ("encoder", "decoder", "cross")

@@ -168,7 +168,7 @@ def test_the_benchmark_measures_every_optimizer(benchmark, monkeypatch):
     harness = import_module("harness")
     monkeypatch.setattr(benchmark, "our_model", lambda *_: models.build(run_config().model))
     monkeypatch.setattr(harness, "cpu_multiplies_bf16", lambda: True)  # else Muon is left out
-    (table,) = benchmark.measure(harness.Options("cpu", (1,), ("fp32",), 0.0, argparse.Namespace()))
+    (table,) = benchmark.measure(harness.Options((1,), ("fp32",), 0.0, argparse.Namespace()))
     assert [row[0] for row in table.rows] == list(benchmark.PEERS)
 
 

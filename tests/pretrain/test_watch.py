@@ -69,13 +69,17 @@ def test_a_curve_falls_where_its_values_do():
     assert braille([(0, 1.0), (1, 2.0), (2, 3.0), (3, 4.0)], columns=2, rows=1) == ["⡠⠊"]
 
 
-def test_steps_that_a_resumed_run_takes_again_are_dropped(run_dir):
+def test_steps_that_a_resumed_run_takes_again_are_dropped(run_dir, capsys):
     curves = Curves(run_dir / "metrics.jsonl")
     curves.read()
     MetricLog(run_dir, attempt=2).log(41, {"train/loss": 7.0})
     curves.read()
     assert curves.of("train/loss")[-2:] == [(40, 10 / 40), (41, 7.0)]
     assert curves.of("validation/c4/loss") == []
+    watch(run_dir, once=True)
+    shown = capsys.readouterr().out
+    assert "train/loss  7.0000 at step 41" in shown
+    assert "validation/c4/loss" not in shown
 
 
 def test_what_is_no_run_is_one_line(tmp_path):

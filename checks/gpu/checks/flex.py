@@ -4,7 +4,6 @@ far from fp32, whether gradients repeat to the bit, and how fast. FlexAttention 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,27 +11,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from checks.gpu.checks.attention import Form, forms
+from checks.gpu.checks.kernels import LIMITS
 from checks.gpu.report import Report
 from pretrain.models.functional.attention_backends import Pattern, eager, flash
 
-
-class Form(NamedTuple):
-    queries: int
-    keys: int
-    causal: bool
-    biased: bool
-
-
-FORMS = {
-    "encoder": Form(512, 512, False, True),
-    "decoder": Form(114, 114, True, True),
-    "cross-attention": Form(114, 512, False, False),
-    "no bias": Form(512, 512, False, False),
-}
+FORMS = {**forms(512, 114), "no bias": Form(512, 512, biased=False, causal=False)}
 WIDTH = 64  # d_kv
 ROWS, HEADS = 128, 12  # on a CPU 2 each
-# Relative L2. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each result, and the result itself.
-LIMITS = {torch.bfloat16: 2**-8, torch.float32: 1e-5}
 NAMES = ("output", "gradient of q", "gradient of k", "gradient of v", "gradient of the bias")
 Attention = Callable[..., Tensor]  # of queries, keys, values and, if there is a bias, its diagonals
 

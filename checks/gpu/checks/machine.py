@@ -4,7 +4,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import triton
@@ -12,6 +11,7 @@ import triton.language as tl
 
 from checks.gpu.report import Report
 from checks.gpu.workload import data_sheet_peak, product_rate, seconds_of
+from data_pipeline.base.packages import version_of
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "numpy")
 
@@ -20,7 +20,7 @@ def machine(report: Report) -> None:
     report.fact("python", platform.python_version())
     report.fact("cores", len(os.sched_getaffinity(0)))
     for name in PACKAGES:
-        report.fact(name, _version(name))
+        report.fact(name, version_of(name))
     if report.cuda:
         properties = torch.cuda.get_device_properties(report.device)
         report.fact("gpu", properties.name)
@@ -33,13 +33,6 @@ def machine(report: Report) -> None:
         rates(report)
     with report.part("deepspeed"):
         report.expect("deepspeed imports", _deepspeed_computes_on(report.device.type), report.device.type)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _deepspeed_computes_on(device: str) -> bool:

@@ -1,7 +1,6 @@
 """Training steps of shipped runs: how fast in which form, what their kernels are, and what each part costs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,18 +26,12 @@ TOP = 30  # kernels of the profile
 STEPS = 5  # with dropout, in which both forms must have the same bits
 
 
-@contextmanager
-def _joined() -> Iterator[None]:
-    with process_group(cpu_threads=1, seconds=600):
-        yield
-
-
 def profile(report: Report) -> None:
     """A step of 128 rows at once: its kernels by kind, the longest of them, launches, and the share in which the GPU is
     idle. Compiled first."""
     work = Workload(report)
     least = 1e3 * work.flops / measured_peak(report)
-    with _joined():
+    with process_group(cpu_threads=1, seconds=600):
         for form in ("compiled", "graph", "eager"):
             with report.part(form):
                 _profile(report, work, form, least)
@@ -97,7 +90,7 @@ def steps(report: Report) -> None:
             with report.part(f"{run}, {rows}, {form}"):
                 _measure(report, of, run, form, rows, measured)
 
-    with _joined():
+    with process_group(cpu_threads=1, seconds=600):
         timed(work, BASE, work.rows, "compiled", "graph", "eager")
         with report.part("the same bits"):
             _same_bits(report, work)
@@ -175,7 +168,7 @@ def parts(report: Report) -> None:
                 report.row("parts", step="losses and gradients alone", ms=1e3 * alone)
 
     rate = "optimizer.learning_rate=1e-4"
-    with _joined():
+    with process_group(cpu_threads=1, seconds=600):
         timed("whole")
         timed("one target: neither head nor loss", one_target=True)
         timed("without the bias's gradient", prepare=_detach_biases)

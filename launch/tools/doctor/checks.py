@@ -61,7 +61,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check: its name in findings, its `function` in this folder, its time limit, and what to do if it fails."""
+    """A check: its name in findings, its `function` as MODULE:NAME in this folder, its time limit, and what to do if it
+    fails."""
 
     title: str
     function: str
@@ -85,17 +86,17 @@ class Check:
 
 
 NODE_CHECKS = [
-    Check("versions", "machine.versions"),
-    Check("GPUs", "machine.gpus"),
-    Check("memory", "machine.memory"),
-    Check("run directory", "machine.run_directory", 90),
-    Check("tracking", "machine.tracking"),
+    Check("versions", "machine:versions"),
+    Check("GPUs", "machine:gpus"),
+    Check("memory", "machine:memory"),
+    Check("run directory", "machine:run_directory", 90),
+    Check("tracking", "machine:tracking"),
 ]
-RUN_FILE = Check("run file", "machine.run_file", 300)  # once for all nodes
+RUN_FILE = Check("run file", "machine:run_file", 300)  # once for all nodes
 # Checks of all ranks together. Importing torch from a network file system is slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
-ALL_REDUCE = Check("all-reduce", "ranks.all_reduce", 180, _REACHABLE)
-NUMERICS = Check("numerics", "ranks.numerics", 300, remedy="")
+ALL_REDUCE = Check("all-reduce", "ranks:all_reduce", 180, _REACHABLE)
+NUMERICS = Check("numerics", "ranks:numerics", 300, remedy="")
 
 
 def main() -> None:

@@ -94,12 +94,6 @@ class Wanted:
     objective: str | None = None
     hours: float = 1.0
 
-    def models(self) -> tuple[str, ...]:
-        """The models to choose from, smallest first. Raises UserError for a family or size that doesn't ship."""
-        if self.model and (self.family or self.size):
-            raise UserError("--model: names a family and a size already; leave out --family and --size")
-        return (self.model,) if self.model else models_of(self.family or DEFAULT, self.size)
-
 
 def write_first_files(wanted: Wanted) -> list[str]:
     """Writes NAME.run.yaml and, unless a finished corpus is given, NAME.corpus.yaml into the current folder.
@@ -118,8 +112,11 @@ def write_first_files(wanted: Wanted) -> list[str]:
         raise UserError("--text and --corpus: a run has its text from one of them; give only one")
     if wanted.objective and corpus:
         raise UserError("--objective: a finished corpus has one; set `data.objective` in the run file instead")
+    if wanted.model and (wanted.family or wanted.size):
+        raise UserError("--model: names a family and a size already; leave out --family and --size")
+    names = (wanted.model,) if wanted.model else models_of(wanted.family or DEFAULT, wanted.size)
     try:
-        config = model_named((names := wanted.models())[0])
+        config = model_named(names[0])
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
     run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
@@ -140,7 +137,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
     set_activity("choosing the model and its steps")
     text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
     first_run = run_within(wanted.hours, names, machine, vocabulary, _SENTINELS, lengths, text_rows)
-    recipe = _Recipe.of(first_run, machine, long_spans=not corpus and objective.name == "span_corruption")
+    recipe, said = _recipe(first_run, machine, long_spans=not corpus and objective.name == "span_corruption")
     directory = corpus or f"corpora/{name}"
     contents = {run_file: _run_file(name, directory, first_run, recipe, machine, objective)}
     if not corpus:
@@ -166,7 +163,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
         f"machine: {machine}",
         _chosen_model(wanted, first_run),
         *([] if corpus else [_chosen_objective(config, objective)]),
-        *recipe.said,
+        *said,
         f"steps: {first_run.steps:,} of {counted(first_run.batch, 'row')}: about {first_run.time}, estimated from the "
         "model's FLOPs and the speed of this machine when nothing else runs on it",
     ]
@@ -251,39 +248,32 @@ def _as_written(source: SourceConfig) -> dict[str, Any]:
     return keys
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """The optimizer and the curriculum of a run file, as YAML; `said` has lines that explain the choice."""
+def _recipe(first_run: FirstRun, machine: Machine, long_spans: bool) -> tuple[dict[str, str], list[str]]:
+    """The optimizer and the curriculum of a run file, as YAML, and lines that explain the choice.
 
-    optimizer: str
-    curriculum: str
-    said: list[str]
-
-    @classmethod
-    def of(cls, first_run: FirstRun, machine: Machine, long_spans: bool) -> "_Recipe":
-        """The recipe for a run. `long_spans`: whether the curriculum suits the rows' objective and length."""
-        steps = first_run.steps
-        if not first_run.config.mup:
-            rate = _RATES.get(first_run.model, 3e-4)
-            adamw = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
-            why = "the usual choice; t5gemma2's models come with Muon, which learns faster here"
-            return cls(adamw, "", [f"optimizer: adamw, {why} (docs/results/speedrun.md)"])
-        muon = _RECORD.format(precision=machine.precision, warmup=steps // 20)
-        said = [
-            "optimizer: muon with muP, which learns fastest in docs/results/speedrun.md. Other: adamw, as in T5's runs"
-        ]
-        if not long_spans:
-            return cls(muon, "", said)
-        until = max(1, 2 * steps // 3)
-        why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
-        said.append(f"curriculum: half of each row is masked until step {until:,}, {why}")
-        return cls(muon, _CURRICULUM.format(until=until), said)
+    `long_spans`: whether the curriculum suits the rows' objective and length.
+    """
+    steps = first_run.steps
+    if not first_run.config.mup:
+        rate = _RATES.get(first_run.model, 3e-4)
+        adamw = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
+        why = "the usual choice; t5gemma2's models come with Muon, which learns faster here"
+        return {"optimizer": adamw, "curriculum": ""}, [f"optimizer: adamw, {why} (docs/results/speedrun.md)"]
+    muon = _RECORD.format(precision=machine.precision, warmup=steps // 20)
+    said = ["optimizer: muon with muP, which learns fastest in docs/results/speedrun.md. Other: adamw, as in T5's runs"]
+    if not long_spans:
+        return {"optimizer": muon, "curriculum": ""}, said
+    until = max(1, 2 * steps // 3)
+    why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
+    said.append(f"curriculum: half of each row is masked until step {until:,}, {why}")
+    return {"optimizer": muon, "curriculum": _CURRICULUM.format(until=until)}, said
 
 
 def _run_file(
-    name: str, corpus: str, first_run: FirstRun, recipe: _Recipe, machine: Machine, objective: Objective
+    name: str, corpus: str, first_run: FirstRun, recipe: dict[str, str], machine: Machine, objective: Objective
 ) -> str:
     config, steps = first_run.config, first_run.steps
+    evaluate = max(1, steps // 20)
     reads_inputs = _CORPORA[objective.name] in ("c4-published", "c4-bart", "c4-ul2")
     return _filled(
         "run",
@@ -298,18 +288,13 @@ def _run_file(
         workers=2 if machine.gpus else 0,
         batch=first_run.batch,
         micro_batch="auto" if machine.gpus else min(_MICRO_BATCH, first_run.batch),
-        curriculum=recipe.curriculum,
-        optimizer=recipe.optimizer,
+        **recipe,
         precision=machine.precision,
-        save=_part(steps, 10),
-        evaluate=_part(steps, 20),
-        input_use=_INPUT_USE.format(evaluate=_part(steps, 20)) if reads_inputs else "",
+        save=max(1, steps // 10),
+        evaluate=evaluate,
+        input_use=_INPUT_USE.format(evaluate=evaluate) if reads_inputs else "",
         log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
-
-
-def _part(steps: int, parts: int) -> int:
-    return max(1, steps // parts)
 
 
 def _filled(template: str, **values: object) -> str:
