@@ -6,15 +6,15 @@ from itertools import repeat, tee
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.objectives.objective import Examples, together
-from data_pipeline.corpus.packing.examples import balanced
+from data_pipeline.corpus.packing.examples import balanced, width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.shapes import in_few_widths
 from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
 
 Batch = dict[str, torch.Tensor]
@@ -209,6 +209,29 @@ def _positions(segments: np.ndarray) -> np.ndarray:
     begins = np.ones(segments.shape, dtype=bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return np.where(segments > 0, indices - np.maximum.accumulate(np.where(begins, indices, 0), axis=1), 0)
+
+
+def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
+    """The batch with the widths of its inputs and targets rounded up to multiples of 64, up to the `longest` of each: a
+    new shape takes a new CUDA graph and a new plan of cuDNN, which take long to make.
+
+    The added columns are padding, as behind shorter rows: losses change only by rounding.
+    """
+    inputs, targets = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
+    to_inputs, to_targets = (
+        max(width, min(width_of(width), most)) for width, most in zip((inputs, targets), longest, strict=True)
+    )
+    if to_inputs > inputs:
+        batch = {"encoder_attention_mask": torch.ones_like(batch["encoder_input_ids"]), **batch}
+    fill = {"encoder_input_ids": pad, "labels": IGNORE_INDEX}
+
+    def widened(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 1:
+            return tensor
+        added = to_targets - targets if name == "labels" or name.startswith("decoder") else to_inputs - inputs
+        return F.pad(tensor, (0, added), value=fill.get(name, 0)) if added else tensor
+
+    return {name: widened(name, tensor) for name, tensor in batch.items()}
 
 
 def _new_damage(reader: Reader, known: int) -> list[Skipped]:

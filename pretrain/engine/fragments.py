@@ -15,12 +15,7 @@ from pretrain.engine.versions import REPORT
 _ENDS = (slice(None, 1000), slice(-1000, None))  # the compared elements of a fragment
 
 
-def fragments(engine: DeepSpeedEngine) -> list[Fragment]:
-    """All fragments on this rank."""
-    return [fragment for buffer in flat_buffers(engine) for fragment in buffer.fragments if fragment.size]
-
-
-def in_memory(engine: DeepSpeedEngine) -> Iterator[Fragment]:
+def fragments(engine: DeepSpeedEngine) -> Iterator[Fragment]:
     """All fragments on this rank. A flat buffer on NVMe is loaded, with its state, while its fragments are yielded."""
     for number, buffer in enumerate(flat_buffers(engine)):
         with loaded(engine, number):
@@ -56,7 +51,7 @@ def _differ(engine: DeepSpeedEngine) -> int:
     if weights is None:  # they are on NVMe
         return 0
     by_name = dict(zip((name for name, _ in engine.module.named_parameters()), weights, strict=True))
-    return sum(not _same(fragment, *by_name[fragment.name][:2]) for fragment in in_memory(engine))
+    return sum(not _same(fragment, *by_name[fragment.name][:2]) for fragment in fragments(engine))
 
 
 def _same(fragment: Fragment, weights: Tensor, first: int) -> bool:

@@ -105,7 +105,7 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
         batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
         if _fits(run, engine, batch):
             # all ranks must choose the same size: the slowest rank decides
-            microseconds[rows] = float(most(_microseconds(engine, batch), engine.device))
+            microseconds[rows] = float(most(_microseconds(engine, batch)))
     if compiles(run.config.compute):
         forget_compiled()  # layers compiled for any number of rows are slower than for one number
     return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
@@ -124,10 +124,10 @@ def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
         return True
     try:
         engine.measure(batch)
-        fits = 1
+        fits = True
     except torch.OutOfMemoryError:
-        fits = 0
-    return bool(least(fits, engine.device))
+        fits = False
+    return bool(least(fits))
 
 
 def fastest(seconds: dict[int, float], share: int) -> int:
@@ -167,7 +167,7 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
     largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
-    agreed = least(largest, engine.device)
+    agreed = least(largest)
     return [n for n in sizes if n <= agreed]
 
 

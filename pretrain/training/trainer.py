@@ -74,8 +74,11 @@ class Trainer:
     def fit(self) -> int:
         """Trains from `state` until the run has finished or stops on request; returns the step that it has reached."""
         self._load_weights()
-        self._tell_slow_keys()
-        self._choose_attention()
+        for key in keys_against_adding(self.config, self.run.ranks):
+            slower = "DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
+            self.report.warn(f"{key}: {slower}")
+        if problem := choose_attention(self.run, self.engine.device):
+            self.report.warn(problem)
         self.plan = micro_batch.choose(self.run, self.engine)
         self.layout = self.plan.layout
         self._load_callbacks(self.state)
@@ -123,7 +126,6 @@ class Trainer:
             firsts = self.layout.firsts(before.position, len(self.micro_batches))
             self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
         watchdog.step_done()
-        self._tell_warnings()
         self._votes = self.outcome.votes
         self.stopping = self.any_rank("stop")
         self.state = TrainState(
@@ -238,19 +240,3 @@ class Trainer:
     def _load_callbacks(self, state: TrainState) -> None:
         for name, callback in self.callbacks.items():
             callback.load_state_dict(state.callbacks.get(name, {}))
-
-    def _tell_slow_keys(self) -> None:
-        for key in keys_against_adding(self.config, self.run.ranks):
-            self.report.warn(
-                f"{key}: DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
-            )
-        self._tell_warnings()
-
-    def _choose_attention(self) -> None:
-        """Warns if the kernels of attention fail their check on this device and another backend is used."""
-        if problem := choose_attention(self.run, self.engine.device):
-            self.report.warn(problem)
-
-    def _tell_warnings(self) -> None:
-        while self.engine.warnings:
-            self.report.warn(self.engine.warnings.pop(0))

@@ -405,7 +405,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.engine.fragments import in_memory
+    from pretrain.engine.fragments import fragments
     from pretrain.training.callbacks.silent_errors.fingerprints import difference, of_masters
 
     engine = engine_of(run_config(stage, precision=precision))
@@ -417,7 +417,7 @@ def differences(stage: int, precision: str) -> list[Any]:
             flip(weights, 0, 3)
         found.append(difference(engine))
     if dist.get_rank() == 1:
-        fragment = next(in_memory(engine.deepspeed))
+        fragment = next(fragments(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 25)
     found.append(difference(engine))
     return [*found, before != of_masters(engine)]
@@ -454,7 +454,7 @@ def test_of_three_ranks_the_odd_one_is_named():
 
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
-    from pretrain.engine.fragments import in_memory
+    from pretrain.engine.fragments import fragments
     from pretrain.training import run, trainer
 
     assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
@@ -462,7 +462,7 @@ def loaded_wrong(path: Path) -> None:
 
     def wrong(engine: Any, directory: Path) -> None:
         right(engine, directory)
-        fragment = next(in_memory(engine.deepspeed))
+        fragment = next(fragments(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 0)
 
     said = "step-00000004: its weights differ from those that the run saved$"

@@ -14,6 +14,7 @@ from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
+from pretrain.engine.ranks import most
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
@@ -186,7 +187,7 @@ class Reporting(Callback):
         return {
             "train/rows": position,
             "train/tokens": trainer.run.tokens(position),
-            "train/peak_memory_gigabytes": peak_memory(trainer.engine.device) / 1e9,
+            "train/peak_memory_gigabytes": most(peak_memory(trainer.engine.device)) / 1e9,
         }
 
 

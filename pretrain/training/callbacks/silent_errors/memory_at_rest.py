@@ -57,11 +57,11 @@ class ComparingMemory(Callback):
             self._taken = self._sums()
 
     def _interval(self, trainer: Trainer) -> int:
-        layout, device = trainer.layout, trainer.engine.device
+        layout = trainer.layout
         rows = layout.micro_batch * layout.accumulation
         flops = rows * count_flops(trainer.outline, Sizes.of_example(*trainer.run.lengths))
         read = sum(values.numel() * values.element_size() for values in self._tensors().values())
-        return interval(most(read, device), flops, device.type)
+        return interval(most(read), flops, trainer.engine.device.type)
 
     def _compare(self) -> None:
         """Compares the memory with the checksums that were taken after the last update, if any."""
