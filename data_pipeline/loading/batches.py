@@ -15,7 +15,7 @@ from data_pipeline.corpus.packing.examples import balanced, width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
+from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState, each_once
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH = 4
@@ -70,7 +70,8 @@ class TrainingBatches(Dataset):
         self._rows = np.array([corpus.rows("train") for corpus in stream.corpora])
         self._mixture = stream.mixture
         self._orders: dict[tuple[int, int], EpochOrder] = {}
-        self._skipped = {(one.corpus, one.shard, one.offset): one for one in start.skipped}
+        self.skipped = start.skipped
+        """Damaged blocks known from the start state, and those that this rank has found since."""
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Each worker process makes its own readers and caches."""
@@ -93,8 +94,8 @@ class TrainingBatches(Dataset):
         micro_batches = items(self, self._firsts(ahead), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(micro_batches) for _ in range(accumulation)]
-            for one in (one for micro in step for one in micro.skipped):
-                self._skipped[one.corpus, one.shard, one.offset] = one
+            if found := [one for micro in step for one in micro.skipped]:
+                self.skipped = each_once([*self.skipped, *found])
             yield [micro.batch for micro in step]
 
     def _firsts(self, accumulations: Iterable[int]) -> Iterator[int]:
@@ -102,11 +103,6 @@ class TrainingBatches(Dataset):
         for accumulation in accumulations:
             yield from self._layout.firsts(position, accumulation)
             position += self._layout.rows(accumulation)
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Damaged blocks known from the start state, and those that this rank has found since."""
-        return [self._skipped[key] for key in sorted(self._skipped)]
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(corpus, epoch, row id), each (n,), at `positions` (n,) of the stream."""

@@ -246,16 +246,11 @@ class Reader:
                 f"got row {beyond[0]}"
             )
         epochs = np.broadcast_to(epochs, ids.shape)
-        blocks, inside = self._found(ids)
-        whole = np.array([block is not None for block in blocks])
-        chosen = [block for block in blocks if block is not None]
-        if len(chosen) == len(blocks):
-            return self._examples(chosen, inside, ids, epochs, objective)
-        parts = self.parts(objective)
-        if not chosen:
-            return _empty(len(ids) * parts, self._vocabulary.eos)
-        some = self._examples(chosen, inside[whole], ids[whole], epochs[whole], objective)
-        return self._with_empty(some, np.repeat(whole, parts))
+        whole, blocks, inside = self._found(ids)
+        if not blocks:
+            return _empty(len(ids) * self.parts(objective), self._vocabulary.eos)
+        some = self._examples(blocks, inside, ids[whole], epochs[whole], objective)
+        return some if whole.all() else self._with_empty(some, np.repeat(whole, self.parts(objective)))
 
     def tokens(self, rows: np.ndarray) -> Padded:
         """The rows with these ids (n,) as they were cut, without the objective. Rows of damaged blocks are left out.
@@ -264,9 +259,8 @@ class Reader:
         """
         if self.corpus.manifest.rows.apply_at == "build":
             raise UserError(f"{self.corpus.directory}: built with apply_at: build, so that its rows are no longer text")
-        blocks, inside = self._found(rows)
-        there = [(block, int(row)) for block, row in zip(blocks, inside, strict=True) if block is not None]
-        return rows_in([block for block, _ in there], [row for _, row in there])
+        _, blocks, inside = self._found(rows)
+        return rows_in(blocks, inside)
 
     def parts(self, objective: Objective | None) -> int:
         """The number of rows that `objective` cuts each row into."""
@@ -278,9 +272,8 @@ class Reader:
         return together([(np.flatnonzero(where), examples), (np.flatnonzero(~where), empty)], self._vocabulary.pad)
 
     def _examples(
-        self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
+        self, blocks: list[Block], rows: list[int], ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
     ) -> Examples:
-        rows = inside.tolist()
         parts = self.parts(objective)
         objective = objective or self._objective
         if self.corpus.manifest.rows.apply_at == "build":
@@ -309,11 +302,13 @@ class Reader:
         examples = objective.apply(cut, keys[long_enough], self._vocabulary, {})
         return examples if long_enough.all() else self._with_empty(examples, long_enough)
 
-    def _found(self, ids: np.ndarray) -> tuple[list[Block | None], np.ndarray]:
-        """The block of each row, or None if the block is damaged and skipped; (n,): the row's number in its block."""
+    def _found(self, ids: np.ndarray) -> tuple[np.ndarray, list[Block], list[int]]:
+        """(n,) True for each row whose block isn't skipped; the block of each of these rows, and its number there."""
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
         blocks = {number: self._block(number) for number in dict.fromkeys(numbers.tolist())}
-        return [blocks[number] for number in numbers.tolist()], ids - self.blocks.first_row[numbers]
+        there = np.array([blocks[number] is not None for number in numbers.tolist()], dtype=bool)
+        inside = (ids - self.blocks.first_row[numbers])[there].tolist()
+        return there, [block for number in numbers.tolist() if (block := blocks[number]) is not None], inside
 
     def _block(self, number: int) -> Block | None:
         if number in self.damaged:

@@ -9,7 +9,7 @@ different rows of their blocks, so no two lanes need a new block at the same mom
 block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -142,6 +142,12 @@ class Skipped:
     shard: str
     offset: int
     reason: str
+
+
+def each_once(skipped: Iterable[Skipped]) -> list[Skipped]:
+    """The skipped blocks in order, each of them once."""
+    found = {(one.corpus, one.shard, one.offset): one for one in skipped}
+    return [found[key] for key in sorted(found)]
 
 
 @dataclass(frozen=True)

@@ -174,11 +174,6 @@ class Trainer:
         """True if metrics are logged after the step."""
         return self.step % self.config.tracking.log_every_steps == 0 or self.last or self.stopping
 
-    @property
-    def saving(self) -> bool:
-        """True if a checkpoint is saved after the step."""
-        return self.step % self.config.checkpoint.every_steps == 0 or self.last or self.stopping
-
     def any_rank(self, vote: str) -> bool:
         """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
         return self._votes.get(vote, False)

@@ -212,15 +212,11 @@ class EvaluationHooks(Callback):
         self._periods = {one.every_steps for one in config.evaluation}
 
     def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
-        if not self._due(trainer):
-            return contextlib.nullcontext()
-        return self._hooks.during(trainer.engine, trainer.step, trainer.last)
-
-    def _due(self, trainer: Trainer) -> bool:
-        return trainer.last or any(trainer.step % period == 0 for period in self._periods)
+        self._due = trainer.last or any(trainer.step % period == 0 for period in self._periods)
+        return self._hooks.during(trainer.engine, trainer.step, trainer.last) if self._due else contextlib.nullcontext()
 
     def after_step(self, trainer: Trainer) -> None:
-        if not self._due(trainer):
+        if not self._due:
             return
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)
