@@ -20,7 +20,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.training.callbacks.silent_errors.memory_at_rest import checksum, interval
+from pretrain.training.callbacks.memory_corruption import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -53,7 +53,7 @@ def trained(
     from pretrain import models
     from pretrain.engine.engine import Engine
     from pretrain.run import environment
-    from pretrain.training.callbacks.silent_errors.replay import Replaying
+    from pretrain.training.callbacks.replay import Replaying
     from tests.pretrain.exactness import whole_parameters
 
     ranks = dist.get_world_size()
@@ -228,7 +228,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.training.callbacks.silent_errors.replay import interval
+    from pretrain.training.callbacks.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -242,7 +242,7 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.training.callbacks.silent_errors.replay import next_of
+    from pretrain.training.callbacks.replay import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
@@ -386,10 +386,10 @@ def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
 
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.training.callbacks.silent_errors import fingerprints
-    from pretrain.training.callbacks.silent_errors.fingerprints import sums
+    from pretrain.training.callbacks import memory_corruption
+    from pretrain.training.callbacks.memory_corruption import sums
 
-    monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
+    monkeypatch.setattr(memory_corruption, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = sums(values)
     parts = [(0, 7), (7, 1500), (1500, len(values))]
@@ -406,7 +406,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
     from pretrain.engine.fragments import fragments
-    from pretrain.training.callbacks.silent_errors.fingerprints import difference, of_masters
+    from pretrain.training.callbacks.memory_corruption import difference, of_masters
 
     engine = engine_of(run_config(stage, precision=precision))
     found = [difference(engine)]
@@ -438,9 +438,9 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
-    from pretrain.training.callbacks.silent_errors import fingerprints
+    from pretrain.training.callbacks import memory_corruption
 
-    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
+    found = memory_corruption.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
     return found and (found.rank, found.what)
 
 

@@ -28,7 +28,7 @@ from pretrain.engine.ranks import of_all_ranks, on_rank_0
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
 from pretrain.training.callback import Callback
-from pretrain.training.callbacks.silent_errors.fingerprints import Finding, named, sums
+from pretrain.training.callbacks.memory_corruption import Finding, named, sums
 from pretrain.training.trainer import Trainer
 
 _SHARE = 0.002  # of the forward and backward passes of training that replays may add
