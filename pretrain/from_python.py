@@ -40,8 +40,8 @@ def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = Fa
     ends this process. During the run, numbers below 1e-38 count as 0, but not in threads that PyTorch has started
     before.
 
-    Raises UserError for a wrong argument or config, and FailedError if the run fails for a reason outside its code. Other errors
-    are raised as they are.
+    Raises UserError for a wrong argument or config, and FailedError if the run fails for a reason outside its code.
+    Other errors are raised as they are.
     """
     settings, stop = load_with(config, overrides, RunConfig), stop_step(stop_at_step)
     if is_launched():

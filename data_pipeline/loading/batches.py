@@ -23,7 +23,7 @@ _PREFETCH = 4
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch, and the damaged blocks found while making it."""
+    """A micro-batch, and the damaged blocks that its process has found so far."""
 
     batch: Batch
     skipped: list[Skipped]
@@ -78,9 +78,8 @@ class TrainingBatches(Dataset):
         return type(self), self._arguments
 
     def __getitem__(self, first: int) -> MicroBatch:
-        known = [len(reader.damaged) for reader in self._readers]
         batch = self._batch(np.arange(first, first + self._layout.micro_batch))
-        return MicroBatch(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
+        return MicroBatch(batch, [one for reader in self._readers for one in reader.skipped])
 
     def loader(
         self, steps: int | Iterable[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
@@ -228,11 +227,3 @@ def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
         return F.pad(tensor, (0, added), value=fill.get(name, 0)) if added else tensor
 
     return {name: widened(name, tensor) for name, tensor in batch.items()}
-
-
-def _new_damage(reader: Reader, known: int) -> list[Skipped]:
-    blocks = reader.blocks
-    return [
-        Skipped(reader.corpus.fingerprint, blocks.shards[blocks.shard[number]], int(blocks.offset[number]), reason)
-        for number, reason in list(reader.damaged.items())[known:]
-    ]

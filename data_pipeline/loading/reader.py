@@ -25,6 +25,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, decode_block, examples_in, rows_in
 from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.corpus.objectives.randomness import noise_keys
+from data_pipeline.loading.stream import Skipped
 
 _KEEP = 0.9  # of the cache's limit stays when files are deleted, so that not every block deletes some
 _FREE = 0.05  # of the disk, for all other programs
@@ -206,8 +207,11 @@ class BlockStore:
 class Reader:
     """Rows of `split`, by id.
 
-    With `skip_damage`, rows of damaged blocks are empty and the blocks are listed in `damaged`; otherwise such a block
-    is an error. `damaged` lists blocks already known to be damaged: they stay skipped, even if they are repaired.
+    With `skip_damage`, rows of damaged blocks are empty; otherwise such a block is an error. `damaged` lists blocks
+    already known to be damaged: they stay skipped, even if they are repaired.
+
+    Attributes:
+        skipped: the damaged blocks that were found, besides those known already.
     """
 
     def __init__(
@@ -220,7 +224,8 @@ class Reader:
     ):
         self.corpus, self.split = corpus, split
         self._objective = corpus.objective
-        self.damaged = dict.fromkeys(damaged, "known")
+        self.skipped: list[Skipped] = []
+        self._damaged = set(damaged)
         self._store = BlockStore(corpus, split, cached)
         self.blocks = self._store.index
         self._rows = int(self.blocks.rows.sum())
@@ -311,14 +316,16 @@ class Reader:
         return there, [block for number in numbers.tolist() if (block := blocks[number]) is not None], inside
 
     def _block(self, number: int) -> Block | None:
-        if number in self.damaged:
+        if number in self._damaged:
             return None
         try:
             return self._store.block(number)
         except DamagedInput as error:
             if not self._skip_damage:
                 raise
-            self.damaged[number] = str(error)
+            self._damaged.add(number)
+            shard, offset = self.blocks.shards[self.blocks.shard[number]], int(self.blocks.offset[number])
+            self.skipped.append(Skipped(self.corpus.fingerprint, shard, offset, str(error)))
             return None
 
 

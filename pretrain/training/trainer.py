@@ -65,7 +65,6 @@ class Trainer:
         self.waited = 0.0
         self.stopping = False
         self.weights = None
-        self._votes: dict[str, bool] = {}
         self.asked_to_stop = False
         self._compiled = False
         self._rewound = False
@@ -126,7 +125,6 @@ class Trainer:
             firsts = self.layout.firsts(before.position, len(self.micro_batches))
             self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
         watchdog.step_done()
-        self._votes = self.outcome.votes
         self.stopping = self.any_rank("stop")
         self.state = TrainState(
             step=self.step,
@@ -176,7 +174,7 @@ class Trainer:
 
     def any_rank(self, vote: str) -> bool:
         """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
-        return self._votes.get(vote, False)
+        return self.outcome.votes.get(vote, False)
 
     def stop(self) -> None:
         """Asks all ranks to save and stop after the next step. One rank may call this alone."""
