@@ -248,9 +248,9 @@ def test_ranks_pass_their_rows_on_to_those_that_round_alike():
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
 
 
-def watched(folder: Path, corpus: Path, stage: int = 2, **sections: Any) -> Path:
+def watched(folder: Path, corpus: Path, stage: int = 2, keep_last: int = 9, **sections: Any) -> Path:
     """The run file of a run that also saves each step in memory."""
-    checkpoint = {"every_steps": 2, "keep_last": 9, "memory_every_steps": 1}
+    checkpoint = {"every_steps": 2, "keep_last": keep_last, "memory_every_steps": 1}
     path = run_file(folder, corpus, stage, checkpoint=checkpoint, evaluation=[], **sections)
     (folder / "node").mkdir()
     return path
@@ -358,6 +358,16 @@ def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, prec
         assert (checkpoints / "latest").read_text() == "step-00000002\n"
         assert [one.name for one in checkpoints.glob("unsound-*")] == ["unsound-step-00000004"]
         assert error.endswith("; unsound-step-00000004: set aside")
+
+
+def test_a_checkpoint_that_may_be_wrong_takes_no_earlier_ones_place(small_corpus, tmp_path):
+    """One checkpoint is kept. That of step 4 is being written when the flip is found."""
+    faults = {"checksum_every_steps": 1, "replay_every_steps": None}
+    path = watched(tmp_path / "one", small_corpus, keep_last=1, faults=faults)
+    (error, _), same = on_ranks(2, error_and_losses, path, flipping, "exp_avg")
+    assert (error, _) == same
+    assert error.endswith("; unsound-step-00000004: set aside")
+    assert (tmp_path / "one/run/checkpoints/latest").read_text() == "step-00000002\n"
 
 
 def test_any_one_flipped_bit_changes_a_checksum():

@@ -15,6 +15,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -67,10 +68,20 @@ class Finding:
     what: str
     rank: int | None = None
 
-    def tell(self, trainer: Trainer) -> None:
-        """Tells the supervisor which rank is faulty, if that is known."""
+    def end_run(self, trainer: Trainer, more: str, clean: int | None = None) -> NoReturn:
+        """Tells the supervisor which rank is faulty, if that is known, and raises FailedError, whose message ends with
+        `more`. All ranks call this together.
+
+        `clean`: checkpoints after this step are set aside, since they may be wrong. None: all checkpoints are right.
+        """
         if self.rank is not None:
             heartbeat.tell(trainer.run.rank, "faulty", str(self.rank))
+        if clean is None:
+            trainer.finish_saving()
+        trainer.drop_unsaved()  # a checkpoint that is being written takes no other's place: it may be wrong
+        run = trainer.run.directory
+        aside = "" if clean is None else on_rank_0(lambda: set_aside_after(run, clean), str)
+        raise FailedError(f"step {trainer.step}: {self.what}; {more}{aside}")
 
 
 def of_masters(engine: Engine) -> str:
@@ -143,10 +154,7 @@ class WeightComparison(Callback):
         The next attempt resumes from the last checkpoint on disk, when the weights were still right.
         """
         if found := difference(trainer.engine):
-            found.tell(trainer)
-            trainer.finish_saving()
-            trainer.drop_unsaved()
-            raise FailedError(f"step {trainer.step}: {found.what}; its memory or its processor may be faulty")
+            found.end_run(trainer, "its memory or its processor may be faulty")
 
 
 def interval(read: int, flops: float, device: str) -> int:
@@ -203,17 +211,9 @@ class ComparingMemory(Callback):
         """
         self._changed = None
         rank = next((rank for rank, names in enumerate(changed) if names), None)
-        if rank is None:
-            return
-        heartbeat.tell(trainer.run.rank, "faulty", str(rank))
-        trainer.finish_saving()
-        trainer.drop_unsaved()
-        run, clean = trainer.run.directory, trainer.step - 2
-        aside = on_rank_0(lambda: set_aside_after(run, clean), str)
-        raise FailedError(
-            f"step {trainer.step}: memory of rank {rank} changed between two updates: {changed[rank]}; if a callback "
-            f"does that, set faults.checksum_every_steps{aside}"
-        )
+        if rank is not None:
+            found = Finding(f"memory of rank {rank} changed between two updates: {changed[rank]}", rank)
+            found.end_run(trainer, "if a callback does that, set faults.checksum_every_steps", clean=trainer.step - 2)
 
     def _sums(self) -> list[tuple[list[str], Tensor]]:
         """The names of this rank's tensors and their checksums (tensors,), for each device that has some."""

@@ -21,10 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batches import Batch
-from pretrain.engine.checkpoint.directory import set_aside_after
-from pretrain.engine.ranks import of_all_ranks, on_rank_0
+from pretrain.engine.ranks import of_all_ranks
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
 from pretrain.training.callback import Callback
@@ -102,13 +100,8 @@ class Replaying(Callback):
         checkpoints are set aside; with replays at each save there are none. The oldest checkpoint stays in any case:
         without it the run would begin anew.
         """
-        if self.found is None:
-            return
-        self.found.tell(trainer)
-        trainer.drop_unsaved()
-        clean, run = self.clean, trainer.run.directory
-        aside = on_rank_0(lambda: set_aside_after(run, clean), str)
-        raise FailedError(f"step {trainer.step}: {self.found.what}; nothing was wrong at step {clean}{aside}")
+        if self.found is not None:
+            self.found.end_run(trainer, f"nothing was wrong at step {self.clean}", self.clean)
 
     def _taken(self, first_pass: bool = False) -> contextlib.AbstractContextManager[Tensor]:
         return taken(self._model, self._engine.device, self._repeats, first_pass)
