@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat, tee
 
 import numpy as np
@@ -69,7 +70,7 @@ class TrainingBatches(Dataset):
         self._pad = stream.corpora[0].tokenizer.vocabulary.pad
         self._rows = np.array([corpus.rows("train") for corpus in stream.corpora])
         self._mixture = stream.mixture
-        self._orders: dict[tuple[int, int], EpochOrder] = {}
+        self._order = lru_cache(maxsize=2 * len(stream.corpora))(self._epoch_order)  # a batch may be of two epochs
         self.skipped = start.skipped
         """Damaged blocks known from the start state, and those that this rank has found since."""
 
@@ -130,14 +131,8 @@ class TrainingBatches(Dataset):
         batch = as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
         return in_few_widths(batch, self._longest, self._pad) if self._longest else batch
 
-    def _order(self, corpus: int, epoch: int) -> EpochOrder:
-        if (corpus, epoch) not in self._orders:
-            self._orders = {
-                key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
-            }
-            blocks, stream = self._readers[corpus].blocks, self._stream
-            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
-        return self._orders[corpus, epoch]
+    def _epoch_order(self, corpus: int, epoch: int) -> EpochOrder:
+        return EpochOrder(self._readers[corpus].blocks, self._stream.lanes, self._stream.seed, epoch)
 
 
 def validation_batches(
