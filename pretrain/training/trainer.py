@@ -131,7 +131,6 @@ class Trainer:
             position=before.position + self.layout.rows(len(self.micro_batches)),
             skipped=self._training_batches.skipped,
             health=before.health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
-            unlogged={} if self.logging else dict(self.engine.unlogged),
         )
 
     def _batches(self) -> Iterator[list[Batch]]:
@@ -167,10 +166,9 @@ class Trainer:
         """True if the step is the last one of the run."""
         return self.step == self.config.run.max_steps
 
-    @property
-    def logging(self) -> bool:
-        """True if metrics are logged after the step."""
-        return self.step % self.config.tracking.log_every_steps == 0 or self.last or self.stopping
+    def due(self, every_steps: int) -> bool:
+        """True after each `every_steps` steps, after the last step, and if the run stops."""
+        return self.step % every_steps == 0 or self.last or self.stopping
 
     def any_rank(self, vote: str) -> bool:
         """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
@@ -186,9 +184,9 @@ class Trainer:
         return self._lookahead.lost if self._lookahead else None
 
     def state_to_save(self) -> TrainState:
-        """`state` with the states of the callbacks."""
+        """`state` with the losses that aren't logged yet, and with the states of the callbacks."""
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
-        return replace(self.state, callbacks=states)
+        return replace(self.state, unlogged=dict(self.engine.unlogged), callbacks=states)
 
     def paused(self) -> None:
         """Tells the callbacks that an evaluation or a save has just taken time."""

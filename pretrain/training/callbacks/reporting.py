@@ -124,7 +124,7 @@ class Reporting(Callback):
         if trainer.step == self._first + _TYPICAL_STEP:
             self.forecast(trainer, time.monotonic() - self._began)
         self._began = time.monotonic()
-        if trainer.logging:
+        if trainer.due(trainer.config.tracking.log_every_steps):
             self.log(trainer)
 
     def forecast(self, trainer: Trainer, seconds: float) -> None:
