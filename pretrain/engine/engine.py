@@ -24,7 +24,7 @@ from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import FACTS, fact, to_device
 from pretrain.config import RunConfig
-from pretrain.engine import deepspeed_private, fragments, optimizers
+from pretrain.engine import deepspeed_private, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
@@ -103,7 +103,7 @@ class Engine:
             dist.broadcast(buffer, src=0)
         if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
             sharded.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
-        fragments.check(engine)
+        deepspeed_private.check_layout(engine)
         return cls(engine, config, wrapper or (lambda model: model), warn)
 
     def __init__(
@@ -291,7 +291,7 @@ class Engine:
 
     def fragments(self) -> Iterator[Fragment]:
         """This rank's fragments of the fp32 weights. A flat buffer on NVMe is loaded while its own are yielded."""
-        return fragments.fragments(self.deepspeed)
+        return deepspeed_private.fragments(self.deepspeed)
 
     def local_weights(self) -> Iterator[tuple[Tensor, int, bool]] | None:
         """This rank's part of each parameter that the model computes with, in the order of their names: the elements

@@ -415,7 +415,7 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.engine.fragments import fragments
+    from pretrain.engine.deepspeed_private import fragments
     from pretrain.training.callbacks.memory_corruption import difference, of_masters
 
     engine = engine_of(run_config(stage, precision=precision))
@@ -464,7 +464,7 @@ def test_of_three_ranks_the_odd_one_is_named():
 
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
-    from pretrain.engine.fragments import fragments
+    from pretrain.engine.deepspeed_private import fragments
     from pretrain.training import run, trainer
 
     assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75

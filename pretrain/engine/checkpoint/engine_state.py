@@ -18,9 +18,8 @@ from torch import Tensor
 
 from pretrain.engine.checkpoint.index import Piece
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
-from pretrain.engine.deepspeed_private import flat_buffers, loaded, swapped, update_parameters, wrapped
+from pretrain.engine.deepspeed_private import flat_buffers, fragments, loaded, swapped, update_parameters, wrapped
 from pretrain.engine.engine import Engine
-from pretrain.engine.fragments import fragments
 from pretrain.engine.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
 
