@@ -1,6 +1,6 @@
 """Batches for one rank: the same global batches for every number of ranks and workers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat, tee
@@ -207,18 +207,19 @@ def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
 
     The added columns are padding, as behind shorter rows: losses change only by rounding.
     """
-    inputs, targets = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
-    to_inputs, to_targets = (
-        max(width, min(width_of(width), most)) for width, most in zip((inputs, targets), longest, strict=True)
-    )
-    if to_inputs > inputs:
+    widths = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
+    inputs, targets = (max(width, min(width_of(width), most)) for width, most in zip(widths, longest, strict=True))
+    if inputs > widths[0]:
         batch = {"encoder_attention_mask": torch.ones_like(batch["encoder_input_ids"]), **batch}
-    fill = {"encoder_input_ids": pad, "labels": IGNORE_INDEX}
+    return widened(batch, inputs, targets, {"encoder_input_ids": pad, "labels": IGNORE_INDEX})
 
-    def widened(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 1:
-            return tensor
-        added = to_targets - targets if name == "labels" or name.startswith("decoder") else to_inputs - inputs
-        return F.pad(tensor, (0, added), value=fill.get(name, 0)) if added else tensor
 
-    return {name: widened(name, tensor) for name, tensor in batch.items()}
+def widened(batch: Batch, inputs: int, targets: int, fill: Mapping[str, int]) -> Batch:
+    """The batch with inputs and targets padded to these widths. `fill`: the padding of a tensor, by its name, if not
+    0."""
+    found = {}
+    for name, tensor in batch.items():
+        width = targets if name == "labels" or name.startswith("decoder") else inputs
+        added = max(0, width - tensor.size(1)) if tensor.dim() > 1 else 0
+        found[name] = F.pad(tensor, (0, added), value=fill.get(name, 0)) if added else tensor
+    return found
