@@ -26,7 +26,7 @@ from pretrain.engine.checkpoint import memory
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.callbacks.silent_errors import memory_at_rest, replay
+from pretrain.training.callbacks import memory_corruption, replay
 from pretrain.training.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
@@ -84,7 +84,7 @@ def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> i
     run = validate(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
     model = outline(run.model)
     read = 4 * model.num_parameters() * (1 + 3 / ranks)  # weights, and this rank's master weights and two moments
-    return memory_at_rest.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
+    return memory_corruption.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
 
 
 def measure(options: Options) -> Iterator[Table]:

@@ -1,6 +1,5 @@
 """Starts a run on this machine from Python, as `launch local` does."""
 
-import operator
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from data_pipeline.base.config_file import Given, as_overrides, load_with, merge
 from data_pipeline.base.errors import FailedError
 from launch import attempts
 from pretrain.config import RunConfig
-from pretrain.run_directory import Run
+from pretrain.run_directory import Run, stop_step
 
 
 def local(
@@ -29,10 +28,10 @@ def local(
     one per GPU, or one. `stop_at_step` and `fresh` as in the command `launch local`. `overrides`: keys of the file; a
     section is a mapping, which is merged with the file's: `run={"max_steps": 100}`.
 
-    The first Ctrl-C saves and stops the run, which is then returned. Raises UserError for a wrong config, FailedError
-    if the run fails.
+    The first Ctrl-C saves and stops the run, which is then returned. Raises UserError for a wrong argument or config,
+    FailedError if the run fails.
     """
-    stop = None if stop_at_step is None else operator.index(stop_at_step)  # of a NumPy integer, too
+    stop = stop_step(stop_at_step)
     directory, path = Path(load_with(config, overrides, RunConfig).run.directory), path_of(config)
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(path, Mapping):  # the ranks read a file

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import logging
-import operator
 import os
 import random
 import signal
@@ -23,7 +22,7 @@ from data_pipeline.base.processes import handlers_kept
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.run.rank_environment import is_launched
-from pretrain.run_directory import Run
+from pretrain.run_directory import Run, stop_step
 
 
 def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = False, **overrides: Any) -> Run:
@@ -41,16 +40,15 @@ def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = Fa
     ends this process. During the run, numbers below 1e-38 count as 0, but not in threads that PyTorch has started
     before.
 
-    Raises UserError for a wrong config, and FailedError if the run fails for a reason outside its code. Other errors
-    are raised as they are.
+    Raises UserError for a wrong argument or config, and FailedError if the run fails for a reason outside its code.
+    Other errors are raised as they are.
     """
-    settings = load_with(config, overrides, RunConfig)
+    settings, stop = load_with(config, overrides, RunConfig), stop_step(stop_at_step)
     if is_launched():
         raise UserError(
             "RANK is set: either a launcher has started this process as a rank, which trains with `pretrain train`, or "
             'a worker imports a script that calls this function outside `if __name__ == "__main__":`'
         )
-    stop = None if stop_at_step is None else operator.index(stop_at_step)  # of a NumPy integer, too
     if dist.is_available() and dist.is_initialized():
         raise UserError(
             "this process is in a process group already; end it with torch.distributed.destroy_process_group(), or "

@@ -1,5 +1,6 @@
 """A run as Python code uses it: its metrics, its checkpoints and its model."""
 
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
     from data_pipeline.corpus.tokenizer import Tokenizer
     from pretrain.loaded import PretrainedModel
+
+
+def stop_step(given: int | None) -> int | None:
+    """The `stop_at_step` of a Python call, maybe a NumPy integer. Raises UserError for a number below 1."""
+    step = None if given is None else operator.index(given)
+    if step is not None and step < 1:
+        raise UserError(f"stop_at_step: expected 1 or more, got {step}")
+    return step
 
 
 @dataclass(frozen=True)

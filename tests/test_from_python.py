@@ -247,6 +247,14 @@ def fail_and_train(path: Path, error: BaseException) -> None:
         (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; give a run directory"),
         (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
         (
+            lambda: pretrain.train("configs:runs/quickstart.yaml", stop_at_step=0),
+            "stop_at_step: expected 1 or more, got 0",
+        ),
+        (
+            lambda: launch.local("configs:runs/quickstart.yaml", stop_at_step=-1),
+            "stop_at_step: expected 1 or more, got -1",
+        ),
+        (
             lambda: launch.local("configs:runs/quickstart.yaml", optimizer={"learning_rat": 1}),
             "optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
         ),

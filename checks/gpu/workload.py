@@ -45,6 +45,7 @@ class Workload:
         if report.small:
             report.skip("compiled layers", "the compiler takes too long on a CPU: they are eager")
         self._path, self._weights = ROOT / f"configs/runs/{run}.yaml", dict[str, Tensor]()
+        self.told: list[str] = []  # what the last engine warned of
         self.rows, self.inputs, self.targets = (8, 16, 8) if report.small else (128, 512, 114)
 
     @property
@@ -100,7 +101,8 @@ class Workload:
             model.load_state_dict(self._weights)
         else:
             self._weights = {name: one.clone() for name, one in model.state_dict().items()}
-        engine: Any = Engine.initialize(model, config)
+        self.told = []
+        engine: Any = Engine.initialize(model, config, warn=self.told.append)
         given = batches or self.batches(int(config.batch.micro_batch_size))
         steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
         taken = 0

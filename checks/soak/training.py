@@ -35,7 +35,8 @@ from data_pipeline.base.config_file import load
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
-from pretrain.engine.checkpoint.directory import all_steps, newest
+from pretrain.engine.checkpoint.directory import all_steps
+from pretrain.engine.checkpoint.index import newest
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from tests.conftest import TOP, run, write_c4, write_corpus_file
 from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows

@@ -1,21 +1,22 @@
 """Batches for one rank: the same global batches for every number of ranks and workers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import repeat, tee
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.objectives.objective import Examples, together
-from data_pipeline.corpus.packing import balanced
+from data_pipeline.corpus.packing import balanced, width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.shapes import in_few_widths
-from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState
+from data_pipeline.loading.stream import EpochOrder, Skipped, Stream, StreamState, each_once
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH = 4
@@ -23,7 +24,7 @@ _PREFETCH = 4
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch, and the damaged blocks found while making it."""
+    """A micro-batch, and the damaged blocks that its process has found so far."""
 
     batch: Batch
     skipped: list[Skipped]
@@ -69,17 +70,17 @@ class TrainingBatches(Dataset):
         self._pad = stream.corpora[0].tokenizer.vocabulary.pad
         self._rows = np.array([corpus.rows("train") for corpus in stream.corpora])
         self._mixture = stream.mixture
-        self._orders: dict[tuple[int, int], EpochOrder] = {}
-        self._skipped = {(one.corpus, one.shard, one.offset): one for one in start.skipped}
+        self._order = lru_cache(maxsize=2 * len(stream.corpora))(self._epoch_order)  # a batch may be of two epochs
+        self.skipped = start.skipped
+        """Damaged blocks known from the start state, and those that this rank has found since."""
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Each worker process makes its own readers and caches."""
         return type(self), self._arguments
 
     def __getitem__(self, first: int) -> MicroBatch:
-        known = [len(reader.damaged) for reader in self._readers]
         batch = self._batch(np.arange(first, first + self._layout.micro_batch))
-        return MicroBatch(batch, [one for pair in zip(self._readers, known, strict=True) for one in _new_damage(*pair)])
+        return MicroBatch(batch, [one for reader in self._readers for one in reader.skipped])
 
     def loader(
         self, steps: int | Iterable[int], workers: int, prefetch: int = _PREFETCH, pin: bool = False
@@ -93,8 +94,8 @@ class TrainingBatches(Dataset):
         micro_batches = items(self, self._firsts(ahead), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(micro_batches) for _ in range(accumulation)]
-            for one in (one for micro in step for one in micro.skipped):
-                self._skipped[one.corpus, one.shard, one.offset] = one
+            if found := [one for micro in step for one in micro.skipped]:
+                self.skipped = each_once([*self.skipped, *found])
             yield [micro.batch for micro in step]
 
     def _firsts(self, accumulations: Iterable[int]) -> Iterator[int]:
@@ -102,11 +103,6 @@ class TrainingBatches(Dataset):
         for accumulation in accumulations:
             yield from self._layout.firsts(position, accumulation)
             position += self._layout.rows(accumulation)
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Damaged blocks known from the start state, and those that this rank has found since."""
-        return [self._skipped[key] for key in sorted(self._skipped)]
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(corpus, epoch, row id), each (n,), at `positions` (n,) of the stream."""
@@ -135,14 +131,8 @@ class TrainingBatches(Dataset):
         batch = as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
         return in_few_widths(batch, self._longest, self._pad) if self._longest else batch
 
-    def _order(self, corpus: int, epoch: int) -> EpochOrder:
-        if (corpus, epoch) not in self._orders:
-            self._orders = {
-                key: order for key, order in self._orders.items() if key[0] != corpus or key[1] == epoch - 1
-            }
-            blocks, stream = self._readers[corpus].blocks, self._stream
-            self._orders[corpus, epoch] = EpochOrder(blocks, stream.lanes, stream.seed, epoch)
-        return self._orders[corpus, epoch]
+    def _epoch_order(self, corpus: int, epoch: int) -> EpochOrder:
+        return EpochOrder(self._readers[corpus].blocks, self._stream.lanes, self._stream.seed, epoch)
 
 
 def validation_batches(
@@ -211,9 +201,25 @@ def _positions(segments: np.ndarray) -> np.ndarray:
     return np.where(segments > 0, indices - np.maximum.accumulate(np.where(begins, indices, 0), axis=1), 0)
 
 
-def _new_damage(reader: Reader, known: int) -> list[Skipped]:
-    blocks = reader.blocks
-    return [
-        Skipped(reader.corpus.fingerprint, blocks.shards[blocks.shard[number]], int(blocks.offset[number]), reason)
-        for number, reason in list(reader.damaged.items())[known:]
-    ]
+def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
+    """The batch with the widths of its inputs and targets rounded up to multiples of 64, up to the `longest` of each: a
+    new shape takes a new CUDA graph and a new plan of cuDNN, which take long to make.
+
+    The added columns are padding, as behind shorter rows: losses change only by rounding.
+    """
+    widths = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
+    inputs, targets = (max(width, min(width_of(width), most)) for width, most in zip(widths, longest, strict=True))
+    if inputs > widths[0]:
+        batch = {"encoder_attention_mask": torch.ones_like(batch["encoder_input_ids"]), **batch}
+    return widened(batch, inputs, targets, {"encoder_input_ids": pad, "labels": IGNORE_INDEX})
+
+
+def widened(batch: Batch, inputs: int, targets: int, fill: Mapping[str, int]) -> Batch:
+    """The batch with inputs and targets padded to these widths. `fill`: the padding of a tensor, by its name, if not
+    0."""
+    found = {}
+    for name, tensor in batch.items():
+        width = targets if name == "labels" or name.startswith("decoder") else inputs
+        added = max(0, width - tensor.size(1)) if tensor.dim() > 1 else 0
+        found[name] = F.pad(tensor, (0, added), value=fill.get(name, 0)) if added else tensor
+    return found

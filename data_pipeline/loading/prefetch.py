@@ -12,17 +12,18 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from data_pipeline.base.errors import FailedError, StoreError, one_line
 from data_pipeline.base.processes import blocked
 from data_pipeline.loading import server
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS
-from data_pipeline.loading.shapes import in_few_numbers
 
 Batch = dict[str, torch.Tensor]
 Batches = list[Batch]
 Item = TypeVar("Item")
+_DIGITS = 4  # leading binary digits of a number of targets, which grows by an eighth at most
 _open: WeakSet[Iterator[Any]] = WeakSet()
 
 
@@ -209,8 +210,20 @@ def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:
     labels = batch["labels"]
     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
     if in_few_shapes:
-        indices = in_few_numbers(indices, labels)
+        indices = _in_few_numbers(indices, labels)
     return {**batch, "target_indices": indices.pin_memory() if labels.is_pinned() else indices}
+
+
+def _in_few_numbers(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Pads the `indices` (n,) of the labels that aren't ignored with the index of an ignored one, if there is one. The
+    new number of indices is the next one whose binary digits are 0 after the first four.
+
+    9 of 32 → 9        100 of 512 → 104        500 of 500 → 500
+    """
+    count = len(indices)
+    unit = 1 << max(0, count.bit_length() - _DIGITS)
+    added = min(-(-count // unit) * unit, labels.numel()) - count
+    return F.pad(indices, (0, added), value=int((labels.flatten() != IGNORE_INDEX).int().argmin()))
 
 
 def label_counts(batch: Batch) -> torch.Tensor:

@@ -25,6 +25,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, decode_block, examples_in, rows_in
 from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded, together
 from data_pipeline.corpus.objectives.randomness import noise_keys
+from data_pipeline.loading.stream import Skipped
 
 _KEEP = 0.9  # of the cache's limit stays when files are deleted, so that not every block deletes some
 _FREE = 0.05  # of the disk, for all other programs
@@ -206,8 +207,11 @@ class BlockStore:
 class Reader:
     """Rows of `split`, by id.
 
-    With `skip_damage`, rows of damaged blocks are empty and the blocks are listed in `damaged`; otherwise such a block
-    is an error. `damaged` lists blocks already known to be damaged: they stay skipped, even if they are repaired.
+    With `skip_damage`, rows of damaged blocks are empty; otherwise such a block is an error. `damaged` lists blocks
+    already known to be damaged: they stay skipped, even if they are repaired.
+
+    Attributes:
+        skipped: the damaged blocks that were found, besides those known already.
     """
 
     def __init__(
@@ -220,7 +224,8 @@ class Reader:
     ):
         self.corpus, self.split = corpus, split
         self._objective = corpus.objective
-        self.damaged = dict.fromkeys(damaged, "known")
+        self.skipped: list[Skipped] = []
+        self._damaged = set(damaged)
         self._store = BlockStore(corpus, split, cached)
         self.blocks = self._store.index
         self._rows = int(self.blocks.rows.sum())
@@ -246,16 +251,11 @@ class Reader:
                 f"got row {beyond[0]}"
             )
         epochs = np.broadcast_to(epochs, ids.shape)
-        blocks, inside = self._found(ids)
-        whole = np.array([block is not None for block in blocks])
-        chosen = [block for block in blocks if block is not None]
-        if len(chosen) == len(blocks):
-            return self._examples(chosen, inside, ids, epochs, objective)
-        parts = self.parts(objective)
-        if not chosen:
-            return _empty(len(ids) * parts, self._vocabulary.eos)
-        some = self._examples(chosen, inside[whole], ids[whole], epochs[whole], objective)
-        return self._with_empty(some, np.repeat(whole, parts))
+        whole, blocks, inside = self._found(ids)
+        if not blocks:
+            return _empty(len(ids) * self.parts(objective), self._vocabulary.eos)
+        some = self._examples(blocks, inside, ids[whole], epochs[whole], objective)
+        return some if whole.all() else self._with_empty(some, np.repeat(whole, self.parts(objective)))
 
     def tokens(self, rows: np.ndarray) -> Padded:
         """The rows with these ids (n,) as they were cut, without the objective. Rows of damaged blocks are left out.
@@ -264,9 +264,8 @@ class Reader:
         """
         if self.corpus.manifest.rows.apply_at == "build":
             raise UserError(f"{self.corpus.directory}: built with apply_at: build, so that its rows are no longer text")
-        blocks, inside = self._found(rows)
-        there = [(block, int(row)) for block, row in zip(blocks, inside, strict=True) if block is not None]
-        return rows_in([block for block, _ in there], [row for _, row in there])
+        _, blocks, inside = self._found(rows)
+        return rows_in(blocks, inside)
 
     def parts(self, objective: Objective | None) -> int:
         """The number of rows that `objective` cuts each row into."""
@@ -278,9 +277,8 @@ class Reader:
         return together([(np.flatnonzero(where), examples), (np.flatnonzero(~where), empty)], self._vocabulary.pad)
 
     def _examples(
-        self, blocks: list[Block], inside: np.ndarray, ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
+        self, blocks: list[Block], rows: list[int], ids: np.ndarray, epochs: np.ndarray, objective: Objective | None
     ) -> Examples:
-        rows = inside.tolist()
         parts = self.parts(objective)
         objective = objective or self._objective
         if self.corpus.manifest.rows.apply_at == "build":
@@ -309,21 +307,25 @@ class Reader:
         examples = objective.apply(cut, keys[long_enough], self._vocabulary, {})
         return examples if long_enough.all() else self._with_empty(examples, long_enough)
 
-    def _found(self, ids: np.ndarray) -> tuple[list[Block | None], np.ndarray]:
-        """The block of each row, or None if the block is damaged and skipped; (n,): the row's number in its block."""
+    def _found(self, ids: np.ndarray) -> tuple[np.ndarray, list[Block], list[int]]:
+        """(n,) True for each row whose block isn't skipped; the block of each of these rows, and its number there."""
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
         blocks = {number: self._block(number) for number in dict.fromkeys(numbers.tolist())}
-        return [blocks[number] for number in numbers.tolist()], ids - self.blocks.first_row[numbers]
+        there = np.array([blocks[number] is not None for number in numbers.tolist()], dtype=bool)
+        inside = (ids - self.blocks.first_row[numbers])[there].tolist()
+        return there, [block for number in numbers.tolist() if (block := blocks[number]) is not None], inside
 
     def _block(self, number: int) -> Block | None:
-        if number in self.damaged:
+        if number in self._damaged:
             return None
         try:
             return self._store.block(number)
         except DamagedInput as error:
             if not self._skip_damage:
                 raise
-            self.damaged[number] = str(error)
+            self._damaged.add(number)
+            shard, offset = self.blocks.shards[self.blocks.shard[number]], int(self.blocks.offset[number])
+            self.skipped.append(Skipped(self.corpus.fingerprint, shard, offset, str(error)))
             return None
 
 

@@ -9,7 +9,7 @@ different rows of their blocks, so no two lanes need a new block at the same mom
 block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -114,24 +114,21 @@ class EpochOrder:
         self._within = within
 
     def row_ids(self, positions: np.ndarray) -> np.ndarray:
-        """(n,) int64: ids of the rows at `positions` (n,), each below the number of rows."""
-        sequence = self._sequence(positions)
-        index = np.searchsorted(self._ends, sequence, side="right")
-        blocks = self._permuted[index]
-        inside = sequence - (self._ends[index] - self._rows[blocks])
-        rows = [self._within(int(block))[offset] for block, offset in zip(blocks, inside, strict=True)]
-        return self._first_row[blocks] + np.array(rows, dtype=np.int64)
+        """(n,) int64: ids of the rows at `positions` (n,), each below the number of rows.
 
-    def _sequence(self, positions: np.ndarray) -> np.ndarray:
-        """Indices in the sequence of permuted blocks. Position p is row `p div n` of lane `p mod n`, of n lanes.
-
-        If the rows don't divide evenly, the first lanes have one more row, and these rows come last.
+        Position p is row `p div n` of lane `p mod n`, of n lanes. If the rows don't divide evenly, the first lanes have
+        one more row, and these rows come last.
         """
         share, longer = divmod(self._total, self._lanes)
         tail = positions >= share * self._lanes
         lane = np.where(tail, positions - share * self._lanes, positions % self._lanes)
         depth = np.where(tail, share, positions // self._lanes)
-        return lane * share + np.minimum(lane, longer) + depth
+        sequence = lane * share + np.minimum(lane, longer) + depth  # indices in the sequence of permuted blocks
+        index = np.searchsorted(self._ends, sequence, side="right")
+        blocks = self._permuted[index]
+        inside = sequence - (self._ends[index] - self._rows[blocks])
+        rows = [self._within(int(block))[offset] for block, offset in zip(blocks, inside, strict=True)]
+        return self._first_row[blocks] + np.array(rows, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -142,6 +139,12 @@ class Skipped:
     shard: str
     offset: int
     reason: str
+
+
+def each_once(skipped: Iterable[Skipped]) -> list[Skipped]:
+    """The skipped blocks in order, each of them once."""
+    found = {(one.corpus, one.shard, one.offset): one for one in skipped}
+    return [found[key] for key in sorted(found)]
 
 
 @dataclass(frozen=True)

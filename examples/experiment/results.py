@@ -16,7 +16,7 @@ from scipy.special import stdtr
 
 from examples.experiment.experiment_folder import PlannedRun
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import newest
+from pretrain.engine.checkpoint.index import newest
 from pretrain.models import outline
 from pretrain.run.metrics_file import read_metrics
 

@@ -26,7 +26,7 @@ def _minimal_pairs(
 ) -> None:
     """Tell how often a checkpoint prefers the acceptable sentence of two, on one rank or those of a launcher."""
     from examples.minimal_pairs.pairs import score_checkpoint  # PyTorch takes 2 s
-    from pretrain.engine.checkpoint.directory import checkpoint_in
+    from pretrain.engine.checkpoint.index import checkpoint_in
 
     score_checkpoint(checkpoint_in(checkpoint), directory, form, limit, batch_size, out, json_)
 

@@ -55,7 +55,7 @@ def evaluate_command(
 ) -> None:
     """Evaluate a checkpoint with hooks or tasks, on one rank or on the ranks of a launcher."""
     from pretrain.config import evaluation
-    from pretrain.engine.checkpoint import directory as directories
+    from pretrain.engine.checkpoint.index import checkpoint_in
     from pretrain.evaluate import lm_eval as harness
     from pretrain.tools import evaluate
 
@@ -67,7 +67,7 @@ def evaluate_command(
         refuse_options(context, "for --lm-eval", "include_path", "form", "few_shot", "limit")
     if hooks:
         refuse_options(context, "not with --hook, which names the hooks one by one", "suite")
-    directory = directories.checkpoint_in(checkpoint)
+    directory = checkpoint_in(checkpoint)
     if lm_eval is not None:
         settings = harness.LmEvalSettings(lm_eval.split(","), include_path, few_shot, limit)
         evaluate.evaluate_on_tasks(directory, settings, form, batch_size, out, json_)
@@ -110,13 +110,13 @@ def export(
 ) -> None:
     """Export a checkpoint to a directory that Hugging Face transformers loads, with a model card."""
     from pretrain import export as huggingface
-    from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
+    from pretrain.engine.checkpoint.index import checkpoint_in
     from pretrain.export import card, push
 
     if push_to_hub is None:
         refuse_options(context, "for --push-to-hub", "public")
-    directory = directories.checkpoint_in(checkpoint)
+    directory = checkpoint_in(checkpoint)
     destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
     trained = trained_models.TrainedModel.open(directory)
     usage = huggingface.export(
@@ -145,8 +145,8 @@ def average(
     ema: Annotated[bool, typer.Option("--ema", help="Average the EMA weights (optimizer.ema_decay).")] = False,
 ) -> None:
     """Average the weights of checkpoints into a new checkpoint, for evaluate, generate, export and init_from."""
-    from pretrain.engine.checkpoint import directory as directories
     from pretrain.engine.checkpoint import trained as trained_models
+    from pretrain.engine.checkpoint.index import checkpoint_in
 
     *sources, out = checkpoints
     if not sources:
@@ -154,9 +154,7 @@ def average(
     if last > 1 and len(sources) > 1:
         raise UserError(f"--last is for one run directory, and there are {len(sources)} paths")
     averaged = (
-        trained_models.last_checkpoints(sources[0], last)
-        if last > 1
-        else [directories.checkpoint_in(path) for path in sources]
+        trained_models.last_checkpoints(sources[0], last) if last > 1 else [checkpoint_in(path) for path in sources]
     )
     parameters = trained_models.average(averaged, out, ema)
     print(f"{out}: {parameters:,} parameters, the mean of {', '.join(map(str, averaged))}.")

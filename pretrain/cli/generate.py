@@ -13,7 +13,7 @@ import typer
 from data_pipeline.base.command import path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import is_utf8
-from data_pipeline.base.progress import track
+from data_pipeline.base.progress import Progress, track
 from pretrain.cli.app import SavedModel, app
 
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and

@@ -24,12 +24,12 @@ from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import FACTS, fact, to_device
 from pretrain.config import RunConfig
-from pretrain.engine import deepspeed_private, fragments, optimizers
+from pretrain.engine import deepspeed_private, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
-from pretrain.engine.ranks import ranks_by_node
+from pretrain.engine.ranks import least, ranks_by_node
 from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
@@ -53,35 +53,23 @@ class Outcome(NamedTuple):
 
 
 class Totals:
-    """Tables of scalars, by title and name, summed over the ranks in one collective.
+    """Scalars (n,), summed over the ranks in one collective. All ranks create one together, with one dtype.
 
-    `totals["losses"]`: the sums of a table on the device. `read`: the sums of all tables on the host; only `read` waits
-    for the device. All ranks create one together, with the same names and one dtype.
+    `on_device`: the sums, of which the host knows nothing yet. `read` returns them, and alone waits for the device.
     """
 
-    def __init__(self, **tables: Mapping[str, Tensor]):
-        self._names = {title: list(table) for title, table in tables.items()}
-        self._sums = torch.stack([value for table in tables.values() for value in table.values()])
-        dist.all_reduce(self._sums)
-        self._on_host = self._sums.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if self._sums.is_cuda else None
+    def __init__(self, values: Tensor):
+        self.on_device = values
+        dist.all_reduce(values)
+        self._on_host = values.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if values.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
-    def __getitem__(self, title: str) -> dict[str, Tensor]:
-        return self._named(self._sums.unbind())[title]
-
-    def read(self) -> dict[str, dict[str, float]]:
+    def read(self) -> list[float]:
         if self._copied is not None:
             self._copied.synchronize()
-        return self._named(self._on_host.tolist())
-
-    def _named(self, values: Sequence[Value]) -> dict[str, dict[str, Value]]:
-        named, first = {}, 0
-        for title, names in self._names.items():
-            named[title] = dict(zip(names, values[first : first + len(names)], strict=True))
-            first += len(names)
-        return named
+        return self._on_host.tolist()
 
 
 class Engine:
@@ -94,12 +82,13 @@ class Engine:
         config: RunConfig,
         optimizer: Optimizer | None = None,
         wrapper: Callable[[nn.Module], nn.Module] | None = None,
+        warn: Callable[[str], None] = print,
     ) -> "Engine":
         """The engine of a model. All ranks call this together.
 
         `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are
-        trained. None: the model's own losses are trained. Raises FailedError if DeepSpeed doesn't keep weights where
-        they are read.
+        trained. None: the model's own losses are trained. `warn` gets lines about what doesn't run as configured.
+        Raises FailedError if DeepSpeed doesn't keep weights where they are read.
         """
         largest = max(one.numel() for one in model.parameters())
         # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
@@ -114,10 +103,16 @@ class Engine:
             dist.broadcast(buffer, src=0)
         if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
             sharded.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
-        fragments.check(engine)
-        return cls(engine, config, wrapper or (lambda model: model))
+        deepspeed_private.check_layout(engine)
+        return cls(engine, config, wrapper or (lambda model: model), warn)
 
-    def __init__(self, engine: DeepSpeedEngine, config: RunConfig, wrapper: Callable[[nn.Module], nn.Module]):
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        config: RunConfig,
+        wrapper: Callable[[nn.Module], nn.Module],
+        warn: Callable[[str], None],
+    ):
         self.deepspeed = engine
         self._wrapped = wrapper
         self.config = config
@@ -133,9 +128,7 @@ class Engine:
             LocalGradients(engine, config.optimizer.gradient_clipping) if self._local else ReducedByDeepSpeed(engine)
         )
         self._trained_model = self._wrapped(self._gradients.model)
-        self.warnings: list[str] = []
-        """Lines about what doesn't run as configured. The trainer reports and removes them."""
-        self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, self.warnings.append)
+        self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, warn)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self._rate = 0.0  # of the last step
         self.before_update: Callable[[], None] = lambda: None
@@ -154,8 +147,9 @@ class Engine:
         its micro-batches on other ranks.
         """
         watchdog.mark(step + 1)
-        agreed = self._agreed(batches, votes or {})
-        counted = agreed["labels"]
+        votes = votes or {}
+        agreed = self._agreed(batches, votes)
+        counted = dict(zip(LABELS, agreed.on_device, strict=False))
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
@@ -168,15 +162,18 @@ class Engine:
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
-        totals = Totals(losses=sums)
+        totals = Totals(torch.stack(list(sums.values())))
         self.before_update()
         self.applied = self._gradients.update()
         watchdog.mark()
-        return self._outcome(totals.read()["losses"], **agreed.read())
+        numbers = agreed.read()
+        given = zip(votes, numbers[len(LABELS) :], strict=True)
+        loss = self._mean_loss(dict(zip(sums, totals.read(), strict=True)), dict(zip(LABELS, numbers, strict=False)))
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in given})
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
-        return self._agreed(batches, {})["labels"]
+        return dict(zip(LABELS, self._agreed(batches, {}).on_device, strict=True))
 
     def replay(self, step: int, first: int, batch: Batch, counted: dict[str, Tensor]) -> None:
         """Computes the gradient of a micro-batch of `step`, of this rank or another, once more.
@@ -236,9 +233,7 @@ class Engine:
 
     def has_finite_loss(self, batch: Batch) -> bool:
         """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
-        wrong = torch.stack([~torch.isfinite(values).all() for values in self.losses(batch).values()]).any().int()
-        dist.all_reduce(wrong)
-        return not int(wrong)
+        return bool(least(all(bool(values.isfinite().all()) for values in self.losses(batch).values())))
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[Model]:
@@ -285,7 +280,8 @@ class Engine:
     @property
     def own_elements(self) -> int:
         """The number of fp32 weights that this rank updates."""
-        return sum(fragment.size for fragment in fragments.fragments(self.deepspeed))
+        buffers = deepspeed_private.flat_buffers(self.deepspeed)
+        return sum(fragment.size for buffer in buffers for fragment in buffer.fragments)
 
     def flat_buffers(self) -> list[FlatBuffer] | None:
         """The flat fp32 buffers that the optimizer updates on this rank; None if some are on NVMe."""
@@ -295,7 +291,7 @@ class Engine:
 
     def fragments(self) -> Iterator[Fragment]:
         """This rank's fragments of the fp32 weights. A flat buffer on NVMe is loaded while its own are yielded."""
-        return fragments.in_memory(self.deepspeed)
+        return deepspeed_private.fragments(self.deepspeed)
 
     def local_weights(self) -> Iterator[tuple[Tensor, int, bool]] | None:
         """This rank's part of each parameter that the model computes with, in the order of their names: the elements
@@ -340,12 +336,10 @@ class Engine:
             self._graphs.release()
 
     def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
-        """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
-        number of ranks that give each vote."""
+        """The number of labels of each of LABELS that count in the global batch, then the number of ranks that give
+        each vote."""
         counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
-        given = to_device(list(votes.values()), self.device, counts.dtype)
-        labels = dict(zip(LABELS, counts.unbind(), strict=True))
-        return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
+        return Totals(torch.cat([counts, to_device(list(votes.values()), self.device, counts.dtype)]))
 
     def _seed_dropout(self, step: int, first: int) -> None:
         """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""
@@ -358,14 +352,13 @@ class Engine:
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
 
-    def _outcome(self, losses: dict[str, float], labels: dict[str, float], votes: dict[str, float]) -> Outcome:
-        """The outcome of a step, from its sums of losses and what the ranks agreed on."""
+    def _mean_loss(self, losses: dict[str, float], labels: dict[str, float]) -> float:
+        """The loss of a step, from its sums of losses and its numbers of labels."""
         if self.applied:
             for name, added in losses.items():
                 before, counted_before = self.unlogged.get(name, (0.0, 0))
                 self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
-        loss = sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
-        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in votes.items()})
+        return sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
 
     def _inputs(self, batch: Batch) -> Batch:
         """What the model reads of a batch, on the device."""

@@ -94,7 +94,10 @@ class LocalGradients:
 
     @torch.no_grad()
     def update(self) -> bool:
-        norm = self._norm()
+        squares = torch.stack([sum_of_squares(partition) for partition in self._partitions]).sum()
+        if self._ranks > 1:
+            deepspeed.comm.all_reduce(squares)
+        norm = squares.sqrt().float().cpu()  # the host waits for the device only here
         self.norm = float(norm)
         if not math.isfinite(self.norm):
             self.norm = math.inf
@@ -109,13 +112,6 @@ class LocalGradients:
 
     def discard(self, loss: Tensor) -> None:
         self.add(loss, first=True, last=True)
-
-    def _norm(self) -> Tensor:
-        """() The norm over the partitions of all ranks, fp32, on the host. The host waits for the device only here."""
-        squares = torch.stack([sum_of_squares(partition) for partition in self._partitions]).sum()
-        if self._ranks > 1:
-            deepspeed.comm.all_reduce(squares)
-        return squares.sqrt().float().cpu()
 
 
 class ReducedByDeepSpeed:

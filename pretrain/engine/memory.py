@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from data_pipeline.base.processes import available_memory, total_memory
 from pretrain.hardware import device_type
@@ -64,11 +63,8 @@ class DeviceMemory:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The peak memory so far, in bytes, of the rank with the highest peak. All ranks call this."""
-    cuda = device.type == "cuda"
-    peak = torch.tensor(torch.cuda.max_memory_reserved(device) if cuda else _status("VmHWM"), device=device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return int(peak)
+    """The peak memory of this rank so far, in bytes."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else _status("VmHWM")
 
 
 def _status(name: str) -> int:

@@ -270,20 +270,16 @@ def ranks_by_node() -> list[list[int]]:
     return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
 
 
-def least(value: int, device: torch.device) -> int:
-    """The least value of all ranks. All ranks call this together."""
-    return _reduced(value, device, dist.ReduceOp.MIN)
-
-
-def most(value: int, device: torch.device) -> int:
+def most(value: int) -> int:
     """The greatest value of all ranks. All ranks call this together."""
-    return _reduced(value, device, dist.ReduceOp.MAX)
-
-
-def _reduced(value: int, device: torch.device, operation: dist.ReduceOp.RedOpType) -> int:
-    found = torch.tensor(value, device=device)
-    dist.all_reduce(found, op=operation)
+    found = torch.tensor(value, device=communication_device())
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return int(found)
+
+
+def least(value: int) -> int:
+    """The least value of all ranks. All ranks call this together."""
+    return -most(-value)
 
 
 def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:

@@ -16,7 +16,7 @@ from pretrain import export as huggingface
 from pretrain import models
 from pretrain.config.model_config import Heads
 from pretrain.config.models import StackConfig
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.export.load import CONFIG
 from pretrain.models import DecoderOnlyConfig, ModelConfig, ModernConfig, T5Gemma2Config, T5GemmaConfig

@@ -19,7 +19,7 @@ from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
-from pretrain.engine.ranks import communication_device, least, ranks_by_node
+from pretrain.engine.ranks import least, ranks_by_node
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.functional.kernel_check import Form
@@ -46,7 +46,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     # one rank of each node checks and compiles for the node, since each check takes a CUDA context of its own
     checks = any(node[0] == run.rank for node in ranks_by_node())
     problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
-    if least(int(problem is None), communication_device()):
+    if least(problem is None):
         use("triton")
         return None
     use("sdpa")

@@ -32,7 +32,7 @@ from data_pipeline.loading.stream import differences
 from pretrain import models
 from pretrain.config.run_config import DistillationSection
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs

@@ -19,14 +19,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pydantic import PositiveInt
 
 from data_pipeline.base.atomic import fingerprint, write_json
 from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.corpus.packing import width_of
-from data_pipeline.loading.batch_layout import LABELS
-from data_pipeline.loading.batches import Batch, TrainingBatches
+from data_pipeline.loading.batches import Batch, TrainingBatches, widened
 from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
@@ -105,7 +103,7 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
         batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
         if _fits(run, engine, batch):
             # all ranks must choose the same size: the slowest rank decides
-            microseconds[rows] = float(most(_microseconds(engine, batch), engine.device))
+            microseconds[rows] = float(most(_microseconds(engine, batch)))
     if compiles(run.config.compute):
         forget_compiled()  # layers compiled for any number of rows are slower than for one number
     return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
@@ -124,10 +122,10 @@ def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
         return True
     try:
         engine.measure(batch)
-        fits = 1
+        fits = True
     except torch.OutOfMemoryError:
-        fits = 0
-    return bool(least(fits, engine.device))
+        fits = False
+    return bool(least(fits))
 
 
 def fastest(seconds: dict[int, float], share: int) -> int:
@@ -167,7 +165,7 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
     largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
-    agreed = least(largest, engine.device)
+    agreed = least(largest)
     return [n for n in sizes if n <= agreed]
 
 
@@ -202,7 +200,7 @@ def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
     batch = {name: tensor[:count] for name, tensor in _first_rows(run, count * each).items()}
     if masked:
         batch.setdefault("encoder_attention_mask", torch.ones_like(batch["encoder_input_ids"]))
-    return {name: _widened(name, tensor, inputs, targets) for name, tensor in batch.items()}
+    return widened(batch, inputs, targets, fill={})  # padded labels, 0, count: their logits take memory
 
 
 def _examples_per_row(run: ValidatedRun) -> int:
@@ -215,10 +213,3 @@ def _first_rows(run: ValidatedRun, count: int) -> Batch:
     """A micro-batch of `count` rows of the run: the first rows after the curriculum."""
     uncut = max((until for until, _ in run.stream.curriculum), default=0)
     return TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[uncut].batch
-
-
-def _widened(name: str, tensor: torch.Tensor, inputs: int, targets: int) -> torch.Tensor:
-    if tensor.dim() == 1:
-        return tensor
-    width = targets if name in LABELS or name.startswith("decoder") else inputs
-    return F.pad(tensor, (0, max(0, width - tensor.size(1))))  # padded labels, 0, count: their logits take memory

@@ -13,7 +13,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.diagnostics.attention_maps import Pattern, attention_patterns, plain
 from pretrain.evaluate.record import new_figure, png

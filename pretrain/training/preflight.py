@@ -11,7 +11,8 @@ from data_pipeline.corpus.corpus import MANIFEST, how_to_build
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.optimizers import MuonConfig
-from pretrain.engine.checkpoint.directory import all_steps, is_valid, newest
+from pretrain.engine.checkpoint.directory import all_steps
+from pretrain.engine.checkpoint.index import is_valid, newest
 from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
 from pretrain.training.tracking import tracker

@@ -65,7 +65,6 @@ class Trainer:
         self.waited = 0.0
         self.stopping = False
         self.weights = None
-        self._votes: dict[str, bool] = {}
         self.asked_to_stop = False
         self._compiled = False
         self._rewound = False
@@ -74,8 +73,11 @@ class Trainer:
     def fit(self) -> int:
         """Trains from `state` until the run has finished or stops on request; returns the step that it has reached."""
         self._load_weights()
-        self._tell_slow_keys()
-        self._choose_attention()
+        for key in keys_against_adding(self.config, self.run.ranks):
+            slower = "DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
+            self.report.warn(f"{key}: {slower}")
+        if problem := choose_attention(self.run, self.engine.device):
+            self.report.warn(problem)
         self.plan = micro_batch.choose(self.run, self.engine)
         self.layout = self.plan.layout
         self._load_callbacks(self.state)
@@ -123,15 +125,12 @@ class Trainer:
             firsts = self.layout.firsts(before.position, len(self.micro_batches))
             self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
         watchdog.step_done()
-        self._tell_warnings()
-        self._votes = self.outcome.votes
         self.stopping = self.any_rank("stop")
         self.state = TrainState(
             step=self.step,
             position=before.position + self.layout.rows(len(self.micro_batches)),
             skipped=self._training_batches.skipped,
             health=before.health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
-            unlogged={} if self.logging else dict(self.engine.unlogged),
         )
 
     def _batches(self) -> Iterator[list[Batch]]:
@@ -167,19 +166,13 @@ class Trainer:
         """True if the step is the last one of the run."""
         return self.step == self.config.run.max_steps
 
-    @property
-    def logging(self) -> bool:
-        """True if metrics are logged after the step."""
-        return self.step % self.config.tracking.log_every_steps == 0 or self.last or self.stopping
-
-    @property
-    def saving(self) -> bool:
-        """True if a checkpoint is saved after the step."""
-        return self.step % self.config.checkpoint.every_steps == 0 or self.last or self.stopping
+    def due(self, every_steps: int) -> bool:
+        """True after each `every_steps` steps, after the last step, and if the run stops."""
+        return self.step % every_steps == 0 or self.last or self.stopping
 
     def any_rank(self, vote: str) -> bool:
         """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
-        return self._votes.get(vote, False)
+        return self.outcome.votes.get(vote, False)
 
     def stop(self) -> None:
         """Asks all ranks to save and stop after the next step. One rank may call this alone."""
@@ -191,9 +184,9 @@ class Trainer:
         return self._lookahead.lost if self._lookahead else None
 
     def state_to_save(self) -> TrainState:
-        """`state` with the states of the callbacks."""
+        """`state` with the losses that aren't logged yet, and with the states of the callbacks."""
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
-        return replace(self.state, callbacks=states)
+        return replace(self.state, unlogged=dict(self.engine.unlogged), callbacks=states)
 
     def paused(self) -> None:
         """Tells the callbacks that an evaluation or a save has just taken time."""
@@ -238,19 +231,3 @@ class Trainer:
     def _load_callbacks(self, state: TrainState) -> None:
         for name, callback in self.callbacks.items():
             callback.load_state_dict(state.callbacks.get(name, {}))
-
-    def _tell_slow_keys(self) -> None:
-        for key in keys_against_adding(self.config, self.run.ranks):
-            self.report.warn(
-                f"{key}: DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
-            )
-        self._tell_warnings()
-
-    def _choose_attention(self) -> None:
-        """Warns if the kernels of attention fail their check on this device and another backend is used."""
-        if problem := choose_attention(self.run, self.engine.device):
-            self.report.warn(problem)
-
-    def _tell_warnings(self) -> None:
-        while self.engine.warnings:
-            self.report.warn(self.engine.warnings.pop(0))

@@ -21,7 +21,7 @@ from pretrain.config.models import EncoderOnlyConfig, Gemma
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, position_after
 

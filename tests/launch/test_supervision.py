@@ -22,7 +22,7 @@ import pytest
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import newest
+from pretrain.engine.checkpoint.index import newest
 from pretrain.run import heartbeat, node_memory, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics
 from tests.in_process import run_here

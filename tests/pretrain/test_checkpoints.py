@@ -29,8 +29,8 @@ from launch.attempts import Run, launch_local
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import save
-from pretrain.engine.checkpoint.directory import checkpoint_directory, is_valid, newest
-from pretrain.engine.checkpoint.index import Origin
+from pretrain.engine.checkpoint.directory import checkpoint_directory
+from pretrain.engine.checkpoint.index import Origin, is_valid, newest
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.engine.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.engine.optimizers import AVERAGE

@@ -20,7 +20,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
-from pretrain.engine import fragments, versions
+from pretrain.engine import deepspeed_private, versions
 from pretrain.engine.numerics import ExactModel, sgd
 from pretrain.run.train_state import Health
 from pretrain.training.run import configure_arithmetic
@@ -219,7 +219,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     engine = engine_of(config)
     for step in range(2):
         engine.step(step, firsts(layout, step), micro_batches(layout, step))
-    fragments.check(engine.deepspeed)
+    deepspeed_private.check_layout(engine.deepspeed)
     parameter = next(engine.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
     live += 1.0
@@ -233,7 +233,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
 
 def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
-        fragments.check(engine.deepspeed)
+        deepspeed_private.check_layout(engine.deepspeed)
     return str(error.value)
 
 

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import in_few_widths
 from data_pipeline.loading.prefetch import with_target_indices
-from data_pipeline.loading.shapes import in_few_widths
 from pretrain.engine.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
 from pretrain.models import build, outline, parse
 from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy
@@ -39,7 +39,8 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
     from pretrain.engine.engine import Engine
 
     config = run_config(stage, model, compute={"cuda_graphs": graphs}, **changes)
-    engine = Engine.initialize(construct(config, config.model), config)
+    told: list[str] = []
+    engine = Engine.initialize(construct(config, config.model), config, warn=told.append)
     kept = kept_nodes(engine.module)
     layout, weights = own_layout(ROWS // dist.get_world_size() // 2), [*engine.module.parameters()]
     outcomes, measured = [], torch.empty(0)
@@ -66,7 +67,7 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
     return {
         "outcomes": outcomes,
         "tensors": [one.detach().clone() for one in (measured, *left, *weights)],
-        "told": engine.warnings,
+        "told": told,
         "graphs": graphs_made,
         "kept": kept,
     }
@@ -391,7 +392,8 @@ def ragged_run(few: bool) -> dict[str, Any]:
     """Losses, norms and the last weights of a run whose loss goes by the indices of targets, as on a GPU; the widths of
     its rows, how many graphs there are, and what was told."""
     compute, optimizer = {"cuda_graphs": few}, {"learning_rate": 1e-3, "gradient_clipping": 0.5}
-    engine = engine_of(run_config(1, compute=compute, optimizer=optimizer, batch={"global_batch_size": 8}))
+    told: list[str] = []
+    engine = engine_of(run_config(1, compute=compute, optimizer=optimizer, batch={"global_batch_size": 8}), told.append)
 
     def losses(head: Any, x: Tensor, labels: Tensor, config: Any, target_indices: Tensor, loss: None) -> Tensor:
         return chunked_cross_entropy(x, head.weight, None, labels, CrossEntropy(), target_indices)
@@ -406,7 +408,7 @@ def ragged_run(few: bool) -> dict[str, Any]:
     weights = [one.detach().clone() for one in engine.module.parameters()]
     graphs = len(engine._graphs._captured) if engine._graphs else 0
     engine.close()
-    return {"found": found, "weights": weights, "widths": widths, "graphs": graphs, "told": engine.warnings}
+    return {"found": found, "weights": weights, "widths": widths, "graphs": graphs, "told": told}
 
 
 def test_a_run_of_ragged_rows_is_the_same_in_few_shapes():

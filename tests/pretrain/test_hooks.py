@@ -27,7 +27,7 @@ from pretrain.config import RunConfig
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
 from pretrain.config.run_config import CallbackSection
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
 from pretrain.evaluate import record
@@ -563,7 +563,7 @@ def profiled(path, stop, back_after):
 
     The optimizer has one group of parameters, which each step updates once.
     """
-    from pretrain.engine.checkpoint.directory import newest
+    from pretrain.engine.checkpoint.index import newest
     from pretrain.training.run import train
     from pretrain.training.validate import state_of
 

@@ -19,7 +19,8 @@ import xxhash
 
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
-from pretrain.engine.checkpoint.directory import is_valid, release_memory, remove_left_in_memory
+from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
+from pretrain.engine.checkpoint.index import is_valid
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics

@@ -72,8 +72,8 @@ def chosen_with(
     bytes, all else 500, and `free` are free besides 44 for each parameter of the rank. On the second rank the memory
     of more than `fitting` rows isn't there."""
     from pretrain.engine.construction import construct
+    from pretrain.engine.deepspeed_private import fragments
     from pretrain.engine.engine import Engine
-    from pretrain.engine.fragments import fragments
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
     run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())

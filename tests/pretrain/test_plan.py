@@ -149,7 +149,7 @@ def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, o
 
 def allocated(*case: Any) -> dict[str, float]:
     """What DeepSpeed's tensors take on this rank, by kind, and the most that existed during a step."""
-    from pretrain.engine.fragments import fragments
+    from pretrain.engine.deepspeed_private import fragments
     from pretrain.engine.optimizers import flat_buffers
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU

@@ -68,7 +68,7 @@ def test_a_sharded_model_starts_with_the_same_values_of_which_a_rank_holds_its_s
 def loaded(checkpoint: Path, precision: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The weights that a model computes with, and this rank's fragments of the fp32 ones, by name."""
     from pretrain.engine.checkpoint.engine_state import restore
-    from pretrain.engine.fragments import fragments
+    from pretrain.engine.deepspeed_private import fragments
 
     engine = engine_of(run_config(3, precision=precision))
     restore(engine, checkpoint, weights_only=True)

@@ -20,7 +20,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.training.callbacks.silent_errors.memory_at_rest import checksum, interval
+from pretrain.training.callbacks.memory_corruption import checksum, interval
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -53,7 +53,7 @@ def trained(
     from pretrain import models
     from pretrain.engine.engine import Engine
     from pretrain.run import environment
-    from pretrain.training.callbacks.silent_errors.replay import Replaying
+    from pretrain.training.callbacks.replay import Replaying
     from tests.pretrain.exactness import whole_parameters
 
     ranks = dist.get_world_size()
@@ -228,7 +228,7 @@ def test_arithmetic_that_does_not_repeat_is_compared_within_its_spread():
 
 
 def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
-    from pretrain.training.callbacks.silent_errors.replay import interval
+    from pretrain.training.callbacks.replay import interval
 
     assert interval(7, 1, 8, 1000) == 7
     assert interval(None, 1, 8, 1000) is None
@@ -242,15 +242,15 @@ def test_the_interval_adds_a_five_hundredth_of_the_passes_and_meets_the_saves():
 
 
 def test_ranks_pass_their_rows_on_to_those_that_round_alike():
-    from pretrain.training.callbacks.silent_errors.repeated_gradients import next_of
+    from pretrain.training.callbacks.replay import next_of
 
     assert next_of(["a", "a", "a"]) == [1, 2, 0]
     assert next_of(["a", "b", "a", "c", "b"]) == [2, 4, 0, 3, 1]
 
 
-def watched(folder: Path, corpus: Path, stage: int = 2, **sections: Any) -> Path:
+def watched(folder: Path, corpus: Path, stage: int = 2, keep_last: int = 9, **sections: Any) -> Path:
     """The run file of a run that also saves each step in memory."""
-    checkpoint = {"every_steps": 2, "keep_last": 9, "memory_every_steps": 1}
+    checkpoint = {"every_steps": 2, "keep_last": keep_last, "memory_every_steps": 1}
     path = run_file(folder, corpus, stage, checkpoint=checkpoint, evaluation=[], **sections)
     (folder / "node").mkdir()
     return path
@@ -360,6 +360,16 @@ def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, prec
         assert error.endswith("; unsound-step-00000004: set aside")
 
 
+def test_a_checkpoint_that_may_be_wrong_takes_no_earlier_ones_place(small_corpus, tmp_path):
+    """One checkpoint is kept. That of step 4 is being written when the flip is found."""
+    faults = {"checksum_every_steps": 1, "replay_every_steps": None}
+    path = watched(tmp_path / "one", small_corpus, keep_last=1, faults=faults)
+    (error, _), same = on_ranks(2, error_and_losses, path, flipping, "exp_avg")
+    assert (error, _) == same
+    assert error.endswith("; unsound-step-00000004: set aside")
+    assert (tmp_path / "one/run/checkpoints/latest").read_text() == "step-00000002\n"
+
+
 def test_any_one_flipped_bit_changes_a_checksum():
     drawn = np.random.default_rng(0)
     for dtype, bits in ((torch.float32, 32), (torch.bfloat16, 16)):
@@ -386,10 +396,10 @@ def test_checks_are_as_many_as_take_a_thousandth_of_the_time():
 
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
-    from pretrain.training.callbacks.silent_errors import fingerprints
-    from pretrain.training.callbacks.silent_errors.fingerprints import sums
+    from pretrain.training.callbacks import memory_corruption
+    from pretrain.training.callbacks.memory_corruption import sums
 
-    monkeypatch.setattr(fingerprints, "_PART", 1 << 10)
+    monkeypatch.setattr(memory_corruption, "_PART", 1 << 10)
     values = torch.randn(3001, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = sums(values)
     parts = [(0, 7), (7, 1500), (1500, len(values))]
@@ -405,8 +415,8 @@ def test_the_sums_of_parts_are_those_of_the_whole(dtype, monkeypatch):
 
 def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
-    from pretrain.engine.fragments import in_memory
-    from pretrain.training.callbacks.silent_errors.fingerprints import difference, of_masters
+    from pretrain.engine.deepspeed_private import fragments
+    from pretrain.training.callbacks.memory_corruption import difference, of_masters
 
     engine = engine_of(run_config(stage, precision=precision))
     found = [difference(engine)]
@@ -417,7 +427,7 @@ def differences(stage: int, precision: str) -> list[Any]:
             flip(weights, 0, 3)
         found.append(difference(engine))
     if dist.get_rank() == 1:
-        fragment = next(in_memory(engine.deepspeed))
+        fragment = next(fragments(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 25)
     found.append(difference(engine))
     return [*found, before != of_masters(engine)]
@@ -438,9 +448,9 @@ def test_a_changed_weight_is_found_and_its_rank_named_where_it_can_be(stage, pre
 
 
 def judged(right: list[list[int]]) -> tuple[int | None, str] | None:
-    from pretrain.training.callbacks.silent_errors import fingerprints
+    from pretrain.training.callbacks import memory_corruption
 
-    found = fingerprints.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
+    found = memory_corruption.judged(["a", "b"], torch.tensor(right, dtype=torch.bool))
     return found and (found.rank, found.what)
 
 
@@ -454,7 +464,7 @@ def test_of_three_ranks_the_odd_one_is_named():
 
 def loaded_wrong(path: Path) -> None:
     """A run whose weights change a bit as they are loaded ends."""
-    from pretrain.engine.fragments import in_memory
+    from pretrain.engine.deepspeed_private import fragments
     from pretrain.training import run, trainer
 
     assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
@@ -462,7 +472,7 @@ def loaded_wrong(path: Path) -> None:
 
     def wrong(engine: Any, directory: Path) -> None:
         right(engine, directory)
-        fragment = next(in_memory(engine.deepspeed))
+        fragment = next(fragments(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 0)
 
     said = "step-00000004: its weights differ from those that the run saved$"

@@ -63,11 +63,11 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
 def make_huge(engine: Any) -> None:
     """Sets the first weight of each parameter, where the model computes with it and in the optimizer's fp32 weights."""
-    from pretrain.engine.fragments import in_memory
+    from pretrain.engine.deepspeed_private import fragments
 
     for parameter in engine.module.parameters():
         parameter.data.view(-1)[0] = HUGE
-    for fragment in in_memory(engine):
+    for fragment in fragments(engine):
         if fragment.start == 0:
             fragment.view(fragment.buffer.data)[0] = HUGE
 

@@ -14,7 +14,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import TextToTextSettings
-from pretrain.engine.checkpoint.directory import checkpoint_in
+from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.hook import Collectives, Evaluation

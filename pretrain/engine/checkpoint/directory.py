@@ -5,20 +5,13 @@ Only names of this form count; other names, in the directory or in `latest`, are
 memory of a node has checkpoints under the same names. This module imports no PyTorch, because launchers use it.
 """
 
-import logging
 import re
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_pipeline.base.atomic import write_bytes
-from data_pipeline.base.errors import FailedError, MissingPackage, UserError
 from pretrain.run import node_memory
-
-if TYPE_CHECKING:
-    from pretrain.engine.checkpoint import index as checkpoint_index
 
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
@@ -132,72 +125,3 @@ def _removed(node: Path, run: Path | None) -> bool:
         if not newer:
             shutil.rmtree(node, ignore_errors=True)
         return not newer
-
-
-logger = logging.getLogger(__name__)
-
-
-def checkpoint_in(path: Path) -> Path:
-    """`path` if it is a checkpoint, else the newest valid checkpoint of the run directory `path`.
-
-    Raises FailedError if the run has checkpoints but none of them is valid.
-    """
-    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
-
-    return path if (path / checkpoint_index.INDEX).exists() else newest(path) or path
-
-
-def newest(run: Path) -> Path | None:
-    """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
-
-    Raises FailedError if the run has checkpoints and none of them is valid.
-    """
-    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
-
-    return first_valid(run, lambda one: damage(one, checkpoint_index.missing_or_short), candidates(run))
-
-
-def is_valid(directory: Path) -> bool:
-    """True if every file of a checkpoint has the content that was written."""
-    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
-
-    return damage(directory, checkpoint_index.verify) is None
-
-
-def first_valid(
-    run: Path, damage: Callable[[Path], str | None], candidates_and_problem: tuple[list[Path], str | None]
-) -> Path | None:
-    """The first of the candidates of `run` without `damage`; None without candidates. The damage of those before it is
-    logged. Raises FailedError if all candidates are damaged.
-    """
-    directories, problem = candidates_and_problem
-    found = [problem] if problem else []
-    for directory in directories:
-        reason = damage(directory)
-        if reason is None:
-            for line in found:
-                logger.warning("%s; resuming from %s", line, directory)
-            return directory
-        found.append(reason)
-    if directories:
-        raise FailedError("\n".join([*found, f"{run}: no checkpoint is valid; --fresh starts a new run in its place"]))
-    return None
-
-
-def damage(directory: Path, check: "Callable[[Path, checkpoint_index.Index], None]") -> str | None:
-    """The damage of a checkpoint: of its index, or what `check` finds. None: no damage.
-
-    Raises MissingPackage, which is no damage: an earlier checkpoint wouldn't help.
-    """
-    from pretrain.engine.checkpoint import index as checkpoint_index  # 0.9 s, which agents of nodes needn't wait for
-
-    try:
-        named, index = step_in_name(directory.name), checkpoint_index.read(directory)
-        if named != index.step:
-            return f"{directory}: damaged: its {checkpoint_index.INDEX} names step {index.step}, expected {named}"
-        check(directory, index)
-    except MissingPackage:
-        raise
-    except (UserError, OSError) as error:
-        return str(error)
-    return None

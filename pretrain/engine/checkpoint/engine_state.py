@@ -18,9 +18,8 @@ from torch import Tensor
 
 from pretrain.engine.checkpoint.index import Piece
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
-from pretrain.engine.deepspeed_private import flat_buffers, loaded, swapped, update_parameters, wrapped
+from pretrain.engine.deepspeed_private import flat_buffers, fragments, loaded, swapped, update_parameters, wrapped
 from pretrain.engine.engine import Engine
-from pretrain.engine.fragments import fragments, in_memory
 from pretrain.engine.optimizers.flat_buffers import Sharded
 from pretrain.run import watchdog
 
@@ -80,7 +79,7 @@ class Copy:
 def copy_bytes(engine: Engine) -> int:
     """Approximate bytes of a copy of this rank's state: parameters, two moments and the moving average, if kept."""
     tensors = 3 if engine.config.optimizer.ema_decay is None else 4
-    return 4 * tensors * sum(fragment.size for fragment in fragments(engine.deepspeed))
+    return 4 * tensors * engine.own_elements
 
 
 class HostCopies:
@@ -168,7 +167,7 @@ def restore(engine: Engine, directory: Path, weights_only: bool = False) -> None
     Each rank reads its own fragments. The files must have been verified before.
     """
     stored, optimizer = StoredTensors(directory), wrapped(engine.deepspeed)
-    for fragment in in_memory(engine.deepspeed):
+    for fragment in fragments(engine.deepspeed):
         watchdog.alive()
         elements = (fragment.name, fragment.start, fragment.size)
         fragment.view(fragment.buffer.data).copy_(stored.read(PARAMETER, *elements))

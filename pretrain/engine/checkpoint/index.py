@@ -1,7 +1,8 @@
 """Writes and reads the description of a checkpoint: index.json, which is written last, and rank-00000.json, which lists
-the fragments in the safetensors file beside it. Reads no tensors."""
+the fragments in the safetensors file beside it. Finds the newest valid checkpoint of a run. Reads no tensors."""
 
 import json
+import logging
 import mmap
 import re
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.stream import Mixture, changed, differences
 from pretrain.config.run_config import CheckpointSection
 from pretrain.engine.checkpoint import rank_file
+from pretrain.engine.checkpoint.directory import candidates, step_in_name
 from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.train_state import TrainState
 
@@ -28,6 +30,7 @@ Size = Annotated[int, Field(ge=0, lt=2**62)]
 Identity = dict[str, Any]
 """The identity of a run, as JSON has it: model, tokenizer, corpora, seed and optimizer."""
 INDEX = "index.json"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,63 @@ def missing_or_short(directory: Path, index: Index) -> None:
             raise FailedError(f"{path}: missing from the checkpoint")
         if path.stat().st_size != expected.bytes:
             raise FailedError(f"{path}: damaged: {path.stat().st_size} bytes, {INDEX} says {expected.bytes}")
+
+
+def checkpoint_in(path: Path) -> Path:
+    """`path` if it is a checkpoint, else the newest valid checkpoint of the run directory `path`.
+
+    Raises FailedError if the run has checkpoints but none of them is valid.
+    """
+    return path if (path / INDEX).exists() else newest(path) or path
+
+
+def newest(run: Path) -> Path | None:
+    """The latest checkpoint whose files all exist with the right size; None if the run has no checkpoint.
+
+    Raises FailedError if the run has checkpoints and none of them is valid.
+    """
+    return first_valid(run, lambda one: damage(one, missing_or_short), *candidates(run))
+
+
+def is_valid(directory: Path) -> bool:
+    """True if every file of a checkpoint has the content that was written."""
+    return damage(directory, verify) is None
+
+
+def first_valid(
+    run: Path, damage: Callable[[Path], str | None], directories: list[Path], problem: str | None
+) -> Path | None:
+    """The first of the `candidates` of `run` without `damage`; None without candidates. The damage of those before it
+    is logged. Raises FailedError if all candidates are damaged.
+    """
+    found = [problem] if problem else []
+    for directory in directories:
+        reason = damage(directory)
+        if reason is None:
+            for line in found:
+                logger.warning("%s; resuming from %s", line, directory)
+            return directory
+        found.append(reason)
+    if directories:
+        raise FailedError("\n".join([*found, f"{run}: no checkpoint is valid; --fresh starts a new run in its place"]))
+    return None
+
+
+def damage(directory: Path, check: Callable[[Path, Index], None]) -> str | None:
+    """The damage of a checkpoint: of its index, or what `check` finds. None: no damage.
+
+    Raises MissingPackage, which is no damage: an earlier checkpoint wouldn't help.
+    """
+    try:
+        named, index = step_in_name(directory.name), read(directory)
+        if named != index.step:
+            return f"{directory}: damaged: its {INDEX} names step {index.step}, expected {named}"
+        check(directory, index)
+    except MissingPackage:
+        raise
+    except (UserError, OSError) as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)

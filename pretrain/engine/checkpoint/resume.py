@@ -15,15 +15,8 @@ from data_pipeline.base.atomic import commit, flush, sha256, temporary_path
 from data_pipeline.base.errors import FailedError, UserError
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint import memory
-from pretrain.engine.checkpoint.directory import (
-    all_steps,
-    candidates,
-    checkpoint_directory,
-    damage,
-    first_valid,
-    set_latest,
-)
-from pretrain.engine.checkpoint.index import INDEX, File, Files, MappedFile
+from pretrain.engine.checkpoint.directory import all_steps, candidates, checkpoint_directory, set_latest
+from pretrain.engine.checkpoint.index import INDEX, File, Files, MappedFile, damage, first_valid
 from pretrain.engine.checkpoint.tensors import StoredTensors, verify_share
 from pretrain.engine.ranks import first_value, from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
 from pretrain.run import node_memory, watchdog
@@ -51,7 +44,7 @@ def newest_verified(run: Path) -> Path | None:
     """The latest checkpoint on disk whose content is verified."""
     # on rank 0, since a network file system may show older checkpoints to other hosts
     found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
-    return first_valid(run, _damage_on_any_rank, found)
+    return first_valid(run, _damage_on_any_rank, *found)
 
 
 def _damage_on_any_rank(directory: Path) -> str | None:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from data_pipeline.base.atomic import commit, temporary_path
 from data_pipeline.base.errors import FailedError
 from data_pipeline.corpus import tokenizer
+from data_pipeline.loading.stream import each_once
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory, set_latest
 from pretrain.engine.checkpoint.engine_state import Copy, HostCopies
@@ -236,9 +237,9 @@ def write_together(
     files = on_each_rank(write, group)
     told = of_all_ranks((files, train_state), tuple[Files, TrainState], group)
     # each rank skips only the damaged blocks in its own share of the rows
-    skipped = {(one.corpus, one.shard, one.offset): one for _, state in told for one in state.skipped}
+    skipped = each_once(one for _, state in told for one in state.skipped)
     everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}
-    return everything, replace(told[0][1], skipped=[skipped[key] for key in sorted(skipped)])
+    return everything, replace(told[0][1], skipped=skipped)
 
 
 def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:

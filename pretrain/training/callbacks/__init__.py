@@ -18,11 +18,10 @@ from pretrain.training.callback import Callback
 from pretrain.training.callbacks.alerting import Alerting
 from pretrain.training.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.training.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.training.callbacks.memory_corruption import ComparingMemory, WeightComparison
 from pretrain.training.callbacks.profiling import Profiling
+from pretrain.training.callbacks.replay import Replaying
 from pretrain.training.callbacks.reporting import EvaluationHooks, Reporting, Speed
-from pretrain.training.callbacks.silent_errors.fingerprints import WeightComparison
-from pretrain.training.callbacks.silent_errors.memory_at_rest import ComparingMemory
-from pretrain.training.callbacks.silent_errors.replay import Replaying
 from pretrain.training.callbacks.stops import Stops
 from pretrain.training.callbacks.stragglers import Straggling
 

@@ -89,7 +89,7 @@ class Checkpointing(Callback):
                 self._saver.prove()
             if not trainer.any_rank(_WRITING):
                 self._wait(trainer)
-        if not trainer.saving:
+        if not trainer.due(trainer.config.checkpoint.every_steps):
             return
         for callback in trainer.callbacks.values():
             callback.before_save(trainer)

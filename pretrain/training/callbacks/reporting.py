@@ -14,6 +14,7 @@ from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
+from pretrain.engine.ranks import most
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
@@ -123,7 +124,7 @@ class Reporting(Callback):
         if trainer.step == self._first + _TYPICAL_STEP:
             self.forecast(trainer, time.monotonic() - self._began)
         self._began = time.monotonic()
-        if trainer.logging:
+        if trainer.due(trainer.config.tracking.log_every_steps):
             self.log(trainer)
 
     def forecast(self, trainer: Trainer, seconds: float) -> None:
@@ -186,7 +187,7 @@ class Reporting(Callback):
         return {
             "train/rows": position,
             "train/tokens": trainer.run.tokens(position),
-            "train/peak_memory_gigabytes": peak_memory(trainer.engine.device) / 1e9,
+            "train/peak_memory_gigabytes": most(peak_memory(trainer.engine.device)) / 1e9,
         }
 
 
@@ -211,15 +212,11 @@ class EvaluationHooks(Callback):
         self._periods = {one.every_steps for one in config.evaluation}
 
     def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
-        if not self._due(trainer):
-            return contextlib.nullcontext()
-        return self._hooks.during(trainer.engine, trainer.step, trainer.last)
-
-    def _due(self, trainer: Trainer) -> bool:
-        return trainer.last or any(trainer.step % period == 0 for period in self._periods)
+        self._due = trainer.last or any(trainer.step % period == 0 for period in self._periods)
+        return self._hooks.during(trainer.engine, trainer.step, trainer.last) if self._due else contextlib.nullcontext()
 
     def after_step(self, trainer: Trainer) -> None:
-        if not self._due(trainer):
+        if not self._due:
             return
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)
