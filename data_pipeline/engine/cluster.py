@@ -1,12 +1,13 @@
-"""Starts or joins a driver's Ray cluster; has the actor to which workers report."""
+"""Starts or joins a driver's Ray cluster; has the actor to which workers report, and Ray's metrics."""
 
 import logging
 import os
 import socket
+from functools import cache
 from typing import Any
 
 import ray
-from ray.util import scheduling_strategies
+from ray.util import metrics, scheduling_strategies
 
 from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.progress import Board
@@ -26,6 +27,16 @@ def joined(config: RayConfig, object_store_bytes: int) -> int:
         else:
             _join(config.address)
     return cpus_of(room for _, room in rooms_of_nodes().values())
+
+
+def count(what: str, stage: str, number: int) -> None:
+    """Adds to Ray's metric `data_pipeline_WHAT`, by stage."""
+    _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
+
+
+@cache
+def _metric(what: str, job: str) -> metrics.Counter:
+    return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
 
 
 def board() -> Any:
