@@ -26,6 +26,7 @@ CHECKS = [
     _planned(3, "tiles", "tiles", 120),
     _planned(3, "flex", "flex", 60),
     _planned(3, "kernels", "kernels", 160),
+    _planned(3, "families", "families", 120),
     _planned(3, "checkpoints", "checkpoints", 120),
     _planned(3, "device_tests", "device_tests", 150),
 ]
