@@ -1,25 +1,38 @@
 """How fast is each reader and each cleaning rule on one core, and which is the slowest?
 
     python benchmarks/cleaning_speed.py [--seconds 2] [--json FILE]
+    python benchmarks/cleaning_speed.py --build 20 [--shards] [--rounds 5] [--beside CHECKOUT] [--json FILE]
 
 Runs on the real text that ships with the package and its tests. MB count the uncompressed input, and seconds are the
 processor's. The classifier has the words of the text, vectors of 100 numbers drawn at random and a million buckets for
 pairs of words, as large models have.
+
+`--build`: C4's rules with fast language and bad words, and its three steps of deduplication, on so many MB of a WET
+archive, up to the documents or to the shards: each stage's seconds, and those of the whole command. With another
+checkout, builds of both take turns, and their files are compared.
 """
 
+import argparse
 import base64
 import gzip
 import hashlib
+import json
+import os
+import random
+import statistics
 import struct
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from harness import Options, Table, main
+from harness import ROOT, Options, Table, main
 
 import data_pipeline
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
@@ -131,8 +144,98 @@ def substrings(pages: list[str]) -> object:
     return list(EqualSubstrings(SubstringsConfig()).tables(rows(pages)))
 
 
+def crawl(pages: list[str], size: int) -> list[str]:
+    """Pages of `size` bytes in all: the given ones in turn, between short lines without a full stop.
+
+    In all but each tenth page, a word of each line is another one, so that the lines are no duplicates.
+    """
+    chance, words = random.Random(0), sorted({word for page in pages for word in page.split() if word.isalpha()})
+    made: list[str] = []
+    while size > 0:
+        lines = pages[len(made) % len(pages)].split("\n")
+        if len(made) % 10:
+            for number, line in enumerate(lines):
+                own = line.split(" ")
+                own[chance.randrange(len(own) + 1) // 2] = chance.choice(words)
+                lines[number] = " ".join(own)
+        menu = [" ".join(chance.choices(words, k=3)).title() for _ in range(10)]
+        made.append("\n".join([*menu[:6], *lines, *menu[6:]]))
+        size -= len(made[-1].encode())
+    return made
+
+
+class Built(NamedTuple):
+    """Core-seconds of the command and of each stage; the sha256 of each file that the corpus consists of."""
+
+    command: float
+    stages: dict[str, float]
+    files: dict[str, str]
+
+
+def built(checkout: Path, archive: Path, what: str) -> Built:
+    """What the command `what` of `checkout` does, in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus"
+        config = {
+            "name": "crawl",
+            "output": str(corpus),
+            "sources": [{"format": "wet", "path": str(archive)}],
+            "tokenizer": {"vocab_size": 8000, "sample_bytes": 1_000_000},
+            "ray": {"small_bytes": 10**15},
+        }
+        (Path(folder) / "corpus.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "data_pipeline", what, f"{folder}/corpus.yaml"]
+        before = os.times()
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run(command, check=True, capture_output=True, env=environment, cwd=checkout)
+        after = os.times()
+        used = sum(after[2:4]) - sum(before[2:4])
+        stages = {
+            path.parent.name: sum(json.loads(line)["seconds"] for line in path.read_text().splitlines())
+            for path in sorted(corpus.glob(".stages/*/finished.jsonl"), key=lambda path: path.stat().st_mtime)
+        }
+        files = {
+            str(path.relative_to(corpus)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in corpus.rglob("*")
+            if path.suffix in (".parquet", ".safetensors", ".tar", ".model")
+        }
+        return Built(used, stages, files)
+
+
+def builds(given: argparse.Namespace) -> Iterator[Table]:
+    sides = {"here": ROOT} | ({"beside": given.beside.resolve()} if given.beside else {})
+    made: dict[str, list[Built]] = {name: [] for name in sides}
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "crawl.warc.wet.gz"
+        write_wet(archive, crawl([record.text for record in read("c4", FILES["c4"])], given.build * 10**6))
+        for number in range(given.rounds):
+            for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+                made[name].append(built(sides[name], archive, "build" if given.shards else "documents"))
+    columns = ["stage", *(f"{what}, {name}" for name in sides for what in ("core-seconds", "MB per core-second"))]
+    table = Table(f"A build of {given.build} MB in one process, medians of {given.rounds}", columns)
+    for stage in ("the command", *made["here"][0].stages):
+        samples = {
+            name: [one.stages.get(stage, 0.0) if stage in one.stages else one.command for one in ran]
+            for name, ran in made.items()
+        }
+        medians = [statistics.median(taken) for taken in samples.values()]
+        cells = [cell for taken in medians for cell in (f"{taken:.2f}", f"{given.build / taken:,.1f}")]
+        table.add(stage, *cells, stage=stage, seconds=samples)
+    if given.beside:
+        pairs = zip(made["beside"], made["here"], strict=True)
+        ratio = statistics.median(theirs.command / ours.command for theirs, ours in pairs)
+        table.add("the command, times as fast", f"{ratio:.3f}", *[""] * 3)
+        files, others = made["here"][0].files, made["beside"][0].files
+        differ = sorted(name for name in files | others if files.get(name) != others.get(name))
+        table.add(f"files that differ, of {len(files)}", " ".join([str(len(differ)), *differ]), *[""] * 3)
+    yield table
+
+
 def measure(options: Options) -> Iterator[Table]:
-    seconds = options.seconds
+    given, seconds = options.arguments, options.seconds
+    if given.build:
+        yield from builds(given)
+        return
     records = {source: read(source, path) for source, path in FILES.items()}
     pages = [record.text for record in records["c4"]]
     page_bytes = sum(len(text.encode()) for text in pages)
@@ -176,5 +279,12 @@ def measure(options: Options) -> Iterator[Table]:
     yield table
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--build", type=int, metavar="MB", help="measure a build of so many MB of text instead")
+    parser.add_argument("--shards", action="store_true", help="build up to the shards, not the documents")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each side builds")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout")
+
+
 if __name__ == "__main__":
-    main(__doc__, measure, LIMIT)
+    main(__doc__, measure, LIMIT, add)
