@@ -4,7 +4,7 @@ For evaluation, `targets` may be a list of right answers, and `choices` a list o
 the first of `targets`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     options = Options(**file.options)
     with open_text(file, options) as stream:
         is_json = next_byte(stream) == b"{" if options.layout == "auto" else options.layout == "jsonl"
-        parse = partial(_of_object, options=options) if is_json else _of_tsv
+        parse: Callable[[str], dict[str, Any]] = partial(_of_object, options=options) if is_json else _of_tsv
         blank = None if is_json else b" "  # a tab alone is a pair without texts
         for number, pair in parsed_lines(stream, stats, options, parse, blank):
             if not pair["text"].strip():
