@@ -88,8 +88,7 @@ def a_run(asked: str, rank: int = 0) -> Any:
 
 def alone(monkeypatch) -> None:
     """The only rank of all; several are in test_nodes.py."""
-    monkeypatch.setattr(attention_check, "least", lambda value, _: value)
-    monkeypatch.setattr(attention_check, "communication_device", lambda: CUDA)
+    monkeypatch.setattr(attention_check, "least", lambda value: value)
     monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
 
 
