@@ -25,7 +25,7 @@ from data_pipeline.base import paths, stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import sha256, write_bytes
 from data_pipeline.base.errors import FailedError, MissingPackage, UserError, one_line
-from data_pipeline.base.json_file import PathBelow, adapter, parse_json, seal_holds
+from data_pipeline.base.json_file import PathBelow, adapter, parse_json, read_json, seal_holds
 from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
 from data_pipeline.corpus.objectives.objective import Objective
@@ -101,8 +101,8 @@ class DocumentsEntry:
 class Lineage:
     """The rows of lineage.parquet, which training doesn't need: inputs, then documents."""
 
-    inputs: list[InputEntry]
-    documents: list[DocumentsEntry]
+    inputs: list[InputEntry] = field(default_factory=list)
+    documents: list[DocumentsEntry] = field(default_factory=list)
 
     def table(self) -> pa.Table:
         rows = [(_INPUT, *astuple(one)) for one in self.inputs]
@@ -127,7 +127,7 @@ class Manifest:
 
     Attributes:
         config: the settings, without paths.
-        lineage: the file with inputs and documents.
+        lineage: the file with inputs and documents; None: an early manifest, which lists them itself.
         objective_from: the installed package with the objective; "" if it ships.
     """
 
@@ -140,7 +140,7 @@ class Manifest:
     splits: dict[str, SplitEntry]
     config: dict[str, Any] = field(default_factory=dict)
     blocks: FileEntry = field(kw_only=True)
-    lineage: FileEntry = field(kw_only=True)
+    lineage: FileEntry | None = None
     code_version: str = ""
     objective_from: str = ""
 
@@ -242,6 +242,8 @@ class Corpus:
     def lineage(self) -> Lineage:
         """The files that the corpus was made from. Raises FailedError if their list is missing or damaged."""
         entry = self.manifest.lineage
+        if entry is None:
+            return read_json(self.directory / MANIFEST, Lineage)
         if self.remote:
             _copied(self.remote, self.directory, entry.file, entry.sha256)
         return Lineage.read(self._content(entry), str(self.directory / entry.file))

@@ -46,10 +46,10 @@ def verify(corpus: Corpus, ray_config: RayConfig = RayConfig()) -> list[str]:
     the corpus was opened. Files of a remote corpus are read where they are, without the cache. Ray workers read a large
     corpus, by `ray_config`. Raises StoreError if the store refuses or doesn't answer.
     """
-    manifest = corpus.manifest
+    manifest, lineage = corpus.manifest, corpus.manifest.lineage
     problems = _wrong(corpus, {manifest.blocks.file: _Expected(manifest.blocks.sha256)})
     blocks = {} if problems else {split: corpus.blocks(split) for split in manifest.splits}
-    in_lineage = _wrong(corpus, {manifest.lineage.file: _Expected(manifest.lineage.sha256)})
+    in_lineage = _wrong(corpus, {lineage.file: _Expected(lineage.sha256)}) if lineage else []
     documents = {} if in_lineage else documents_of(corpus)
     problems += in_lineage
     files = {name: _Expected(sha256) for name, sha256 in manifest.tokenizer.files.items()}

@@ -65,7 +65,8 @@ def _files(corpus: Corpus, source: Store, documents: bool) -> dict[str, str]:
     """The corpus's files without manifest.json, and their checksums in the manifest; "" for pages of the report."""
     manifest = corpus.manifest
     checksums = {shard.name: shard.sha256 for shard in manifest.shards}
-    checksums |= {table.file: table.sha256 for table in (manifest.blocks, manifest.lineage)} | manifest.tokenizer.files
+    tables = [manifest.blocks, *([manifest.lineage] if manifest.lineage else [])]
+    checksums |= {table.file: table.sha256 for table in tables} | manifest.tokenizer.files
     if documents:
         checksums |= {name: file.sha256 for name, file in documents_of(corpus).items()}
     return checksums | {name: "" for name in sorted(source.names(deep=False)) if name.startswith("report.")}

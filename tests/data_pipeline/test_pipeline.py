@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 
-from data_pipeline.base.atomic import lock
+from data_pipeline.base.atomic import lock, write_json
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
@@ -35,6 +36,7 @@ from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build
+from data_pipeline.tools.publish import publish
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
 from tests.data_pipeline.builds import checksums, documents_of, flip, plain, trained
 from tests.in_process import done_here, refused_here, run_here
@@ -345,6 +347,26 @@ def test_the_manifest_says_how_the_corpus_was_made(small_corpus):
         content = (small_corpus / file.name).read_bytes()
         assert (file.bytes, file.sha256) == (len(content), sha256(content).hexdigest())
     assert manifest["code_version"] == code_version()
+
+
+def test_a_manifest_that_lists_inputs_and_documents_itself_is_read_and_holds_nothing_of_them(small_corpus, tmp_path):
+    """As manifests had it before lineage.parquet. Each loader process is sent the corpus."""
+    copy = shutil.copytree(small_corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns(".stages"))
+    manifest, lineage = json.loads((copy / "manifest.json").read_text()), open_corpus(small_corpus).lineage()
+    del manifest["lineage"], manifest["sha256"]
+    (copy / "lineage.parquet").unlink()
+    one = vars(lineage.inputs[0])
+    manifest["inputs"] = [{**one, "file": f"{number}"} for number in range(1000)]
+    manifest["documents"] = [vars(file) for file in lineage.documents]
+    write_json(copy / "manifest.json", manifest, sealed=True)
+    corpus = open_corpus(copy)
+    assert [file.file for file in corpus.lineage().inputs] == [str(number) for number in range(1000)]
+    assert corpus.lineage().documents == lineage.documents
+    assert verify(corpus) == []
+    (copy / "documents/part-00000.parquet").unlink()
+    assert verify(corpus) == [f"{copy}/documents/part-00000.parquet: missing"]
+    assert publish(corpus, f"file://{tmp_path}/published", documents=False).sent > 0
+    assert len(pickle.dumps(corpus)) < 1000 * 64  # a checksum has 64 digits
 
 
 def test_damaged_inputs_are_listed_with_their_place_and_the_rest_goes_on(small_corpus, tmp_path):
