@@ -28,10 +28,10 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
 WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 test: $(INSTALLED)  ## every part, with the real pipeline and real ranks on the shipped text
-	$(BIN)/python .ci/pytest test 25 $(WORKERS) -m "not slow and not timing and not soak"
+	$(BIN)/python .ci/pytest test 40 $(WORKERS) -m "not slow and not timing and not soak"
 
 test-all: $(INSTALLED)  ## what takes longer: families trained and compiled, lost nodes, builds and runs under kills
-	$(BIN)/python .ci/pytest test-all 50 $(WORKERS) -m "slow and not timing and not soak"
+	$(BIN)/python .ci/pytest test-all 75 $(WORKERS) -m "slow and not timing and not soak"
 
 timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a quiet one, never in CI
 	$(BIN)/python -m pytest -m timing

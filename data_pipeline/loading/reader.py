@@ -308,7 +308,13 @@ class Reader:
         return examples if long_enough.all() else self._with_empty(examples, long_enough)
 
     def _found(self, ids: np.ndarray) -> tuple[np.ndarray, list[Block], list[int]]:
-        """(n,) True for each row whose block isn't skipped; the block of each of these rows, and its number there."""
+        """Finds the rows `ids` (n,) in their blocks.
+
+        Returns:
+            A mask (n,), which is False for rows of damaged blocks that are skipped.
+            The block of each row that is True in the mask.
+            The number of each of these rows within its block.
+        """
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
         blocks = {number: self._block(number) for number in dict.fromkeys(numbers.tolist())}
         there = np.array([blocks[number] is not None for number in numbers.tolist()], dtype=bool)

@@ -18,7 +18,8 @@ from data_pipeline.sources.record import (
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
-_DEEPEST = 20  # objects inside one another, of which names are looked for; json reads more than Python can recurse into
+# How deep into nested objects names are suggested from. `json` reads deeper objects than Python can recurse into.
+_DEEPEST = 20
 
 
 class Options(FieldNames, TextOptions):

@@ -37,6 +37,7 @@ _SETTINGS = {
     "d_model": "n_embed",
     "num_heads": "n_head",
     "num_encoder_layers": "n_layer",
+    "num_decoder_layers": "n_layer",
     "max_positions": "context_size",
     "dropout_rate": "dropout_rate",
 }
@@ -97,7 +98,7 @@ def _read(path: Path, eos: int) -> tuple[AutoregressiveConfig, State]:
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of Yan's autoregressive encoder-decoder: lacks {error}") from None
     except ValidationError as error:
-        lines = in_their_names(error, _SETTINGS)
+        lines = dict.fromkeys(in_their_names(error, _SETTINGS))  # n_layer is two of our settings
         raise UserError("\n".join(f"{path}: model_config: {line}" for line in lines)) from None
     return config, state
 
@@ -123,7 +124,6 @@ def _config(settings: Json, eos: int) -> AutoregressiveConfig:
             "pad_id": eos,
             "eos_id": eos,
             "num_cross_heads": across["n_head"],
-            "num_decoder_layers": settings["n_layer"],
             "bias": settings["use_bias"],
             "cross_attention_bias": across["use_bias"],
             "order": _ORDER[settings["order_type"]],

@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 class Totals:
     """Scalars (n,), summed over the ranks in one collective. All ranks create one together, with one dtype.
 
-    `on_device`: the sums, of which the host knows nothing yet. `read` returns them, and alone waits for the device.
+    `on_device` holds the sums on the device, and doesn't wait for them. `read` waits, and returns them as floats.
     """
 
     def __init__(self, values: Tensor):

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ from tests.tables import each
 CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
 
 
-def job(path: Path, cluster: ClusterConfig | None = None, overrides: tuple[str, ...] = (), **of_head: object) -> Job:
-    head = HeadJob(per_node=8, **of_head)  # type: ignore[arg-type]
+def job(path: Path, cluster: ClusterConfig | None = None, overrides: tuple[str, ...] = (), **of_head: Any) -> Job:
+    head = HeadJob(per_node=8, **of_head)
     return Job(path, [*overrides], True, head, nodes=4, cluster=cluster or ClusterConfig())
 
 

@@ -255,8 +255,10 @@ def is_valid(directory: Path) -> bool:
 def first_valid(
     run: Path, damage: Callable[[Path], str | None], directories: list[Path], problem: str | None
 ) -> Path | None:
-    """The first of the `candidates` of `run` without `damage`; None without candidates. The damage of those before it
-    is logged. Raises FailedError if all candidates are damaged.
+    """The first of `directories`, the `candidates` of `run`, that isn't damaged. None if there are no directories.
+
+    `damage(directory)` returns the damage of a checkpoint, or None. Logs the damage of each checkpoint before the one
+    that is returned. Raises FailedError if every checkpoint is damaged.
     """
     found = [problem] if problem else []
     for directory in directories:
