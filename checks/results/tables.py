@@ -512,3 +512,23 @@ def _waiting(folder: Path) -> Iterator[list[str]]:
         turns.setdefault((row["busy processes"], row["way"]), []).append(float(row["tokens per second"]))
     for (busy, way), rates in sorted(turns.items(), key=lambda one: (int(one[0][0]), -median(one[1]))):
         yield [busy, way, *(f"{rate:,.0f}" for rate in (median(rates), min(rates), max(rates)))]
+
+
+@table("operations-object-storage")
+def _object_storage(folder: Path) -> Iterator[list[str]]:
+    rows = rows_of(folder / "operations/object-storage.csv")
+    taken = {to: [float(row["figure"]) for row in rows if row["what"] == to] for to in ("folder", "bucket")}
+    for to, seconds in taken.items():
+        yield [to, *(f"{number(value, 1)} s" for value in (median(seconds), min(seconds), max(seconds)))]
+    ratios = [bucket / local for local, bucket in zip(taken["folder"], taken["bucket"], strict=True)]
+    yield [None, *(number(value, 2) for value in (median(ratios), min(ratios), max(ratios)))]
+
+
+@table("operations-requests")
+def _requests(folder: Path) -> Iterator[list[str]]:
+    rows = rows_of(folder / "operations/object-storage.csv")
+    figures = {(row["build"], row["what"]): int(row["figure"]) for row in rows if row["build"] in ("first", "again")}
+    methods = ("GET", "LIST", "PUT", "DELETE")
+    for build in ("first", "again"):
+        asked = [figures.get((build, method), 0) for method in methods]
+        yield [None, *(str(count) for count in (*asked, sum(asked)))]
