@@ -175,7 +175,7 @@ class RowsConfig(Section):
     end_of_document: bool = False
     """Put an EOS token after each document, for models that generate whole documents."""
     objective: AnyObjective = SpanCorruption()
-    """What a model learns from a row."""
+    """How a row becomes an example: the inputs and targets that a model learns from."""
     apply_at: Literal["load", "build"] = "load"
     """When the objective is applied. `load`: when rows are loaded, anew in every epoch. `build`: once, when shards are
     built."""

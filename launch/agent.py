@@ -64,7 +64,7 @@ def agent() -> int:
 
 
 def _arrived() -> bytes:
-    """What has arrived on stdin. Raises EOFError at its end."""
+    """The bytes that have arrived on stdin; b"" if there are none. Raises EOFError at the end of stdin."""
     with contextlib.suppress(BlockingIOError):
         if received := os.read(0, 2**20):
             return received

@@ -83,7 +83,7 @@ def _counted_by_driver() -> int:
 
 
 def cpu_multiplies_bf16(description: Path = Path("/proc/cpuinfo")) -> bool:
-    """True if this CPU has instructions for products of bf16: AMX or AVX-512's on x86, those of Armv8.6."""
+    """True if this CPU has instructions for products of bf16: AMX or AVX-512 on x86, BF16 on Armv8.6."""
     if not description.exists():
         return False
     flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", description.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the commands of this project share: path arguments, --version, and exit codes.
+"""Shared by the commands of this project: path arguments, --version, and exit codes.
 
 Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 (`STOPPED`) stopped.
 """

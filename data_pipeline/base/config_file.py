@@ -261,7 +261,7 @@ def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
 
 
 def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
-    """What is wrong with `key`: one line, or several where a validator names several problems."""
+    """Describes the problem with `key` in one line, or in several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
         *above, name = place.names
         for section in place.sections:

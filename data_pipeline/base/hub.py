@@ -81,7 +81,8 @@ def sha256_of(info: Mapping[str, Any]) -> str:
 
 
 def refusal(error: BaseException, url: str) -> StoreError | None:
-    """What the Hub refuses, with the way out. None: another kind of error, or the Hub may answer later."""
+    """The error to raise if the Hub refuses a request, with the way out. None: another error, or a later request may
+    succeed."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "LocalTokenNotFoundError" in names:
         return StoreError(f"{url}: no token; {LOG_IN}")

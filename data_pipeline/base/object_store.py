@@ -67,7 +67,7 @@ class ObjectStore(Store):
         return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
     def _ask(self, request: Callable[..., Answer], name: str, *given: Any, **options: Any) -> Answer:
-        """What the file system answers to a `request` about a file or folder."""
+        """The answer of the file system to a `request` about a file or folder."""
         path = f"{self._root}/{name}".rstrip("/")
         return self._retried(lambda: request(path, *given, **options), self.at(name))
 

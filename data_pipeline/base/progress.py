@@ -131,13 +131,13 @@ def _lines(progress: Progress) -> Iterator[None]:
 
 @dataclass
 class Activity:
-    """What a worker does.
+    """The current work of a worker.
 
     Attributes:
         unit: the unit of work.
         attempt: how many workers of the unit died before.
-        done: the bytes of input that it has read.
-        doing: what it does now.
+        done: the bytes of input that the worker has read.
+        doing: the current step in words: "training on 38 MB of text".
     """
 
     unit: str

@@ -210,7 +210,8 @@ class _File(io.RawIOBase):
 
 
 def _refusal(error: Exception, url: str) -> StoreError | None:
-    """What the store refuses, with the way out. None: it may answer later, or the error is about the file."""
+    """The error to raise if the store refuses a request, with the way out. None: a later request may succeed, or the
+    error is about the file."""
     if refused := hub.refusal(error, url):
         return refused
     code = code_of(error)

@@ -31,7 +31,7 @@ _FASTER = 256  # times, than a build reads its inputs
 
 @dataclass(frozen=True)
 class _Expected:
-    """What a file should be. `shard`: a shard's entry in the manifest. `blocks`: its blocks, if these are known."""
+    """The expected content of a file. `shard`: its entry in the manifest. `blocks`: the blocks of a shard, if known."""
 
     sha256: str
     bytes: int = 0

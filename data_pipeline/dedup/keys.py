@@ -194,7 +194,7 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
 
 
 def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
-    """Merges files of duplicates, each of which has all units and some range of hashes."""
+    """Merges files of duplicates. Each file has all units and a range of hashes."""
     opened = [Arrays(corpus, name) for name in spec.files]
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
@@ -217,7 +217,7 @@ def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
 
 
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The duplicate items of each document of `unit`: those in its file of `keys`, and in the files of the buckets."""
+    """The duplicate items of each document of `unit`, from the unit's file of `keys` and the files of the buckets."""
     positions = [Arrays(corpus, keys)["duplicates"][:, 0]] if keys else []
     positions += _decided(corpus, decided, unit)
     duplicates: dict[int, list[int]] = {}
@@ -230,7 +230,7 @@ def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], uni
 def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
     """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several units.
 
-    `decided`: the files of the buckets, which list such positions, also those of kept copies.
+    `decided`: the files of the buckets, which list these positions, and the positions of kept copies.
     """
     within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
     return np.unique(np.concatenate([within.ravel(), *_decided(corpus, decided, unit)]))

@@ -88,8 +88,8 @@ class NearDuplicates(Step):
 def ngrams(text: str, length: int) -> set[str]:
     """ "To be, or not" in 3 words  ->  {"to be or", "be or not"}. A shorter text is one n-gram.
 
-    Words are those of decontamination (`text/words.py`): an n-gram in a script without spaces has as many letters as
-    `length` words have on average.
+    Words are split as for decontamination (`text/words.py`): an n-gram in a script without spaces has as many letters
+    as `length` words have on average.
     """
     if text.isascii():
         words = _WORD.findall(text.lower())

@@ -67,7 +67,7 @@ def opened(corpus: Store, name: str, dedup: DedupConfig, cleaning: CleaningConfi
 
 @dataclass(frozen=True)
 class Decision:
-    """What a step decided about a unit; the files are "" for a step without keys.
+    """A step's decision about a unit. The files are "" for a step without keys.
 
     Attributes:
         step: the step's name.
@@ -82,7 +82,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the earlier steps did to a unit.
+    """The decisions of the earlier steps about a unit.
 
     Attributes:
         unit: the unit's number, in the order of ids.

@@ -25,7 +25,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a unit needs of a node, or what a node has: memory in bytes, and CPUs."""
+    """The memory in bytes and the CPUs that a unit needs, or that a node has."""
 
     memory: int = 0
     cpus: int = 1

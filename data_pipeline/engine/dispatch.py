@@ -132,7 +132,8 @@ class Dispatch(Generic[Given]):
         ref.future().add_done_callback(lambda future: self._ended.put((name, ref, future)))
 
     def _capped(self, needs: Needs, avoided: frozenset[str], attempt: int) -> Needs:
-        """What a unit asks for, at most what a node has: Ray would wait for a larger node for ever."""
+        """The memory and CPUs that a unit asks Ray for: at most those of the largest node, since Ray would wait for a
+        larger one for ever."""
         memory = needs.memory + _WORKER_BYTES << attempt
         step = 1 << max(0, memory.bit_length() - 4)  # Ray reuses a worker only for units that ask for the same
         needs = Needs(-(-memory // step) * step, needs.cpus)

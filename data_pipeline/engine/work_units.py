@@ -29,7 +29,7 @@ KEPT = "what is finished is kept"
 
 @dataclass(frozen=True)
 class Result:
-    """What a unit's work returns; a stage that counts something has a subclass."""
+    """The result of a unit's work. A stage that counts something has a subclass."""
 
     @property
     def files(self) -> list[str]:

@@ -253,7 +253,7 @@ def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:
 
 
 FACTS = {"label_counts": label_counts, "example_sizes": example_sizes}
-"""What is counted of a batch. Batches on a GPU have the counts under these names; no model reads them."""
+"""The counts of a batch, by name. Batches on a GPU have the counts under these names; no model reads them."""
 
 
 def with_facts(batch: Batch) -> Batch:

@@ -207,7 +207,7 @@ class BlockStore:
 class Reader:
     """Rows of `split`, by id.
 
-    With `skip_damage`, rows of damaged blocks are empty; otherwise such a block is an error. `damaged` lists blocks
+    With `skip_damage`, rows of damaged blocks are empty; otherwise a damaged block is an error. `damaged` lists blocks
     already known to be damaged: they stay skipped, even if they are repaired.
 
     Attributes:
@@ -237,8 +237,9 @@ class Reader:
     ) -> Examples:
         """Inputs and targets of the rows with these ids (n,), by `objective` instead of the corpus's, unless None.
 
-        An objective of shorter rows gets each row cut into `parts` of its length, so that there are n × `parts`
-        examples, those of a row one after the other. A part that is too short for it, at the end of a tail, is empty.
+        For an objective of shorter rows, each row is cut into `parts` of the objective's length. There are then n ×
+        `parts` examples, the parts of a row one after the other. A part at the end of a tail that is too short for the
+        objective is empty.
 
         `epochs`, one number or (n,), selects the noise if it is applied at load; noise applied at build is fixed.
         Raises UserError for an id that the split doesn't have, and DamagedInput, which names the shard, if a block's

@@ -52,8 +52,8 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 
     Counts `read` (rows that aren't blank) and `empty` (blank texts, dropped). These rows are damage: with more or fewer
     fields than the header, with a misplaced quotation mark, in another encoding, longer than `max_record_bytes`. Lines
-    behind such a row, up to the next certain beginning of a row, belong to the damage. Raises `UserError` for a column
-    that isn't in the header.
+    after a damaged row, up to the next certain beginning of a row, belong to the damage. Raises `UserError` for a
+    column that isn't in the header.
 
         b'text,url\n"One,\ntwo.",https://a.org/\n'  ->  Record(0, "One,\ntwo.", "https://a.org/")
     """

@@ -36,7 +36,7 @@ _KEYS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a file looks like, and the `formats` that can read it. `certain`: no other format begins like this."""
+    """A kind of file, and the `formats` that can read it. `certain`: no other format begins like this."""
 
     description: str
     formats: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNING
 
 
 def look_of(path: str) -> Look | None:
-    """What the file at `path` looks like; None if it can't be opened or decompressed, or is empty."""
+    """The kind of the file at `path`. None if the file can't be opened or decompressed, or is empty."""
     return _look(_heads(path)[1])
 
 
@@ -116,7 +116,7 @@ def _heads(path: str) -> tuple[bytes, bytes]:
 
 
 def _look(head: bytes, certain: bool = False) -> Look | None:
-    """What a file that begins with `head` looks like. `certain`: only certain formats, which takes less time."""
+    """The kind of a file that begins with `head`. `certain`: only certain kinds are tried, which takes less time."""
     is_whole = len(head) < _HEAD
     head = head.removeprefix(b"\xef\xbb\xbf")
     for pattern, look in _LOOKS:

@@ -1,4 +1,4 @@
-"""What all readers of files share: their input, the records they yield, counts and damage, and decoded lines of text.
+"""Shared by all readers of files: their input, the records they yield, counts and damage, and decoded lines of text.
 
 Memory stays bounded, however long a line is.
 """
@@ -87,7 +87,7 @@ class Record:
 
 @dataclass(slots=True)
 class ReadStats:
-    """What a reader found in one input. A reader that can't continue raises DamagedInput instead of noting damage.
+    """Counts and damage of one input. A reader that can't continue raises DamagedInput instead of noting damage.
 
     Attributes:
         counters: `read` counts every record, and the rule "damaged" every lost record.

@@ -70,7 +70,7 @@ _HIDDEN_KEYS = ("-2", "6", "14")  # numbers of the namespaces Media, File and Ca
 
 
 class Site:
-    """What the head of an export says about its wiki."""
+    """The wiki of an export: its address and namespaces, from the head of the export."""
 
     def __init__(self, head: bytes):
         """`head`: the bytes before the first page. Raises `ValueError` if they aren't the head of an export."""

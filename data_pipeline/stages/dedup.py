@@ -206,7 +206,7 @@ def stages_of(step: str) -> list[AnyStage]:
 
 
 def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> list[str]:
-    """The steps, without those of URLs if no document that the units `read` have written has one."""
+    """The steps of a corpus. Steps that compare URLs are left out if no document of the units `read` has a URL."""
     if any(unit.result.domains for unit in read):
         return config.steps
     return [step for step in config.steps if step in WITHOUT_KEYS or not STEPS[step].compares_dropped_pages]

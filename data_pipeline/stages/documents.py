@@ -87,10 +87,13 @@ class DocumentsSpec:
 
 @dataclass(frozen=True)
 class InputResult:
-    """What was read of one input: number of `documents` that cleaning kept, number of `damaged` records, `damage`.
+    """The result of reading one range of an input file.
 
-    `bytes` and `sha256` are those of the whole file, and only the first range of a file has them. Its unit reads the
-    other ranges, too, for the sha256. `unchecked` as in `ReadStats`.
+    Attributes:
+        documents: the number of documents that cleaning kept.
+        damaged: the number of damaged records.
+        bytes, sha256: of the whole file. Only the result of the first range has them; its unit reads the whole file.
+        unchecked: as in `ReadStats`.
     """
 
     file: str
@@ -106,7 +109,7 @@ class InputResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentsResult(PartsResult):
-    """What was read of a unit's inputs, in order. `template_holes`: how many holes in sentences templates have left."""
+    """The results of a unit's inputs, in order. `template_holes`: how often each template left a hole in a sentence."""
 
     source: str
     inputs: list[InputResult]
@@ -424,7 +427,7 @@ def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]
 
 def _held_out(left: int, size: int, total: int, ratio: tuple[int, int]) -> tuple[int, int]:
     """(p, q): the share p/q of an input of `size` bytes that lies in the last `ratio` of its source. The source has
-    `total` bytes, of which `left` come after the input."""
+    `total` bytes; `left` bytes come after the input."""
     inside = Fraction(*ratio) * total - left
     share = min(max(inside / size, Fraction(0)), Fraction(1)) if size else Fraction(0)
     return share.numerator, share.denominator

@@ -306,7 +306,7 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
 
 
 def _root(path: str, local: bool) -> str:
-    """The folder to which the names of files that match `path` are relative: above the first pattern in `path`.
+    """The folder above the first pattern in `path`. The names of matching files are relative to this folder.
 
     A local file may have the name of a pattern: "[1] a.jsonl".
     """

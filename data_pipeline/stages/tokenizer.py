@@ -121,7 +121,7 @@ SAMPLING = Stage(
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What to train on: a sample of the documents in the files `parts`. `text_bytes`: the text of the whole corpus."""
+    """A tokenizer to train on a sample of the documents in the files `parts`. `text_bytes`: of all documents."""
 
     config: TokenizerConfig
     seed: int

@@ -65,7 +65,7 @@ LINE, SPAN, MASKED = "line_", "span_", "masked_"
 
 @dataclass
 class Counts:
-    """What was read, dropped and masked in a unit.
+    """Counts of records, documents, lines and words that a unit read, dropped or masked.
 
     Attributes:
         read: records.

@@ -1,1 +1,1 @@
-"""What is used beside a build: each a command of its own, which the path of a build doesn't need."""
+"""Commands that are used beside a build. A build runs without them."""

@@ -41,7 +41,7 @@ class Drop:
 
 @dataclass
 class StepTrace:
-    """What a step dropped of a document, and the text that it left. None: it dropped the document."""
+    """The parts of a document that a step dropped, and the text that is left. None: the step dropped the document."""
 
     step: str
     drops: list[Drop]
@@ -50,7 +50,7 @@ class StepTrace:
 
 @dataclass
 class DocumentTrace:
-    """What the steps did to a record. `text`: as it was read, before the first step."""
+    """The way of a record through the steps. `text`: the text before the first step."""
 
     id: str
     path: str = ""

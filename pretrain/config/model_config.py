@@ -1,6 +1,6 @@
-"""What the `model:` sections of all families share: the settings that every family has, widths and depths, positions,
-and modern layers. `pretrain.config.models` has the families. Neither module imports torch, so that a run file is
-checked in milliseconds."""
+"""The settings that the `model:` sections of several families share: general ones, widths and depths, positions, and
+modern layers. `pretrain.config.models` has the families. Neither module imports torch, so that a run file is checked in
+milliseconds."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self

@@ -42,7 +42,7 @@ def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> boo
 
 
 def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
-    """The keys of the run file because of which DeepSpeed adds up gradients, although each rank could do so itself."""
+    """The keys of the run file that make DeepSpeed add up gradients, although each rank could add up its own."""
     return _keys_of_reduction(config) if _may_add_locally(config, ranks, config.zero_stage) else []
 
 

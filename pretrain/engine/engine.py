@@ -176,10 +176,10 @@ class Engine:
         return dict(zip(LABELS, self._agreed(batches, {}).on_device, strict=True))
 
     def replay(self, step: int, first: int, batch: Batch, counted: dict[str, Tensor]) -> None:
-        """Computes the gradient of a micro-batch of `step`, of this rank or another, once more.
+        """Computes the gradient of a micro-batch of `step` again, for this rank or another.
 
-        Only hooks on parameters see the gradient: it is neither added to that of the step nor reduced. Weights, random
-        numbers and times of the step stay as they are. All ranks call this together, between steps. `first`: the
+        Only hooks on parameters see the gradient, which is neither added to the step's gradient nor reduced. Weights,
+        random numbers and times of the step stay as they are. All ranks call this together, between steps. `first`: the
         position of the first row. `counted`: from the method of this name.
         """
         watchdog.mark()
@@ -323,15 +323,15 @@ class Engine:
         return self.times.computing() if self.times and alone else contextlib.nullcontext()
 
     def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
-        """Adds the gradient of a micro-batch's part of the loss to that of the step; returns its sums of losses.
-        Captured, if there are graphs."""
+        """Adds the gradient of a micro-batch's part of the loss to the step's gradient; returns the micro-batch's sums
+        of losses. Captured, if there are graphs."""
         losses = _summed(self.training_losses(inputs))
         self._trained |= {name for name, total in losses.items() if total.requires_grad}
         self._gradients.add(self._loss(losses, counted), first, last)
         return {name: total.detach().double() for name, total in losses.items()}
 
     def _release_graphs(self) -> None:
-        """Gives the memory of CUDA graphs to what computes without them."""
+        """Frees the memory of CUDA graphs, for passes without graphs."""
         if self._graphs:
             self._graphs.release()
 
@@ -361,7 +361,7 @@ class Engine:
         return sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
 
     def _inputs(self, batch: Batch) -> Batch:
-        """What the model reads of a batch, on the device."""
+        """The tensors of a batch that the model reads, on the device."""
         read = {name: tensor for name, tensor in batch.items() if name not in FACTS}
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in read.items()}
 
@@ -383,7 +383,7 @@ def _summed(losses: Losses) -> dict[str, Tensor]:
 
 
 def _count(counted: dict[str, Value], name: str) -> Value:
-    """The number of labels that a loss is averaged over: those of its name, or else the targets."""
+    """The number of labels that a loss is averaged over: the labels of the loss's name, or else the targets."""
     return counted.get(name, counted["labels"])
 
 

@@ -1,8 +1,8 @@
 """A micro-batch's forward pass, losses and gradients as one CUDA graph, which the host launches at once.
 
 As with `torch.cuda.make_graphed_callables` and Megatron-LM's full-iteration graphs, a graph is for micro-batches of one
-form: its inputs are copied to tensors that stay where they are, and its kernels, their order and all addresses are
-those of its capture. On a CPU the same tensors are filled, and the body runs on them.
+form. A replay copies the inputs to the tensors of the capture, and launches the captured kernels in the same order on
+the same addresses. On a CPU the same tensors are filled, and the body runs on them.
 """
 
 from collections import Counter
@@ -102,14 +102,15 @@ class CUDAGraphs:
 
 
 class GraphedMicroBatches:
-    """`body`, captured for each of the first `MOST` forms in which micro-batches come, and replayed.
+    """Captures `body` for each of the first `MOST` forms of micro-batches, and replays it.
 
-    A form: names, shapes and dtypes of the inputs, and whether the micro-batch is the first of its step, whose gradient
-    replaces that of the step before. Results stay as they are until the next replay.
+    A form: names, shapes and dtypes of the inputs, and whether the micro-batch is the first of its step. The gradient
+    of the first replaces the gradient of the step before. Results stay as they are until the next replay.
 
     The body runs without a graph for other forms, and while the model or its parameters have hooks, which a replay
-    wouldn't call. It always does once a capture has failed, or memory has no room for graphs and the body; `warn` gets
-    a line that says why. Between steps graphs hold the memory that the body takes, until they are released.
+    wouldn't call. After a failed capture, or if memory has no room for graphs and the body, the body always runs
+    without a graph; `warn` gets a line that says why. Between steps graphs hold the memory that the body takes, until
+    they are released.
     """
 
     def __init__(self, body: Body, module: nn.Module, recorder: Recorder, warn: Callable[[str], None]):

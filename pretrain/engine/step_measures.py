@@ -31,7 +31,7 @@ DATA, COMPUTE, WHOLE = range(3)  # of a rank's times
 
 
 class StepNorms:
-    """Sums of squares over this rank's part of a step, fp64; those of the step are their sums over all ranks.
+    """Sums of squares over this rank's part of a step, fp64. Their sums over all ranks are the sums of the step.
 
     `parameters` (parameters, 3): of each parameter's gradient after clipping, of its fp32 values before the step, and
     of their change, in the order of `names`. `activations` (layers, 2): of each layer's output at real tokens, and the
@@ -136,8 +136,8 @@ class StepTimes:
     - `compute`: the rank itself computed gradients, without waiting for other ranks.
     - `whole`: the step took, without `data`.
 
-    `data` and `compute` leave out the time in which this thread was ready to run while other threads had the CPU, as
-    the kernel reports it. On a busy machine that time changes from moment to moment and says nothing about the device.
+    `data` and `compute` leave out the time that this thread waited for a CPU, as the kernel reports it. On a busy
+    machine that time changes from moment to moment and says nothing about the device.
     """
 
     def __init__(self) -> None:
@@ -163,26 +163,26 @@ class StepTimes:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Encloses a part of the step in which this rank waits for no other."""
+        """Encloses a part of the step. During this part the rank doesn't wait for other ranks."""
         self.begin()
         yield
         self.end()
 
     def measure_inside(self, modules: Iterable[nn.Module]) -> None:
-        """Encloses the forward passes of these modules, of which none contains another. DeepSpeed's hooks, which wait
-        for a module's weights at stage 3, run before and after."""
+        """Encloses the forward passes of these modules; no module contains another. DeepSpeed's hooks, which wait for a
+        module's weights at stage 3, run before and after."""
         for module in modules:
             module.register_forward_pre_hook(lambda *_: self.begin())
             module.register_forward_hook(lambda *_: self.end(), prepend=True)
 
     def begin(self) -> None:
-        """Begins a part of the step in which this rank waits for no other."""
+        """Begins a part of the step. During this part the rank doesn't wait for other ranks."""
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the part."""
 
     def _clock(self) -> float:
-        """Seconds, without those in which this thread waited for a CPU."""
+        """Seconds, without the time that this thread waited for a CPU."""
         now = time.perf_counter()
         if self._scheduler is None:
             return now

@@ -44,7 +44,7 @@ _CONTINUES, _LATE, _RAISED, _RETURNED = range(4)
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of a hook. Only those of rank 0 are kept.
+    """The results of a hook. Only the results of rank 0 are kept.
 
     Attributes:
         metrics: numbers by name, for metrics.jsonl and MLflow.

@@ -45,8 +45,8 @@ class AttentionMask(NamedTuple):
     """The bias of a layer's attention logits, which includes all masks, and its rotary positions.
 
     `bias` broadcasts to (batch, heads, queries, keys). `is_causal` instead of a bias hides the future only, and lets
-    the fastest kernels run. `rotary` is for the positions of queries, and in self-attention of keys; `memory_rotary`
-    for those of the states that cross-attention reads.
+    the fastest kernels run. `rotary` rotates queries, and the keys of self-attention, by their positions.
+    `memory_rotary` rotates the keys of cross-attention by the positions of the encoder's states.
     """
 
     bias: Tensor | Pattern | None = None
@@ -58,7 +58,7 @@ class AttentionMask(NamedTuple):
 def self_attention_mask(
     x: Tensor, keys: int, seen: Visibility, rotary: Rotary | None = None, diagonals: Tensor | None = None
 ) -> AttentionMask:
-    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. `diagonals`: those of `logit_bias`."""
+    """The mask of `x` (batch, queries, d_model), the last of `keys` tokens. `diagonals`: as in `logit_bias`."""
     queries = x.size(1)
     seen = seen._replace(causal=seen.causal and queries > 1)  # a single query is the last: no key is after it
     only_causal = seen.causal and seen.window is None and diagonals is None and not seen.differs_by_row
@@ -191,11 +191,11 @@ class Attention(nn.Module):
         return self.o(context.transpose(1, 2).flatten(2))
 
     def queries(self, x: Tensor, rotary: Rotary | None) -> Tensor:
-        """Those of `x` (batch, length, d_model): (batch, heads, length, d_kv)."""
+        """The queries (batch, heads, length, d_kv) of the states `x` (batch, length, d_model)."""
         return _with_positions(self._heads(self.q(x)), self.q_norm, rotary)
 
     def keys_and_values(self, source: Tensor, rotary: Rotary | None) -> KeysAndValues:
-        """Those of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
+        """The keys and values of `source` (batch, length, width), each (batch, heads of keys, length, d_kv)."""
         keys, values = fused_linear(source, self.k, self.v, fused=self.fused)
         return self.of_products(keys, values, rotary)
 

@@ -18,8 +18,8 @@ from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32,
 def one_use(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
 
-    The gradients of these uses are then summed before those of other users of `x` are added. The hooks of ZeRO-3 sum
-    in the same order, so every ZeRO stage gives the same bits.
+    The gradients of these uses are then summed before the gradients of other uses of `x` are added. The hooks of ZeRO-3
+    sum in the same order, so every ZeRO stage gives the same bits.
     """
     return x.view_as(x)
 
@@ -183,8 +183,8 @@ class LayerConfig:
     """The settings that the layers of a stack have in common. Most are described in `DecoderOnlyConfig`.
 
     - `activation`: one of ACTIVATIONS or GATES.
-    - `std` initialises matrices, `out_std` those that end a residual branch, `feed_forward_std` those of feed-forward
-      layers; None: `std`, and for that the fan-in.
+    - `std` initialises matrices; None: by their fan-in. `out_std` initialises the matrices that end a residual branch,
+      `feed_forward_std` the matrices of feed-forward layers; None: `std`.
     - `scaled`: attention logits are divided by √d_kv; otherwise the initialisation of `q` carries that factor.
     - `post_norm`: norms come after a sublayer's output is added (Vaswani et al. 2017).
     """

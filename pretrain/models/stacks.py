@@ -151,8 +151,8 @@ class Stack(nn.Module):
         return self.dropout(x if self.positions is None else x + self.positions(positions))
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
-        """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1):
-        that of query i and key j stands at queries − 1 − i + j. None: no bias."""
+        """The positions' bias of self-attention logits for the last `queries` of `keys`, (heads, queries + keys − 1).
+        The bias of query i and key j is at queries − 1 − i + j. None: no bias."""
         return linear_bias(self.num_heads, not self.causal, queries, keys, x) if self.position_kind == "alibi" else None
 
     def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
@@ -277,8 +277,8 @@ class Decoder(Stack):
     def cross_positions(
         self, positions: Tensor, encoder_states: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Rotary | None, Rotary | None]:
-        """The positions by which targets at `positions` are rotated, and the rotations of cross-attention's queries and
-        keys, None where it has no positions."""
+        """The positions that rotate the targets at `positions`, and the rotations of cross-attention's queries and
+        keys. None: no rotation."""
         return positions, None, None
 
 
@@ -286,7 +286,7 @@ class EncoderDecoder(Model):
     """`forward` returns the loss of every target token; `encode` and `decode` are its two halves.
 
     `encoder` and `decoder` map token vectors to states, and each has its `layers`. `decoder_embedding` is the decoder's
-    matrix, unless `embedding` serves both. `tied`: the output matrix is that of the decoder's embedding.
+    matrix, unless `embedding` serves both. `tied`: the decoder's embedding is also the output matrix.
     """
 
     decoder_reads_targets = True

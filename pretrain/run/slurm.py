@@ -13,7 +13,7 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def disk_is_shared(nodes: int) -> bool:
-    """True if the working directory may be on a disk that several nodes share: those of the run, or of other jobs."""
+    """True if nodes of the run, or of other jobs, may share the disk of the working directory."""
     return nodes > 1 or "SLURM_JOB_ID" in os.environ
 
 
@@ -73,7 +73,7 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def node_address(node: str) -> str:
-    """A name or address by which other nodes reach `node`: its name if it resolves, else the address that SLURM has."""
+    """The name of `node` if the name resolves, else the address that SLURM has: other nodes reach it so."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:

@@ -65,7 +65,7 @@ class Standalone:
 
 
 def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks `given`, or else those of `suite`. A hook without settings has the settings of the run, if any.
+    """The hooks `given`, or else the hooks of `suite`. A hook without settings has the settings of the run, if any.
 
     A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for
     an unknown name or a wrong setting.
@@ -211,7 +211,7 @@ def _trained_on(config: RunConfig | None) -> str | None:
 
 
 def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
-    """The validation corpora by name: `given`, or those of the run."""
+    """The validation corpora by name: `given`, or the corpora of the run."""
     opened: dict[str, Corpus] = {}
     for corpus in map(open_corpus, given):
         if other := opened.get(corpus.name):

@@ -143,8 +143,7 @@ class Plan:
         return next(one for one in self.options if (one.stage, one.recomputed) == own)
 
     def activations(self, rows: int, recomputed: bool) -> int:
-        """Bytes at the peak of a pass over a micro-batch of `rows`, of which `data.packing_ratio` are packed into
-        one."""
+        """Bytes at the peak of a pass over a micro-batch of `rows`; `data.packing_ratio` rows are packed into one."""
         row, pack = self.rows, min(rows, self.config.data.packing_ratio)
         attention: Backend = "eager" if self.on_cpu else "triton"
         batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted, pack)
@@ -195,13 +194,13 @@ class Plan:
 
     @property
     def copied(self) -> int:
-        """Bytes of each node's memory for the copy from which a checkpoint is written."""
+        """Bytes of each node's memory for the copy that a checkpoint is written from."""
         return self.parameters.state // self.nodes
 
     @property
     def kept_in_memory(self) -> int:
         """Bytes of each node's memory for checkpoints in memory: the state of its ranks twice and, on several nodes,
-        that of another node's ranks."""
+        the state of another node's ranks twice."""
         kept = self.config.checkpoint.memory_every_steps
         return 2 * self.parameters.state // self.nodes * (2 if self.nodes > 1 else 1) if kept else 0
 

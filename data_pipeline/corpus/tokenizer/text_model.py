@@ -1,4 +1,4 @@
-"""The interface of tokenizer models, which turn text into ids, and the base class of those of the library `tokenizers`.
+"""The interface of tokenizer models, which turn text into ids, and a base class for models of the library `tokenizers`.
 
 Special tokens never match text: text that spells one is encoded like any other text.
 """
@@ -57,7 +57,7 @@ class TextModel(Protocol):
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """(name, content) of the files from which the model can be read."""
+        """The content of the model's files, by name."""
 
     @property
     def sha256(self) -> str:
@@ -86,8 +86,8 @@ def read_file(path: Path) -> str:
 def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) -> Iterator[str]:
     """`text` in parts of about a million characters, to bound the memory of encoding.
 
-    Text is cut where `cut` matches, by default where white space begins: no token spans such a cut. A part without a
-    match is cut after `longest` characters, by default two million.
+    Text is cut where `cut` matches, by default where white space begins: no token spans the cut. A part without a match
+    is cut after `longest` characters, by default two million.
     """
     longest = longest or 2 * _PART_CHARACTERS
     start = 0

@@ -33,9 +33,11 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TokenizerJson(FastTokenizer):
-    """A BPE model. `content`: a tokenizer.json in which no merge makes a special token. `config`: a
-    tokenizer_config.json with which transformers reads `content` unchanged. `notes`: lines for the user on how the
-    roles were chosen."""
+    """A BPE model.
+
+    `content`: a tokenizer.json whose merges make no special token. `config`: a tokenizer_config.json that lets
+    transformers read `content` unchanged. `notes`: lines for the user on how the roles were chosen.
+    """
 
     kind = "tokenizer_json"
 
@@ -84,7 +86,7 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The two files of transformers, and the roles, of which a published model's own files name some."""
+        """The two files of transformers, and one of the roles: a published model's own files name only some roles."""
         as_json = {CONFIG: self.config, ROLES: asdict(self.roles)}
         written = {name: json.dumps(value, indent=1, sort_keys=True) + "\n" for name, value in as_json.items()}
         return {name: content.encode() for name, content in {MODEL: self._content, **written}.items()}

@@ -87,7 +87,7 @@ class CleaningConfig(Section):
 
     @property
     def identity(self) -> list[str]:
-        """What cleaned text depends on besides these settings: the content of the classifier's model."""
+        """The checksum of the classifier's model, on which cleaned text depends besides these settings."""
         return [] if self.classifier is None else [content_of(self.classifier)]
 
     def described(self) -> dict[str, object]:

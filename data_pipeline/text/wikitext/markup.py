@@ -373,7 +373,7 @@ def _line_text(line: str, placeholders: Placeholders) -> tuple[int, str]:
 
 
 def _character(entity: re.Match[str]) -> str:
-    """What an entity stands for, in HTML 5 or MediaWiki; unknown ones stay as they are.
+    """The character of an entity of HTML 5 or MediaWiki. An unknown entity stays as it is.
 
     "&eacute;"  ->  "é"        "&#65;"  ->  "A"        "&notanentity;"  as it is
     """

@@ -71,7 +71,7 @@ _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="    ", break_on_hyphens=F
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user wants to train, and for how long. None: `launch init` chooses.
+    """The user's choices for a training run. None: `launch init` chooses.
 
     Attributes:
         text: a path, glob or URL; None: the text that ships.

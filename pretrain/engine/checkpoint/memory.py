@@ -196,8 +196,8 @@ class MemoryCheckpoints:
 class _Slot:
     """A file that this rank fills in turn with another, beside the files that it keeps for ranks of another node.
 
-    The files are in `directory` at first, then in a checkpoint; `place` is where they are now. `page_locked`: the
-    copies that a GPU makes, from which this rank's file is filled.
+    The files are in `directory` at first, then in a checkpoint; `place` is where they are now. `page_locked`:
+    the GPU's copies of the tensors in page-locked memory; this rank's file is filled from them.
     """
 
     def __init__(self, engine: Engine, node: Path, rank: int, number: int, page_locked: HostCopies | None):

@@ -55,8 +55,8 @@ def _damage_on_any_rank(directory: Path) -> str | None:
 def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     """The newest checkpoint in the nodes' memory if it is newer than `resume`, else `resume`.
 
-    On one node, the checkpoint stays in memory, unless its step is `last`, the step with which the run ends or stops:
-    this step must be on disk. On several nodes, the checkpoint is copied to the run directory, which all nodes see.
+    On one node, the checkpoint stays in memory, unless its step is `last`, at which the run ends or stops: that
+    checkpoint must be on disk. On several nodes, the checkpoint is copied to the run directory, which all nodes see.
     """
     name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
     node = node_memory.given()

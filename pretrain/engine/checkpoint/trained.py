@@ -141,7 +141,7 @@ def _identity(stored: StoredTensors) -> dict[str, object]:
 def average(checkpoints: Sequence[Path], out: Path, ema: bool = False) -> int:
     """Writes the checkpoint `out` with the mean of the weights of `checkpoints`. Returns the number of parameters.
 
-    `out` has weights only; its step and data are those of the last of `checkpoints`. `ema`: averages the moving
+    `out` has weights only, with the step and data of the last of `checkpoints`. `ema`: averages the moving
     averages of the checkpoints instead of their weights. Means are computed in fp64 and kept in fp32.
 
     Izmailov et al. 2018; T5Gemma 2's authors average their last five checkpoints. Raises UserError if the

@@ -232,8 +232,8 @@ class _SecondMoments:
         self._vector.lerp_((sums / self._counts).add_(least), weight.to(self._vector.dtype))
 
     def scales(self) -> Tensor:
-        """The factors that give g / √V, laid out like the vector: an element of a matrix has those of its row and of
-        its column."""
+        """The factors that turn g into g / √V, laid out like the vector. An element of a matrix is multiplied by the
+        factors of its row and its column."""
         means = torch.segment_reduce(self._vector.double(), "mean", lengths=self._lengths, unsafe=True)
         roots = torch.where(self._is_row, means.sqrt(), 1.0).float()
         return self._vector.rsqrt().mul_(roots.repeat_interleave(self._lengths, output_size=len(self._vector)))

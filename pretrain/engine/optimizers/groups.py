@@ -47,10 +47,10 @@ def _kind(path: str, module: nn.Module, own: str) -> Kind:
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """The optimizer's groups. Each has named `params`, `lr`, `base_rate` (the peak learning rate), `weight_decay`, the
-    `algorithm` of the update, and `frozen_until`, the first step in which the parameters train.
+    `algorithm` of the update, and `frozen_until`, the first step that trains the parameters.
 
     Parameters with equal settings share a group, since each group costs collectives. A group with the settings of
-    `config` itself comes first. With muP, learning rates of `config` are those of the base width. Raises UserError with
+    `config` itself comes first. With muP, the learning rates of `config` apply to the base width. Raises UserError with
     all problems of `config.groups` and `config.freeze`, one line each.
     """
     if found := problems(model, config):

@@ -129,7 +129,7 @@ def repeating(history: Tensor, size: int, vocab_size: int) -> Tensor:
 def warped(logits: Tensor, settings: GenerationSettings) -> Tensor:
     """`logits` (batch, vocabulary) divided by the temperature, with −∞ for tokens that `top_k`, then `top_p`, exclude.
 
-    Rules and order are those of transformers' warpers. `top_k` keeps the k likeliest tokens, and ties with the last of
+    Rules and order are as in transformers' warpers. `top_k` keeps the k likeliest tokens, and ties with the last of
     them. `top_p` is nucleus sampling (Holtzman et al. 2020): after renormalization, it keeps the likeliest tokens until
     their total reaches `top_p`.
     """

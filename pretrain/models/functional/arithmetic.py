@@ -187,9 +187,10 @@ LOGITS_PER_CHUNK = 1 << 27  # enough rows for matrix products at full speed, 256
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The settings of a cross-entropy: those of `ModelConfig`, and `softcap`, within ± of which logits stay.
+    """The settings of a cross-entropy, as in `ModelConfig`.
 
-    `compiled`: torch.compile fuses the operations on the logits of a chunk.
+    `softcap`: logits stay between −`softcap` and `softcap`. `compiled`: torch.compile fuses the operations on the
+    logits of a chunk.
     """
 
     z_loss: float = 0.0
@@ -206,12 +207,12 @@ def chunked_cross_entropy(
     settings: CrossEntropy,
     target_indices: Tensor | None = None,
 ) -> Tensor:
-    """`token_losses` of the logits of states x (…, d_model), of which only a chunk exists at a time.
+    """`token_losses` of the states x (…, d_model). Only a chunk of the logits exists at a time.
 
-    Their gradients are computed with the losses, while the logits are there, for a gradient of 1 of each loss; the
-    backward pass multiplies them by that of the losses' sum. Where each loss has a gradient of its own, it computes the
-    logits again. `target_indices`: the indices of the labels that count, and maybe that of one that doesn't, any number
-    of times.
+    The forward pass also computes the gradients, while it has the logits, as if the gradient of each loss were 1. The
+    backward pass multiplies these gradients by the gradient of the losses' sum. If each loss has a gradient of its own,
+    the backward pass computes the logits again. `target_indices`: the indices of the labels that count. The index of
+    one label that doesn't count may be added any number of times, as padding.
     """
     indices = indices_of_targets(labels) if target_indices is None else target_indices
     inputs = x.flatten(0, -2).index_select(0, indices), weight, bias
@@ -263,7 +264,7 @@ def _losses_and_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The losses (n,) of states (n, d_model), 0 where the target is -100.
 
-    Given the `gradient` of each, also those of x, weight and bias, the last two at least in fp32:
+    If the `gradient` of each loss is given, also the gradients of x, weight and bias, the last two at least in fp32:
     dL/dlogit = (1 + 2 z log Z) p − (1 − s) [target] − s / vocabulary, times the loss's own gradient; with a soft cap
     also times its slope, 1 − (capped / cap)².
     """

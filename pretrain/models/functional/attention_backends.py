@@ -184,7 +184,7 @@ def _ranges(meet: Tensor, length: int) -> Tensor:
 class Pattern(NamedTuple):
     """A bias and masks without a matrix of queries × keys.
 
-    - `diagonals` (heads, queries + keys − 1): the bias; that of query i and key j stands at queries − 1 − i + j.
+    - `diagonals` (heads, queries + keys − 1): the bias. The bias of query i and key j is at queries − 1 − i + j.
     - `labels`: which keys each query sees; None: all.
     - `causal`: no query sees a later key; the last of each are aligned.
     - `window`: no query sees a key outside it.
@@ -383,8 +383,8 @@ def sdpa(
 
 
 def sdpa_kernels(queries: Tensor, keys: Tensor, masked: bool) -> AbstractContextManager[None]:
-    """Within the block, PyTorch chooses among those of its kernels that are right and fast for these, each (batch,
-    heads, length, d_kv). On a GPU only lengths that are multiples of 64, without a mask, may go to cuDNN.
+    """Within the block, PyTorch chooses among the kernels that are right and fast for `queries` and `keys`, each
+    (batch, heads, length, d_kv). On a GPU only lengths that are multiples of 64, without a mask, may go to cuDNN.
 
     - cuDNN makes a plan for each pair of lengths, which takes 0.4 s forward and 0.6 s backward. Ragged batches would
       have one at each new width. Multiples of 64 are few, and full rows and packed ones have them.
@@ -430,5 +430,5 @@ def _softmax(queries: Tensor, keys: Tensor, bias: Tensor | None, scale: float, s
 
 
 def _future(queries: Tensor, keys: Tensor, first: int) -> Tensor:
-    """(queries, keys) The bias that hides later keys from queries, of which the first stands at `first`."""
+    """(queries, keys) The bias that hides later keys from queries. The first query is at position `first`."""
     return queries.new_full((queries.size(2), keys.size(2)), MASKED).triu(first + 1)

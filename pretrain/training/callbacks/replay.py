@@ -94,7 +94,7 @@ class Replaying(Callback):
         self._compare(step, torch.stack([real, *tables]))
 
     def after_step(self, trainer: Trainer) -> None:
-        """Raises FailedError if gradients are wrong: those of this step, and maybe all since the last clean replay.
+        """Raises FailedError if gradients of this step are wrong. All since the last clean replay may be wrong, too.
 
         The next attempt resumes from the newest checkpoint on disk that isn't later than the last clean replay. Later
         checkpoints are set aside; with replays at each save there are none. The oldest checkpoint stays in any case:

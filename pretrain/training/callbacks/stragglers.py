@@ -3,7 +3,7 @@ loading is slow.
 
 Each rank times its own steps. Every few steps all ranks gather their times, right after a step, when they are
 synchronized anyway. Rank 0 compares each rank with the lower median of all ranks in the same step; of two ranks, that
-is the faster one. Whatever all ranks share, such as longer rows in a step, cancels out.
+is the faster one. Causes that all ranks share, such as longer rows in a step, cancel out.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ class Slow:
     (`rank` None).
 
     Attributes:
-        factor: for a device, its compute time divided by that of the other ranks; for a loader or the store, the step
-            time divided by the step time without waiting for data.
+        factor: for a device, its compute time divided by the other ranks' compute time; for a loader or the store, the
+            step time divided by the step time without waiting for data.
         sure: True if `factor` stands out from the noise of the steps.
     """
 
