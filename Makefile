@@ -60,8 +60,9 @@ install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
 $(INSTALLED): pyproject.toml constraints.txt examples/double_decoder/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt # all at once: pip need not search
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" --editable examples/double_decoder
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" --editable examples/double_decoder
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, pip takes one; some files are for other Pythons
 	touch $@
 
 lint: $(INSTALLED)

@@ -12,9 +12,9 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.processes import handlers_kept
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import Reader
 from data_pipeline.stages import pipeline
-from data_pipeline.stages.parts import all_documents
 from data_pipeline.text.document import Document
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
 from data_pipeline.dedup.decontamination import Decontamination
 from data_pipeline.dedup.keys import NO_DOCUMENT, KeyBucket, Keys, merge_duplicates, merge_keys, merge_signatures
@@ -26,7 +27,7 @@ from data_pipeline.dedup.reading import WITHOUT_KEYS, Decision, Earlier, Filters
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.stages import evaluation_sets
-from data_pipeline.stages.parts import SCHEMA, Histograms, Part, PartsResult, grouped, part_file, read_documents
+from data_pipeline.stages.parts import Histograms, Part, PartsResult, grouped, part_file
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Amounts, AnyStage, Stage, largest
 from data_pipeline.text.document import Document, Tally
 

@@ -8,26 +8,20 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from data_pipeline.base.arrow_tables import RowsFile, rows_file
-from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.documents import SCHEMA
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.text.document import Counts, Document, Tally, most_common
 
-SCHEMA = pa.schema(
-    [(field.name, pa.large_string() if field.name == "text" else pa.string()) for field in fields(Document)]
-)
 _VALUES = attrgetter(*SCHEMA.names)
 _TEXT, _TARGET = SCHEMA.names.index("text"), SCHEMA.names.index("target")
 # The minimum that is counted per document and per line, because each also needs a key in memory.
@@ -197,34 +191,6 @@ def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
     """A part that appears in `corpus` when the block succeeds."""
     with rows_file(corpus, name, SCHEMA) as rows:
         yield PartFile(rows)
-
-
-def all_documents(corpus: Store, *columns: str) -> Iterator[Document]:
-    """The documents of a finished corpus with the fields `columns`, or all fields; none if this copy has none."""
-    names = sorted(name for name in corpus.names("documents") if name.endswith(".parquet"))
-    return read_documents(corpus, names, list(columns) or list(Document.__slots__))
-
-
-def read_documents(corpus: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
-    """The documents of `parts` with only the fields `columns`. Holds one row group in memory."""
-    for part in parts:
-        path = corpus.at(part)
-        with _readable(path):
-            opened = pq.ParquetFile(corpus.readable(part))
-        with opened as file:
-            for group in range(file.num_row_groups):
-                with _readable(path):
-                    table = file.read_row_group(group, columns)
-                yield from (Document(**row) for row in table.to_pylist())
-
-
-@contextlib.contextmanager
-def _readable(part: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = f"damaged: {one_line(error)}; data-pipeline build CORPUS.yaml --repair writes it again"
-        raise FailedError(f"{part}: {reason}") from None
 
 
 def _domain(url: str) -> str:

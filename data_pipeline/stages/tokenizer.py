@@ -17,12 +17,13 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
 from data_pipeline.config import TokenizerConfig
+from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel
 from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
-from data_pipeline.stages.parts import SCHEMA, Part, PartsResult, part_file, read_documents
+from data_pipeline.stages.parts import Part, PartsResult, part_file
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
 from data_pipeline.stages.tokenizer_training import MEMORY_PER_BYTE, THREADS, check_memory, train
 from data_pipeline.text.vocabulary import Vocabulary

@@ -23,12 +23,13 @@ from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_ar
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import tokenizer
+from data_pipeline.corpus.documents import read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.packing import Documents
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Finished, Result, Unit
-from data_pipeline.stages.parts import Part, grouped, read_documents
+from data_pipeline.stages.parts import Part, grouped
 from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
 from data_pipeline.text.document import most_common
 

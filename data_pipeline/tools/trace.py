@@ -10,13 +10,13 @@ from itertools import islice
 
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.formatting import counted
+from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
 from data_pipeline.dedup.reading import WITHOUT_KEYS, opened
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, clean_record, read_records, splitter, text_of
-from data_pipeline.stages.parts import SCHEMA, read_documents
 from data_pipeline.text.cleaning.page import Cleaner
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild, records_named

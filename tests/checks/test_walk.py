@@ -31,3 +31,8 @@ def test_the_page_of_the_engine_lists_the_files_of_a_step_in_their_order(found):
     assert len(listed) == 10
     assert all((ROOT / file).exists() for file in listed)
     assert set(listed[2:]) <= set(files(found))
+
+
+def test_training_loads_nothing_that_builds_corpora(found):
+    building = ("data_pipeline.sources", "data_pipeline.dedup", "data_pipeline.engine", "data_pipeline.stages")
+    assert [name for name in found["loaded"] if name.startswith(building)] == []

@@ -13,10 +13,10 @@ from torch import Tensor
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.documents import all_documents
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
 from data_pipeline.corpus.tokenizer import Tokenizer
-from data_pipeline.stages.parts import all_documents
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.texts import input_ids
 from pretrain.models import FAMILIES
