@@ -28,6 +28,7 @@ from pretrain.engine import deepspeed_private, optimizers
 from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
+from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.ranks import least, ranks_by_node
 from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
@@ -103,7 +104,7 @@ class Engine:
             dist.broadcast(buffer, src=0)
         if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
             sharded.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
-        deepspeed_private.check_layout(engine)
+        check_layout(engine)
         return cls(engine, config, wrapper or (lambda model: model), warn)
 
     def __init__(

@@ -20,7 +20,8 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
-from pretrain.engine import deepspeed_private, versions
+from pretrain.engine import versions
+from pretrain.engine.layout_check import check_layout
 from pretrain.engine.numerics import ExactModel, sgd
 from pretrain.run.train_state import Health
 from pretrain.training.run import configure_arithmetic
@@ -219,7 +220,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     engine = engine_of(config)
     for step in range(2):
         engine.step(step, firsts(layout, step), micro_batches(layout, step))
-    deepspeed_private.check_layout(engine.deepspeed)
+    check_layout(engine.deepspeed)
     parameter = next(engine.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
     live += 1.0
@@ -233,7 +234,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
 
 def refusal(engine: Any) -> str:
     with pytest.raises(FailedError) as error:
-        deepspeed_private.check_layout(engine.deepspeed)
+        check_layout(engine.deepspeed)
     return str(error.value)
 
 
