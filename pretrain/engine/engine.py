@@ -54,23 +54,35 @@ class Outcome(NamedTuple):
 
 
 class Totals:
-    """Scalars (n,), summed over the ranks in one collective. All ranks create one together, with one dtype.
+    """Tables of scalars, by title and name, summed over the ranks in one collective.
 
-    `on_device` holds the sums on the device, and doesn't wait for them. `read` waits, and returns them as floats.
+    `totals["losses"]`: the sums of a table, on the device. `read`: the sums of all tables, on the host; only `read`
+    waits for the device. All ranks create one together, with the same names and one dtype.
     """
 
-    def __init__(self, values: Tensor):
-        self.on_device = values
-        dist.all_reduce(values)
-        self._on_host = values.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if values.is_cuda else None
+    def __init__(self, **tables: Mapping[str, Tensor]):
+        self._names = {title: list(table) for title, table in tables.items()}
+        self._sums = torch.stack([value for table in tables.values() for value in table.values()])
+        dist.all_reduce(self._sums)
+        self._on_host = self._sums.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if self._sums.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
-    def read(self) -> list[float]:
+    def __getitem__(self, title: str) -> dict[str, Tensor]:
+        return self._named(self._sums.unbind())[title]
+
+    def read(self) -> dict[str, dict[str, float]]:
         if self._copied is not None:
             self._copied.synchronize()
-        return self._on_host.tolist()
+        return self._named(self._on_host.tolist())
+
+    def _named(self, values: Sequence[Value]) -> dict[str, dict[str, Value]]:
+        named, first = {}, 0
+        for title, names in self._names.items():
+            named[title] = dict(zip(names, values[first : first + len(names)], strict=True))
+            first += len(names)
+        return named
 
 
 class Engine:
@@ -148,9 +160,8 @@ class Engine:
         its micro-batches on other ranks.
         """
         watchdog.mark(step + 1)
-        votes = votes or {}
-        agreed = self._agreed(batches, votes)
-        counted = dict(zip(LABELS, agreed.on_device, strict=False))
+        agreed = self._agreed(batches, votes or {})
+        counted = agreed["labels"]
         self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
@@ -163,18 +174,17 @@ class Engine:
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
-        totals = Totals(torch.stack(list(sums.values())))
+        totals = Totals(losses=sums)
         self.before_update()
         self.applied = self._gradients.update()
         watchdog.mark()
         numbers = agreed.read()
-        given = zip(votes, numbers[len(LABELS) :], strict=True)
-        loss = self._mean_loss(dict(zip(sums, totals.read(), strict=True)), dict(zip(LABELS, numbers, strict=False)))
-        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in given})
+        loss = self._mean_loss(totals.read()["losses"], numbers["labels"])
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in numbers["votes"].items()})
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
-        return dict(zip(LABELS, self._agreed(batches, {}).on_device, strict=True))
+        return self._agreed(batches, {})["labels"]
 
     def replay(self, step: int, first: int, batch: Batch, counted: dict[str, Tensor]) -> None:
         """Computes the gradient of a micro-batch of `step` again, for this rank or another.
@@ -337,10 +347,12 @@ class Engine:
             self._graphs.release()
 
     def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
-        """The number of labels of each of LABELS that count in the global batch, then the number of ranks that give
-        each vote."""
+        """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
+        number of ranks that give each vote."""
         counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
-        return Totals(torch.cat([counts, to_device(list(votes.values()), self.device, counts.dtype)]))
+        given = to_device(list(votes.values()), self.device, counts.dtype)
+        labels = dict(zip(LABELS, counts.unbind(), strict=True))
+        return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
 
     def _seed_dropout(self, step: int, first: int) -> None:
         """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""

@@ -384,7 +384,7 @@ def test_counts_of_a_step_are_those_that_the_loader_has_made(one_rank):
         rows = [packed(micro_batches(BatchLayout(0, 1, 2, 1), number, 16, 16)[0]) for number in range(count)]
         batches = [with_facts(batch) for batch in rows]
         with Reads(batches) as reads:
-            labels, *_ = Engine._agreed(engine, batches, {"stop": True}).on_device
+            labels = Engine._agreed(engine, batches, {"stop": True})["labels"]["labels"]
             sizes = [fact("example_sizes", batch) for batch in batches]
         assert int(labels) == sum(int((batch["labels"] != -100).sum()) for batch in rows)
         assert [int(one[0]) for one in sizes] == [2] * count  # examples
