@@ -5,8 +5,10 @@ An attempt has one head, for the ranks of all nodes.
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,11 +147,38 @@ class Follower(threading.Thread):
 
 
 def show(log: Path, start: int, end: int | None = None) -> int:
-    """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped."""
+    """Copies `log` from byte `start` to `end` (None: its end) to stdout; returns where it stopped.
+
+    On a terminal, long lines are wrapped, and an incomplete line waits for the next call.
+    """
+    width = shutil.get_terminal_size().columns if os.isatty(_STDOUT) else 0
     with contextlib.suppress(OSError), log.open("rb") as file:  # the log doesn't exist yet, or stdout is closed
         while new := os.pread(file.fileno(), _CHUNK if end is None else min(_CHUNK, end - start), start):
-            start += os.write(_STDOUT, new)
+            if not width:
+                start += os.write(_STDOUT, new)
+                continue
+            whole = new[: new.rfind(b"\n") + 1] or (new if end is None or len(new) == _CHUNK else b"")
+            if not whole:
+                break
+            shown = "".join(wrapped(line, width) for line in whole.decode(errors="replace").splitlines(keepends=True))
+            _write_all(shown.encode())
+            start += len(whole)
     return start
+
+
+def wrapped(line: str, width: int) -> str:
+    """`line`, wrapped at spaces to at most `width` characters a line; its line end stays as it is."""
+    text = line.rstrip("\r\n")
+    if len(text) <= width:
+        return line
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    parts = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(parts) + line[len(text) :]
+
+
+def _write_all(content: bytes) -> None:
+    while content:
+        content = content[os.write(_STDOUT, content) :]
 
 
 def result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:

@@ -21,7 +21,7 @@ from launch import attempts
 from launch.agent import Ranks
 from launch.attempt import Attempt, first_failed, record
 from launch.attempts import Attempts, Ended, Run
-from launch.head import StopRequests, result
+from launch.head import StopRequests, result, wrapped
 from launch.nodes import Access, AgentPool, Node
 from launch.protocol import Event, Start
 from launch.slurm_head import _run_before
@@ -33,6 +33,21 @@ from tests.mounts import mounted
 from tests.pretrain.runs import run_file
 from tests.processes import runs
 from tests.tables import each
+
+
+@each(
+    "line, lines",
+    [
+        ("step 20  loss 5.1\n", ["step 20  loss 5.1"]),
+        (
+            "step 20  input use on mine: 0.11 nats/token\n",
+            ["step 20  input use on", "    mine: 0.11", "    nats/token"],
+        ),
+        ("  a path /a/b/c/d/e/f/g/h/i/j/k\n", ["  a path", "      /a/b/c/d/e/f/g/h/i/j/k"]),  # never cut
+    ],
+)
+def test_a_long_line_is_wrapped_at_its_spaces(line, lines):
+    assert wrapped(line, 21) == "\n".join(lines) + "\n"
 
 
 def supervisor(run: Path, *ranks: str) -> list[str]:
