@@ -199,7 +199,17 @@ def slurm_command(
         refuse_options(context, "not with --dry-run, which only prints the script", "submit")
     if not submit:
         refuse_options(context, "for --submit", "chain")
-    job = slurm.Job(config.absolute(), overrides or [], is_run, head, nodes, settings, time, warn_seconds, chain)
+    job = slurm.Job(
+        path=config.absolute(),
+        overrides=overrides or [],
+        is_run=is_run,
+        head=head,
+        nodes=nodes,
+        cluster=settings,
+        time=time,
+        warn_seconds=warn_seconds,
+        chain=chain,
+    )
     slurm.submit(job, dry_run, submit)
 
 

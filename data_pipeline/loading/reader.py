@@ -312,9 +312,9 @@ class Reader:
         """Finds the rows `ids` (n,) in their blocks.
 
         Returns:
-            A mask (n,), which is False for rows of damaged blocks that are skipped.
-            The block of each row that is True in the mask.
-            The number of each of these rows within its block.
+            A mask (n,): False for a row whose block is damaged and skipped.
+            For each row that is True in the mask, the row's block.
+            For each row that is True in the mask, the row's number within the block.
         """
         numbers = np.searchsorted(self.blocks.first_row, ids, side="right") - 1
         blocks = {number: self._block(number) for number in dict.fromkeys(numbers.tolist())}

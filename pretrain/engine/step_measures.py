@@ -169,8 +169,10 @@ class StepTimes:
         self.end()
 
     def measure_inside(self, modules: Iterable[nn.Module]) -> None:
-        """Encloses the forward passes of these modules; no module contains another. DeepSpeed's hooks, which wait for a
-        module's weights at stage 3, run before and after."""
+        """Encloses the forward pass of each module. A module must not contain another of `modules`.
+
+        At stage 3, DeepSpeed's hooks wait for a module's weights. These hooks run outside the enclosed part.
+        """
         for module in modules:
             module.register_forward_pre_hook(lambda *_: self.begin())
             module.register_forward_hook(lambda *_: self.end(), prepend=True)

@@ -18,8 +18,8 @@ from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32,
 def one_use(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
 
-    The gradients of these uses are then summed before the gradients of other uses of `x` are added. The hooks of ZeRO-3
-    sum in the same order, so every ZeRO stage gives the same bits.
+    Autograd then sums the gradients of these uses first, and adds the gradients of other uses of `x` afterwards. ZeRO-3
+    sums in the same order, so every ZeRO stage gives the same bits.
     """
     return x.view_as(x)
 

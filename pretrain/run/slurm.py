@@ -73,7 +73,7 @@ def hostnames(nodes: str) -> list[str]:
 
 
 def node_address(node: str) -> str:
-    """The name of `node` if the name resolves, else the address that SLURM has: other nodes reach it so."""
+    """A name or address of `node` for other nodes: the name if the name resolves, else the address that SLURM has."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:

@@ -8,7 +8,7 @@
 
 The fingerprint of a tensor is two sums modulo 2**64 over its elements, read as integers: the sum of the elements, and
 the sum of elements times positions. A single flipped bit always changes the first sum; several flips cancel out only by
-chance. The sums of a tensor's shards add up to its own, so a fingerprint doesn't depend on the sharding.
+chance. The sums of a tensor's shards add up to the sums of the tensor, so a fingerprint doesn't depend on the sharding.
 """
 
 import hashlib
