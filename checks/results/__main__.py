@@ -12,13 +12,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from checks.results import gpu
+from checks.results import experiments, gpu, operations
 from checks.results.data import ROOT, printed
 from checks.results.pages import Rows, check, tables, write
-from checks.results.tables import TABLES
 
 sys.path.append(str(ROOT / "benchmarks"))  # whose files import one another as programs
 FOLDER = ROOT / "docs/results"
+TABLES = experiments.TABLES | operations.TABLES | gpu.TABLES
 WHOLE = {
     "performance.md": "make bench",  # from benchmarks/results
     "recipes.md": "python benchmarks/recipes.py --write",  # tests/pretrain/test_recipes.py

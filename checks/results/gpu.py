@@ -12,14 +12,17 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from checks.gpu.report import Json, lines_of
 from checks.results.data import ROOT, number
 from checks.results.pages import Rows, line_of
-from checks.results.tables import table
+from checks.results.tables import Tables, register
 
+TABLES: Tables = {}
+table = partial(register, TABLES)
 TITLE = "## Measured by `make gpu`"
 _BEFORE = "## How the next figures are made"
 _TOP = 10  # of the longest kernels of each form

@@ -1,6 +1,6 @@
 """The tables of docs/results: what stands above each says where its figures are from.
 
-<!-- results: NAME -->             checks/results/tables.py computes it from data
+<!-- results: NAME -->             computed from data (checks/results/tables.py)
 <!-- results: FILE.csv -->         the rows that a command has printed, in a file beside the page
 <!-- results: FILE.json -->        the same, of a benchmark: what its --json wrote
 <!-- results: no measurement -->   words
