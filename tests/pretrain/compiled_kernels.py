@@ -42,8 +42,14 @@ class Form(NamedTuple):
 
 EVERYTHING = Form(bias=True, labels=True, dropout=True, causal=True)
 EVERYTHING_IN_A_WINDOW = EVERYTHING._replace(causal=False, window=True, softcap=True)
-# of T5's encoder and of its decoder, and of T5Gemma, which has no bias
-OF_FAMILIES = (Form(bias=True, labels=True, dropout=True), EVERYTHING, EVERYTHING_IN_A_WINDOW._replace(bias=False))
+PLAIN = Form(bias=True)
+# of T5's encoder with full rows and with padding, of its decoder, and of T5Gemma, which has no bias
+OF_FAMILIES = (
+    PLAIN,
+    Form(bias=True, labels=True, dropout=True),
+    EVERYTHING,
+    EVERYTHING_IN_A_WINDOW._replace(bias=False),
+)
 
 
 def compiled(kernel: str, architecture: int, dtype: torch.dtype, d_kv: int, form: Form) -> Any:
@@ -94,12 +100,43 @@ class Usage(NamedTuple):
 
 def usage(kernel: Any, folder: Path) -> Usage:
     """What a compiled kernel takes, as CUDA's cuobjdump says, which comes with Triton."""
+    printed = _told("cuobjdump", "--dump-resource-usage", kernel, folder)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", printed)
+    assert found is not None, printed
+    return Usage(int(found[1]), int(found[2]), kernel.metadata.shared)
+
+
+class Loop(NamedTuple):
+    """What a warp runs for a tile of keys (or queries): instructions, barriers among them, and reads and writes of
+    local memory, where spilled registers are."""
+
+    instructions: int
+    barriers: int
+    spills: int
+
+
+def loops(kernel: Any, folder: Path) -> list[Loop]:
+    """The loops of a compiled kernel, as CUDA's nvdisasm prints it, which comes with Triton. With full rows and no
+    window the first is the loop over whole tiles."""
+    found: list[Loop] = []
+    names: list[str] = []  # of instructions
+    starts: dict[str, int] = {}
+    for line in _told("nvdisasm", "--print-code", kernel, folder).splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            starts[label[1]] = len(names)
+        elif code := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(\w+)(.*);", line):
+            names.append(code[1])
+            target = re.search(r"\.L_x_\d+", code[2])
+            if code[1] == "BRA" and target and starts.get(target[0], len(names)) < len(names) - 1:
+                body = names[starts[target[0]] :]
+                found.append(Loop(len(body), body.count("BAR"), body.count("LDL") + body.count("STL")))
+    return found
+
+
+def _told(program: str, option: str, kernel: Any, folder: Path) -> str:
     import triton  # as above
 
     path = folder / "kernel.cubin"
     path.write_bytes(kernel.asm["cubin"])
-    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    done = subprocess.run([program, "--dump-resource-usage", path], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
-    assert found is not None, done.stdout
-    return Usage(int(found[1]), int(found[2]), kernel.metadata.shared)
+    command = [str(Path(triton.__file__).parent / "backends/nvidia/bin" / program), option, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

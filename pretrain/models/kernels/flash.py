@@ -18,6 +18,7 @@ from pretrain.models.kernels.tiles import (
     range_of_tile,
     seed_of_head,
     store_tile,
+    sums_of_diagonals,
     tile_of_logits,
 )
 
@@ -101,12 +102,8 @@ def backward_queries(
     start, whole, end = keys_seen(RANGES, batch, first, queries, keys, before, after, BLOCK_M, BLOCK_N)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     carried = tl.zeros((BLOCK_N,), tl.float32)
-    columns = tl.arange(0, BLOCK_N)
-    # These indices turn a tile's diagonals into columns. Below BLOCK_N are the diagonals that continue in the next
-    # tile; their sums are carried there.
-    turned = tl.arange(0, BLOCK_M)[:, None] + columns[None, :] + 1
     tile = row.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N)
+    parts = offset(PARTS, tile * (tl.cdiv(keys, BLOCK_N) + 1) * BLOCK_N + tl.arange(0, BLOCK_N))
     for masked in tl.static_range(2):
         if masked == 1 or (RANGES is None and before is None):
             for first_k in tl.range(whole if masked else start, end if masked else whole, BLOCK_N):
@@ -123,13 +120,13 @@ def backward_queries(
                 grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
                 grad_logits = weights * (grad_weights - delta[:, None])
                 if PARTS is not None:
-                    upright = tl.gather(grad_logits, turned % BLOCK_N, 1)
-                    tl.store(parts + first_k + columns, carried + tl.sum(tl.where(turned < BLOCK_N, 0.0, upright), 0))
-                    carried = tl.sum(tl.where(turned < BLOCK_N, upright, 0.0), 0)
+                    ended, continued = sums_of_diagonals(grad_logits)
+                    tl.store(parts + first_k, carried + ended)
+                    carried = continued
                 dq = tl.dot((grad_logits * slope).to(k.dtype), k, dq, input_precision=PRECISION)
     if PARTS is not None:
         last = start + tl.cdiv(tl.maximum(end - start, 0), BLOCK_N) * BLOCK_N
-        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N) + columns, carried)
+        tl.store(parts + tl.minimum(last, tl.cdiv(keys, BLOCK_N) * BLOCK_N), carried)
     store_tile(DQ + batch * gb + head * gh, at_q, gl, queries, dq * scale, D, BLOCK_D)
 
 

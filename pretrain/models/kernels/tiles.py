@@ -40,9 +40,9 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# Tiles in bf16, by the bytes of shared memory that a program may have, and by the widest head. None spills registers in
-# the forms of attention that families use (docs/results/attention-on-gpus.md). For heads of 64 on an H100 they are the
-# fastest measured (docs/results/gpu.md).
+# Tiles in bf16, by the bytes of shared memory that a program may have, and by the widest head. No loop spills registers
+# in the forms of attention that families use (docs/results/attention-on-gpus.md). For heads of 64 on an H100 they are
+# the fastest measured (docs/results/gpu.md).
 TILES = {
     101_376: {  # RTX 3090, 4090 and 5090, L40S
         "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(64, 32, 8, 2)},
@@ -137,6 +137,26 @@ def in_each_row(numbers, ROWS: tl.constexpr):
     """`numbers` as each row of (ROWS, len(numbers))."""
     COLUMNS: tl.constexpr = numbers.shape[0]
     return spread(numbers, tl.zeros((ROWS, 1), tl.int32) + tl.arange(0, COLUMNS)[None, :], ROWS, COLUMNS)
+
+
+@triton.jit
+def sums_of_diagonals(tile):
+    """The sums of the diagonals of a square tile: of those that end at its last row, and of those that continue in the
+    next tile, each (columns,). The first begins at 1 − columns, the second at 1."""
+    ROWS: tl.constexpr = tile.shape[0]
+    COLUMNS: tl.constexpr = tile.shape[1]
+    row = tl.arange(0, ROWS)[:, None]
+    turned = row + tl.arange(0, COLUMNS)[None, :] + 1  # each row turned by its number: diagonals become columns
+    flat = tl.reshape(tile, [ROWS * COLUMNS])
+    upright = spread(flat, row * COLUMNS + turned % COLUMNS, ROWS, COLUMNS)
+    ended = tl.where(turned < COLUMNS, 0.0, upright)  # by one comparison for both
+    continued = tl.where(turned < COLUMNS, upright, 0.0)
+    return tl.reduce((ended, continued), 0, add_pairs)  # in one pass: half the barriers of two
+
+
+@triton.jit
+def add_pairs(one, other, of_one, of_other):
+    return one + of_one, other + of_other
 
 
 @triton.jit
