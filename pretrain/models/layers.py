@@ -245,7 +245,7 @@ class FeedForward(nn.Module):
         d_ff = settings.heads.d_ff
         activation = settings.activation
         std, bias = settings.feed_forward_std or settings.std, settings.biases
-        self.fused, self.gated = False, activation in GATES
+        self.gated = activation in GATES
         for name in ("wi_0", "wi_1") if self.gated else ("wi",):
             self.add_module(name, Linear(d_model, d_ff, std or d_model**-0.5, bias))
         self.wo = Linear(d_ff, d_model, settings.out_std or std or d_ff**-0.5, bias)
@@ -255,5 +255,5 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.gated:
             return self.wo(self.dropout(self.activation(self.wi(x))))
-        gates, values = fused_linear(x, self.wi_0, self.wi_1, fused=self.fused)
-        return self.wo(self.dropout(self.activation(gates) * values))
+        # no joined product: torch.compile would compute the gradients of both for each number of their joined gradient
+        return self.wo(self.dropout(self.activation(self.wi_0(x)) * self.wi_1(x)))

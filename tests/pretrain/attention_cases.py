@@ -198,7 +198,7 @@ def joined_alike() -> dict[str, bool]:
     inputs, pattern, along = drawn(case, "cpu")
     pattern, joined = pattern._replace(diagonals=inputs[3]), _joined(inputs)
     output = flash(*apart(joined), pattern, 0.3, 0.0, None, joined)
-    with _Names() as names:
+    with OperationNames() as names:
         gradient, *grad_bias = torch.autograd.grad(output, (joined, inputs[3]), along)
     output_apart = flash(*inputs[:3], pattern, 0.3, 0.0)
     expected = torch.autograd.grad(output_apart, inputs, along)
@@ -211,7 +211,9 @@ def _joined(inputs: list[Tensor]) -> Tensor:
     return torch.stack([one.detach().transpose(1, 2) for one in inputs[:3]], dim=2).requires_grad_()
 
 
-class _Names(TorchDispatchMode):
+class OperationNames(TorchDispatchMode):
+    """`found`: the names of PyTorch's operations that run within the block."""
+
     def __init__(self) -> None:
         super().__init__()
         self.found: set[str] = set()

@@ -21,7 +21,7 @@ from pretrain.models.functional.attention_backends import Visibility, Window, at
 from pretrain.models.layers import RMSNorm
 from pretrain.models.stacks import EncoderLayer
 from tests.pretrain import small_models
-from tests.pretrain.attention_cases import Case, by_pytorch, errors
+from tests.pretrain.attention_cases import Case, OperationNames, by_pytorch, errors
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_models import ids, logits_of, made
 from tests.pretrain.small_runs import run_config
@@ -93,6 +93,19 @@ def test_joined_products_are_the_separate_ones(name, monkeypatch):
     fewer, fused = computed()
     assert fewer < number
     torch.testing.assert_close(fused, separate, rtol=1e-12, atol=1e-12)
+
+
+def test_the_products_of_a_gated_layer_are_not_joined(monkeypatch):
+    """A compiler would compute the gradients of both for each number of their joined gradient."""
+    monkeypatch.setattr(layers, "fusing_is_faster", lambda _: True)
+    model = made("t5").train()
+    prepare_layers(model, ComputeSection(compile=False), stage=1)
+    layer, x = model.encoder.layers[0].feed_forward, draw(2, 5, model.config.d_model)
+    assert layer.gated
+    with OperationNames() as names:
+        gradients(layer(x), x, *layer.parameters())
+    assert "mm" in names.found
+    assert not {"cat", "stack"} & names.found
 
 
 @each("stage, compiled, fused", [(1, False, True), (2, False, True), (3, False, False), (3, True, True)])

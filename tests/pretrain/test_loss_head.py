@@ -59,7 +59,7 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(
     """9 targets in chunks of 4, and some that are `added` and don't count. Compiled is what the compiler is given; the
     code that it makes is its own."""
     torch._dynamo.reset()
-    graphs = cache(partial(torch.compile, dynamic=True, fullgraph=True, backend="aot_eager"))
+    graphs = cache(partial(torch.compile, fullgraph=True, backend="aot_eager"))
     monkeypatch.setattr(arithmetic, "_compiled", graphs)
     monkeypatch.setattr(arithmetic, "LOGITS_PER_CHUNK", 4 * 5000)
     generator = torch.Generator().manual_seed(0)
@@ -86,6 +86,28 @@ def test_chunks_give_the_losses_and_gradients_of_all_logits(
         )
         for one, other in zip(gradients, expected, strict=True):
             assert (one.double() - other).norm() / other.norm() < MOST[dtype]
+
+
+def test_compiled_losses_know_the_vocabulary_and_the_settings_but_not_the_rows(monkeypatch):
+    """For variables a GPU's kernel would divide by the vocabulary for each logit, and compute with settings in fp64."""
+    given: list[list[Any]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        given.append(inputs)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    losses_of = arithmetic._compiled.__wrapped__(arithmetic._losses)
+    for rows in (4, 6, 7, 9):
+        losses_of(torch.randn(rows, 50), torch.arange(rows), 0.05, 0.1)
+    first, *others = given
+    assert len(others) == 1
+    assert not any(isinstance(one, torch.SymInt) for one in first)
+    (rows,) = (one for one in others[0] if not torch.is_tensor(one))
+    (logits,) = (one for one in others[0] if torch.is_tensor(one) and one.dim() == 2)
+    assert (logits.size(0), logits.size(1)) == (rows, 50)
+    assert isinstance(rows, torch.SymInt)
 
 
 class Products(TorchDispatchMode):

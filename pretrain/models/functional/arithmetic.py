@@ -305,7 +305,9 @@ def _chunks(x: Tensor, weight: Tensor) -> Iterator[slice]:
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+    """`function` compiled for any number of rows, once two have come. The vocabulary and the settings stay constants:
+    for variables a kernel would divide each index, and compute shares of smoothing in fp64."""
+    return torch.compile(function)
 
 
 def _losses(logits: Tensor, targets: Tensor, z_loss: float, label_smoothing: float) -> tuple[Tensor, Tensor]:
