@@ -233,7 +233,7 @@ def _ablations(folder: Path) -> Iterator[list[str | None]]:
 
 @table("speedrun-changes-in-code")
 def _changes_in_code(folder: Path) -> Iterator[list[str | None]]:
-    """Rows that change two things against their parents, of which one is among the ablations."""
+    """Rows with two changes against their parents. One of the two is a row of the ablations, too."""
     own, ablations = (folder / f"speedrun/ablations/{name}.csv" for name in ("changes-in-code", "runs"))
     runs = rows_of(own) + [row for row in rows_of(ablations) if row["row"] == "modern-block"]
     names = dict.fromkeys(row["row"] for row in runs)

@@ -18,8 +18,8 @@ from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32,
 def one_use(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
 
-    Autograd then sums the gradients of these uses first, and adds the gradients of other uses of `x` afterwards. ZeRO-3
-    sums in the same order, so every ZeRO stage gives the same bits.
+    Autograd then sums the gradients of these uses before it adds those of other uses of `x`. ZeRO-3 sums in the same
+    order, so every ZeRO stage gives the same bits.
     """
     return x.view_as(x)
 
@@ -255,5 +255,5 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.gated:
             return self.wo(self.dropout(self.activation(self.wi(x))))
-        # no joined product: torch.compile would compute the gradients of both for each number of their joined gradient
+        # not `fused_linear`: torch.compile would compute both gradients for each number of the joined gradient
         return self.wo(self.dropout(self.activation(self.wi_0(x)) * self.wi_1(x)))

@@ -10,7 +10,8 @@ DECODER = {"forward": 3 + 7 + 1 + 2 + 2 + 3, "backward": 6 + 14 + 9 + 4 + 3 + 1}
 def test_a_layer_launches_what_its_parts_do():
     """In the backward pass a norm and a product have two kernels each. Self-attention has two, zeros, and five to sum
     its bias's gradient; cross-attention one. The gates' and values' gradients take three, and the sum of their inputs'
-    gradients one. The bias's gradient is added to that of other layers. Keys and values of cross-attention are made once for all layers."""
+    gradients one. The bias's gradient is added to that of other layers. Keys and values of cross-attention are made
+    once for all layers."""
     few = passes(1, encoder=1, decoder=1)
     encoder, decoder = (
         passes(1, encoder=2, decoder=1),

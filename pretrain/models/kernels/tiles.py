@@ -141,8 +141,8 @@ def in_each_row(numbers, ROWS: tl.constexpr):
 
 @triton.jit
 def sums_of_diagonals(tile):
-    """The sums of the diagonals of a square tile: of those that end at its last row, and of those that continue in the
-    next tile, each (columns,). The first begins at 1 − columns, the second at 1."""
+    """The sums of a square tile's diagonals, as two vectors (columns,). The first has the diagonals that end at the
+    tile's last row, from 1 − columns on; the second those that continue in the next tile, from 1 on."""
     ROWS: tl.constexpr = tile.shape[0]
     COLUMNS: tl.constexpr = tile.shape[1]
     row = tl.arange(0, ROWS)[:, None]
