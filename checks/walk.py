@@ -44,8 +44,7 @@ class Walk(Callback):
         elif trainer.step == self._step + 1:
             sys.setprofile(None)
             rows = [[file, function, calls] for (file, function), calls in self._calls.items()]
-            loaded = sorted(name for name in sys.modules if name.split(".")[0] in PACKAGES)
-            self._to.write_text(json.dumps({"calls": rows, "loaded": loaded}))
+            self._to.write_text(json.dumps({"calls": rows, "loaded": sorted(sys.modules)}))
             trainer.stop()
 
     def _count(self, frame: FrameType, event: str, _: Any) -> None:
@@ -59,7 +58,7 @@ class Walk(Callback):
 
 
 def walk(run: str, settings: list[str], step: int) -> dict[str, Any]:
-    """The calls of a step of a run, and the modules of this project that are loaded by then."""
+    """The calls of a step of a run, and the modules that are loaded by then."""
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "walk.json"
         callback = f"{{name: 'checks.walk:Walk', step: {step}, to: '{to}'}}"
@@ -90,7 +89,7 @@ def main() -> None:
         print(f"{file}: {', '.join(f'{function} {calls}' for function, calls in functions)}")
     calls = sum(calls for _, _, calls in found["calls"])
     counts = f"{len(files(found))} files, {len(found['calls'])} functions, {calls:,} calls"
-    print(f"{counts}; {len(found['loaded'])} modules loaded")
+    print(f"{counts}; {sum(name.split('.')[0] in PACKAGES for name in found['loaded'])} modules loaded")
 
 
 if __name__ == "__main__":

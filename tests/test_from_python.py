@@ -1,6 +1,7 @@
 """What the packages offer to Python code: each name, each example of its page, and that the caller's process stays as
 it was."""
 
+import gc
 import json
 import logging
 import os
@@ -57,7 +58,8 @@ def process_state() -> list[object]:
     ]
     handlers = [signal.getsignal(number) for number in SIGNALS], signal.pthread_sigmask(signal.SIG_BLOCK, ())
     levels = [logging.getLogger(name).level for name in ("DeepSpeed", "mlflow")]
-    return [handlers, levels, Path.cwd(), warnings.filters[:], *of_torch, *draws]
+    searched = gc.isenabled(), gc.get_freeze_count()
+    return [handlers, levels, Path.cwd(), warnings.filters[:], *of_torch, *draws, *searched]
 
 
 def examples_of(heading: str) -> str:

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from checks.gpu.report import Report
+from data_pipeline.base.imports import importing
 
 
 def main() -> None:
@@ -16,7 +17,9 @@ def main() -> None:
 
         configure_arithmetic(ComputeSection())
         use("triton")
-    getattr(import_module(module), function)(Report(name, Path(lines), Path(folder), device))
+    with importing():
+        check = getattr(import_module(module), function)
+    check(Report(name, Path(lines), Path(folder), device))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def train_command(
 ) -> None:
     """Train in one process, from the latest checkpoint if there is one. `launch local` starts several processes."""
     from data_pipeline.base import config_file
+    from data_pipeline.base.imports import importing
     from data_pipeline.loading import server
     from pretrain import config as configs
     from pretrain.run import heartbeat, rank_logs
@@ -43,7 +44,8 @@ def train_command(
     settings = config_file.load(config, overrides or [], configs.RunConfig)
     if settings.data.workers:
         server.start()  # its imports run beside those of this process
-    from pretrain.training import run as training
+    with importing():
+        from pretrain.training import run as training
 
     code = training.train(settings, stop_at_step, fresh)
     if rank_logs.supervised():

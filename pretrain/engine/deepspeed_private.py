@@ -38,12 +38,11 @@ def any_is_sharded(parameters: list[Any]) -> bool:
 @contextlib.contextmanager
 def loaded(engine: DeepSpeedEngine, number: int) -> Iterator[None]:
     """Within the block, the flat buffer with this number and its state are in memory, even if they are on NVMe."""
-    if not swapped(engine, number):
-        yield
-        return
-    engine.optimizer._optimizer_states_and_gradient_swap_in(number)
+    if on_nvme := swapped(engine, number):
+        engine.optimizer._optimizer_states_and_gradient_swap_in(number)
     yield
-    engine.optimizer._optimizer_states_and_gradient_swap_out(number)
+    if on_nvme:
+        engine.optimizer._optimizer_states_and_gradient_swap_out(number)
 
 
 def swapped(engine: DeepSpeedEngine, number: int) -> bool:
@@ -87,8 +86,8 @@ def _of_stage_3(engine: DeepSpeedEngine) -> Iterator[FlatBuffer]:
     for parameters, tensor in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         found, offset = [], 0
         for parameter in parameters:
-            name, share = names[id(parameter)], _share_of(parameter)
-            found.append(Fragment(name, tuple(parameter.ds_shape), *share, tensor, offset))
+            shape = tuple(parameter.ds_shape)
+            found.append(Fragment(names[id(parameter)], shape, *_share_of(parameter), tensor, offset))
             offset += parameter.partition_numel()
         yield FlatBuffer(tensor, found)
 
@@ -127,8 +126,7 @@ def fragments(engine: DeepSpeedEngine) -> Iterator[Fragment]:
 
 
 def update_parameters(engine: DeepSpeedEngine) -> None:
-    """Updates the parameters that the model computes with from the fp32 master weights. All ranks call this
-    together."""
+    """Updates the parameters that the model computes with from the fp32 master weights, on all ranks together."""
     optimizer = engine.optimizer
     if not engine.zero_optimization_partition_weights():
         optimizer.update_lp_params()
@@ -142,8 +140,7 @@ def update_parameters(engine: DeepSpeedEngine) -> None:
 
 def give_gradients(engine: DeepSpeedEngine, partitions: list[Tensor]) -> None:
     """Stages 1 and 2: gives `engine.step` this rank's partition of each parameter group's gradient, fp32."""
-    for number, partition in enumerate(partitions):
-        engine.optimizer.averaged_gradients[number] = [partition]
+    engine.optimizer.averaged_gradients.update(enumerate([partition] for partition in partitions))
 
 
 def forget_gradients(engine: DeepSpeedEngine) -> None:

@@ -8,6 +8,7 @@ summed over micro-batches and ranks.
 import contextlib
 import io
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar, cast
@@ -37,6 +38,7 @@ from pretrain.run import watchdog
 
 Value = TypeVar("Value", float, Tensor)
 _METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
+_DISABLED = "TORCHDYNAMO_DISABLE"  # PyTorch reads it whenever something is compiled
 
 
 class Outcome(NamedTuple):
@@ -107,11 +109,13 @@ class Engine:
         # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
         # the stream of this moment, which a CUDA graph can't capture.
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
-            engine, *_ = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer or optimizers.build(model, config.optimizer),
-                config=deepspeed_config(config, dist.get_world_size(), largest),
-            )
+            optimizer = optimizer or optimizers.build(model, config.optimizer)
+            with _without_compiler():
+                engine, *_ = deepspeed.initialize(
+                    model=model,
+                    optimizer=optimizer,
+                    config=deepspeed_config(config, dist.get_world_size(), largest),
+                )
         for buffer in engine.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)
         if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
@@ -377,6 +381,20 @@ class Engine:
         """The tensors of a batch that the model reads, on the device."""
         read = {name: tensor for name, tensor in batch.items() if name not in FACTS}
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in read.items()}
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Within the block, `torch.compile` returns functions as they are. DeepSpeed imports its own Muon there, which no
+    run uses, with functions that `torch.compile` decorates. The decorator would import TorchInductor, in 2 s."""
+    before = os.environ.get(_DISABLED)
+    os.environ[_DISABLED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_DISABLED]
+        if before is not None:
+            os.environ[_DISABLED] = before
 
 
 @contextlib.contextmanager

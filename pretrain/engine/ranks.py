@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from data_pipeline.base.command import print_error
 from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
+from data_pipeline.base.imports import importing
 from data_pipeline.base.json_file import adapter
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
@@ -62,9 +63,10 @@ def process_group(
     torch.set_num_threads(cpu_threads or rank_threads(here.local_world_size))
     if on_gpu and bind_cores:
         bind_to(cores_beside(_pci_address(gpu)))  # before there are other threads
-    import deepspeed  # chooses its accelerator now, by the environment
+    with importing():
+        import deepspeed  # chooses its accelerator now, by the environment
 
-    from pretrain.engine import deepspeed_private, versions  # these import DeepSpeed, too
+        from pretrain.engine import deepspeed_private, versions  # these import DeepSpeed, too
 
     if not any_version:
         versions.check_version()

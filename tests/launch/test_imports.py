@@ -52,6 +52,24 @@ def test_help_of_a_command_and_a_mistyped_option_import_nothing_that_only_work_n
     assert (done.returncode, "No such option: --nope" in done.stderr) == (2, True)
 
 
+@each("searching", [True, False])
+def test_imports_are_never_searched_for_garbage(searching):
+    code = f"""
+import gc
+
+from data_pipeline.base.imports import importing
+
+if not {searching}:
+    gc.disable()
+with importing():
+    assert not gc.isenabled()
+    import argparse
+assert gc.isenabled() is {searching}
+assert not any(argparse.__dict__ is found for found in gc.get_objects())
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_deepspeed_which_chooses_its_accelerator_then_is_imported_in_the_process_group():
     code = "import sys, pretrain.training.run; sys.exit('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

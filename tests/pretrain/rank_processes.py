@@ -22,6 +22,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A server that has imported all this once forks the ranks: in each the imports would take seconds.
 PROCESSES = mp.get_context("forkserver")
 PRELOADED = [
+    "hypothesis",  # first, as its plugins search all objects; the modules of most tests import it
+    "pytest",
     "pretrain.cli",
     "pretrain.training.run",
     "pretrain.training.callbacks",

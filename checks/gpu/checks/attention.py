@@ -50,7 +50,8 @@ def forms(inputs: int, targets: int) -> dict[str, Form]:
 
 
 def passes(form: Form, device: torch.device, small: bool, rows: int | None = None) -> Callable[[], None]:
-    """Takes TIMES forward and backward passes of attention when called. `rows`: by default those of `_sizes`."""
+    """Takes `repeats(small)` forward and backward passes of attention when called. `rows`: by default those of
+    `_sizes`."""
     dtype = torch.float32 if small else torch.bfloat16  # Triton's interpreter has no products in bf16
 
     def draw(*shape: int) -> torch.Tensor:
@@ -66,11 +67,16 @@ def passes(form: Form, device: torch.device, small: bool, rows: int | None = Non
     learned = [*vectors, *([] if diagonals is None else [diagonals])]
 
     def both() -> None:
-        for _ in range(TIMES):
+        for _ in range(repeats(small)):
             output = flash(*vectors, Pattern(diagonals, None, form.causal), d_kv**-0.5, 0.0)
             torch.autograd.grad(output, learned, along)
 
     return both
+
+
+def repeats(small: bool) -> int:
+    """The passes of a trace. One takes seconds in Triton's interpreter."""
+    return 1 if small else TIMES
 
 
 def _sizes(small: bool) -> tuple[int, int, int]:
@@ -79,13 +85,13 @@ def _sizes(small: bool) -> tuple[int, int, int]:
 
 
 def tell(report: Report, name: str, kernels: Trace, form: Form) -> None:
-    """Adds a row for each of this project's kernels, and one for all others, in a trace of TIMES passes."""
-    rows, heads, d_kv = _sizes(report.small)
+    """Adds a row for each of this project's kernels, and one for all others, in a trace of `repeats` passes."""
+    (rows, heads, d_kv), taken = _sizes(report.small), repeats(report.small)
     pairs = rows * heads * (form.queries * (form.queries + 1) // 2 if form.causal else form.queries * form.keys)
     for kernel, (ms, calls) in kernels.sums(lambda one: one.ours or "others").items():
-        flops = 2.0 * pairs * d_kv * PRODUCTS.get(kernel, 0) * TIMES
+        flops = 2.0 * pairs * d_kv * PRODUCTS.get(kernel, 0) * taken
         report.row(
-            "kernels", attention=name, kernel=kernel, ms=ms / TIMES, calls=calls / TIMES, tflops=flops / ms / 1e9
+            "kernels", attention=name, kernel=kernel, ms=ms / taken, calls=calls / taken, tflops=flops / ms / 1e9
         )
     if report.cuda:
         missing = set(PRODUCTS) - {one.ours for one in kernels.kernels}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from checks.gpu.checks.attention import TIMES, forms, passes
+from checks.gpu.checks.attention import forms, passes, repeats
 from checks.gpu.report import Report
 from checks.gpu.trace import OURS, Trace
 from checks.gpu.workload import Workload
@@ -58,7 +58,7 @@ def tiles(report: Report) -> None:
                 work_of_form = passes(taken[name], report.device, small=report.small)
                 work_of_form()
                 sums = Trace.of(work_of_form, report.device).sums(lambda kernel: kernel.ours or "others")
-                found[one] = sums[one.kernel if report.cuda else "others"][0] / TIMES
+                found[one] = sums[one.kernel if report.cuda else "others"][0] / repeats(report.small)
                 report.row("tiles", attention=name, kernel=one.kernel, **one.tiles._asdict(), ms=found[one])
         for kernel in OURS:
             if times := {one.tiles: ms for one, ms in found.items() if one.kernel == kernel}:
