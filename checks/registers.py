@@ -35,7 +35,7 @@ def rows(folder: Path) -> Iterator[list[str | int]]:
                     for one, form in itertools.product(architectures, OF_FAMILIES)
                 )
                 of_full_rows = (
-                    loops(compiled(kernel, one, torch.bfloat16, d_kv, PLAIN), folder)[0][:2] for one in architectures
+                    loops(compiled(kernel, one, torch.bfloat16, d_kv, PLAIN), folder)[0] for one in architectures
                 )
                 shape = f"{tiles.rows} × {tiles.columns}, {tiles.warps}, {tiles.stages}"
                 most = [*map(max, zip(*taken, strict=True)), *map(max, zip(*of_full_rows, strict=True))]

@@ -23,7 +23,7 @@ from pretrain.models.flops import Sizes, count_flops
 
 BASE, LARGE = "t5-v1.1-base-c4", "t5-v1.1-large-c4"
 WARM = 3  # steps before one is timed: PyTorch compiles, measures products and allocates
-_SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+_SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 2}
 _SMALL |= {"vocab_size": 256}
 
 

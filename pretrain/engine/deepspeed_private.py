@@ -1,8 +1,7 @@
 """Reads DeepSpeed's internals. docs/reference/deepspeed.md lists each name with the reason.
 
-Stages 1 and 2 split a flat tensor evenly over the ranks: a parameter may be split between ranks, or absent from a rank.
-Stage 3 splits each parameter. A rank holds at most one contiguous fragment of a parameter. `layout_check.py` verifies
-this when a run starts.
+Stages 1 and 2 split a flat tensor of many parameters evenly over the ranks. Stage 3 splits each parameter. A rank holds
+at most one contiguous fragment of a parameter. `layout_check.py` verifies this when a run starts.
 """
 
 import contextlib
@@ -59,12 +58,10 @@ def wrapped(engine: DeepSpeedEngine) -> Optimizer:
 def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]:
     """Stages 1 and 2: for each parameter group, its flat weights, and its parameters by name with the offset of each in
     the flat weights. Frozen parameters are in no group."""
-    groups: list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]
-    groups = [(flat, {}) for flat in engine.optimizer.bit16_groups_flat]
+    groups = [(flat, dict[str, tuple[Tensor, int]]()) for flat in engine.optimizer.bit16_groups_flat]
     by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
-    for name, parameter in engine.module.named_parameters():
-        if not parameter.requires_grad:
-            continue
+    trained = ((name, one) for name, one in engine.module.named_parameters() if one.requires_grad)
+    for name, parameter in trained:
         if (storage := parameter.untyped_storage().data_ptr()) not in by_storage:
             raise FailedError(f"DeepSpeed {deepspeed.__version__} doesn't keep {name} where it is expected: {REPORT}")
         flat, parameters = by_storage[storage]

@@ -158,8 +158,9 @@ def of_queries_that_see_nothing(device: str) -> tuple[float, bool]:
 
 
 def dropped(device: str) -> dict[str, Any]:
-    """What dropout does: the share of weights that it keeps in each head of each row, and errors as in `errors`, given
-    the weights that it kept. With values of one for each key apart, the output is the weights themselves."""
+    """What dropout does: the share of weights that it keeps in each head of each row; the share that it treats alike in
+    two heads, in queries side by side and in keys side by side; and errors as in `errors`, given the weights that it
+    kept. With values of one for each key apart, the output is the weights themselves."""
     case = Case(40, 64, d_kv=64)
     inputs, pattern, along = drawn(case, device)
     pattern = pattern._replace(diagonals=inputs[3])
@@ -177,7 +178,14 @@ def dropped(device: str) -> dict[str, Any]:
     pairs = zip([found, *gradients], [defined, *expected], strict=True)
     return {
         "kept": kept.float().mean(dim=(2, 3)).flatten().tolist(),
-        "alike": float((kept[0, 0] == kept[1, 1]).float().mean()),
+        "alike": [
+            float((one == other).float().mean())
+            for one, other in (
+                (kept[0, 0], kept[1, 1]),
+                (kept[:, :, 1:], kept[:, :, :-1]),
+                (kept[..., 1:], kept[..., :-1]),
+            )
+        ],
         "errors": [float((one.double() - other).norm() / other.norm()) for one, other in pairs],
     }
 

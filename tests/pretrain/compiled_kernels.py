@@ -107,12 +107,10 @@ def usage(kernel: Any, folder: Path) -> Usage:
 
 
 class Loop(NamedTuple):
-    """What a warp runs for a tile of keys (or queries): instructions, barriers among them, and reads and writes of
-    local memory, where spilled registers are."""
+    """What a warp runs for a tile of keys (or queries): instructions, and barriers among them."""
 
     instructions: int
     barriers: int
-    spills: int
 
 
 def loops(kernel: Any, folder: Path) -> list[Loop]:
@@ -129,7 +127,7 @@ def loops(kernel: Any, folder: Path) -> list[Loop]:
             target = re.search(r"\.L_x_\d+", code[2])
             if code[1] == "BRA" and target and starts.get(target[0], len(names)) < len(names) - 1:
                 body = names[starts[target[0]] :]
-                found.append(Loop(len(body), body.count("BAR"), body.count("LDL") + body.count("STL")))
+                found.append(Loop(len(body), body.count("BAR")))
     return found
 
 

@@ -95,7 +95,7 @@ def test_dropout_keeps_its_share_of_weights_and_drops_the_same_in_the_backward_p
     found = run(attention_cases.dropped, "cpu")
     assert found["kept"] == pytest.approx([0.75] * 4, abs=0.035)
     assert len(set(found["kept"])) > 1
-    assert found["alike"] == pytest.approx(0.75**2 + 0.25**2, abs=0.04)  # each head draws its own
+    assert found["alike"] == pytest.approx([0.75**2 + 0.25**2] * 3, abs=0.04)  # each head, query and key draws its own
     assert max(found["errors"]) < TOLERANCE[torch.float32]
 
 
@@ -145,23 +145,15 @@ def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architec
             assert compiled_kernels.PRODUCTS.get(architecture, "mma.sync") in compiled.asm["ptx"]
 
 
-# Bytes, of a comparison that is written before the loop and read after it: two instructions a program.
-SPILLED = {("backward_queries", 90, 128, EVERYTHING): 8}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [80, pytest.param(90, marks=pytest.mark.soak)])
 @each("kernel, d_kv", itertools.product(compiled_kernels.KERNELS, (64, 128, 256)))
 def test_no_tiles_spill_registers(kernel, d_kv, architecture, monkeypatch, tmp_path):
-    """In bf16, in the forms that families take. No loop reads or writes what is spilled."""
+    """In bf16, in the forms that families take."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for form in compiled_kernels.OF_FAMILIES:
         compiled = compiled_kernels.compiled(kernel, architecture, torch.bfloat16, d_kv, form)
-        expected = SPILLED.get((kernel, architecture, d_kv, form), 0)
-        assert compiled_kernels.usage(compiled, tmp_path).spilled == expected, form
-        found = compiled_kernels.loops(compiled, tmp_path)
-        assert found, form
-        assert all(loop.spills == 0 for loop in found), (form, found)
+        assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, form
 
 
 # How often Triton compiles

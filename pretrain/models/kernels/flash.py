@@ -62,7 +62,7 @@ def forward(
                 shrink = tl.exp2((top - shift) * LOG2_E)
                 weight = weight * shrink + tl.sum(weights, 1)
                 v = load_tile(V + batch * vb + head * vh, at_k, vl, keys, D, BLOCK_D)
-                weights = drop(weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
+                weights = drop(weights, seed, at_q[:, None], at_k[None, :], dropout)
                 total = tl.dot(weights.to(v.dtype), v, total * shrink[:, None], input_precision=PRECISION)
                 top = higher
     total = total / tl.where(weight > 0, weight, 1.0)[:, None]
@@ -117,7 +117,7 @@ def backward_queries(
                 )  # fmt: skip
                 weights = tl.exp2(logits * LOG2_E - normaliser[:, None])
                 grad_weights = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-                grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], keys, dropout)
+                grad_weights = drop(grad_weights, seed, at_q[:, None], at_k[None, :], dropout)
                 grad_logits = weights * (grad_weights - delta[:, None])
                 if PARTS is not None:
                     ended, continued = sums_of_diagonals(grad_logits)
@@ -181,10 +181,10 @@ def backward_keys(
                     diagonals, first - first_q - BLOCK_M + 1, settings, rest == 0, PRECISION,
                 )  # fmt: skip
                 weights = tl.exp2(logits * LOG2_E - in_each_row(normaliser, BLOCK_N))
-                dropped = drop(weights, seed, at_q[None, :], at_k[:, None], keys, dropout)
+                dropped = drop(weights, seed, at_q[None, :], at_k[:, None], dropout)
                 dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision=PRECISION)
                 grad_weights = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-                grad_weights = drop(grad_weights, seed, at_q[None, :], at_k[:, None], keys, dropout)
+                grad_weights = drop(grad_weights, seed, at_q[None, :], at_k[:, None], dropout)
                 grad_logits = weights * (grad_weights - in_each_row(delta, BLOCK_N)) * slope
                 dk = tl.dot(grad_logits.to(q.dtype), q, dk, input_precision=PRECISION)
     store_tile(DK + batch * gb + head * gh, at_k, gl, keys, dk * scale, D, BLOCK_D)

@@ -210,12 +210,15 @@ def seed_of_head(SEED, row):
 
 
 @triton.jit
-def drop(weights, seed, at_q, at_k, keys, dropout):
-    """`weights` with the share `dropout` set to 0 and the others scaled up: a function of seed and position alone."""
+def drop(weights, seed, at_q, at_k, dropout):
+    """`weights` with the share `dropout` set to 0 and the others scaled up: a function of seed and position alone.
+
+    Each query has a random number, so that a query and a key take `mixed` only once more.
+    """
     if seed is not None:
-        draws = mixed(mixed((at_q * keys + at_k).to(tl.uint32)) + seed)
-        kept = (draws >> 8).to(tl.int32).to(tl.float32) * (1.0 / (1 << 24)) >= dropout
-        weights = tl.where(kept, weights / (1.0 - dropout), 0.0)
+        draws = mixed(mixed(at_q.to(tl.uint32) + seed) ^ (at_k.to(tl.uint32) * 0x9E3779B9))
+        kept = draws >= tl.cast(dropout * 4294967296.0, tl.uint32)
+        weights = tl.where(kept, weights * (1.0 / (1.0 - dropout)), 0.0)
     return weights
 
 
