@@ -8,6 +8,7 @@ enters them, and what is imported by then. The run directory is a temporary one.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -44,7 +45,8 @@ class Walk(Callback):
         elif trainer.step == self._step + 1:
             sys.setprofile(None)
             rows = [[file, function, calls] for (file, function), calls in self._calls.items()]
-            self._to.write_text(json.dumps({"calls": rows, "loaded": sorted(sys.modules)}))
+            found = {"calls": rows, "loaded": sorted(sys.modules), "frozen": gc.get_freeze_count()}
+            self._to.write_text(json.dumps(found))
             trainer.stop()
 
     def _count(self, frame: FrameType, event: str, _: Any) -> None:
@@ -58,7 +60,7 @@ class Walk(Callback):
 
 
 def walk(run: str, settings: list[str], step: int) -> dict[str, Any]:
-    """The calls of a step of a run, and the modules that are loaded by then."""
+    """The calls of a step of a run; the modules that are loaded by then, and how many objects Python never searches."""
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "walk.json"
         callback = f"{{name: 'checks.walk:Walk', step: {step}, to: '{to}'}}"

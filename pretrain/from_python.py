@@ -80,7 +80,6 @@ def _caller_kept(compute: ComputeSection) -> Iterator[None]:
         for restore in _of_torch(compute):
             restored.callback(restore)
         restored.callback(gc.collect)
-        restored.callback(gc.unfreeze)
         yield
 
 

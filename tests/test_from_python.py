@@ -58,7 +58,7 @@ def process_state() -> list[object]:
     ]
     handlers = [signal.getsignal(number) for number in SIGNALS], signal.pthread_sigmask(signal.SIG_BLOCK, ())
     levels = [logging.getLogger(name).level for name in ("DeepSpeed", "mlflow")]
-    searched = gc.isenabled(), gc.get_freeze_count()
+    searched = gc.isenabled(), gc.get_freeze_count() > 0
     return [handlers, levels, Path.cwd(), warnings.filters[:], *of_torch, *draws, *searched]
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """For a block that imports large packages: Python doesn't search for garbage within the block, and never searches
-    what exists at its end.
+    """For a block that imports large packages: Python doesn't search for garbage within the block, but once at its end.
 
     PyTorch, DeepSpeed and MLflow make 360,000 objects, which stay. By default, Python searches all of them several
-    times while they are imported, which is a fifth of the imports' time, and DeepSpeed has it search them again.
+    times while they are imported, which is a fifth of the imports' time.
     """
     searches = gc.isenabled()
     gc.disable()
@@ -19,6 +18,5 @@ def importing() -> Iterator[None]:
         yield
     finally:
         gc.collect()
-        gc.freeze()
         if searches:
             gc.enable()

@@ -1,6 +1,7 @@
 """Starts a run: joins the ranks, checks the run file, builds the model and trains it. The file to read first."""
 
 import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     A run stops on request, or if the store of a remote corpus doesn't answer.
 
     `fresh` starts a new run and renames an existing run directory. `alone`: this process is the only rank, even under
-    SLURM, and no watchdog ends it.
+    SLURM, no watchdog ends it, and it is also its caller's: what exists already may become garbage.
     """
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
@@ -51,6 +52,8 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
             ranks,
         ),
     ):
+        if not alone:
+            gc.freeze()  # what has been imported stays; DeepSpeed would have Python search it for garbage a few times
         return train_in_group(rank, ranks, config, stop_at_step, fresh)
 
 

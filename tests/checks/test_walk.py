@@ -37,3 +37,7 @@ def test_training_loads_nothing_that_builds_corpora_and_no_compiler_that_it_does
     building = ("data_pipeline.sources", "data_pipeline.dedup", "data_pipeline.engine", "data_pipeline.stages")
     assert [name for name in found["loaded"] if name.startswith((*building, "torch._inductor.compile_fx"))] == []
     assert "deepspeed.runtime.zero.muon.original_muon" in found["loaded"]  # its import would load the compiler
+
+
+def test_a_run_has_imported_objects_searched_for_garbage_no_more(found):
+    assert found["frozen"] > 100_000
