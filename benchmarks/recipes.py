@@ -12,9 +12,8 @@ from pathlib import Path
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.objectives.ul2 import UL2
-from pretrain.cli.runs import GPUS_PER_NODE
 from pretrain.config import RunConfig
-from pretrain.device_speed import gpu_named
+from pretrain.device_speed import GPU_MFU, GPUS_PER_NODE, gpu_named
 from pretrain.tools.plan import Plan, resolve_rows
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +32,6 @@ RECIPES = (
     "t5-v1.0-11b-c4",
 )
 MACHINES = (("a100-80gb", 1), ("a100-80gb", 8), ("h200", 1), ("a100-80gb", 64))
-MFU = 0.31  # nanoT5's on one A100, as in `pretrain plan`
 C4_FILES = 1024
 C4_TOKENS = 156e9  # of C4 in T5's pieces (Dodge et al. 2021, table 1)
 BEGIN, END = "<!-- benchmarks/recipes.py writes these lines -->\n", "<!-- until here -->\n"
@@ -50,7 +48,7 @@ def plan_of(recipe: str, gpu: str, gpus: int) -> Plan:
     """The plan of a recipe on GPUs of one kind. Rows are as long as its corpus file says."""
     path = ROOT / f"configs/runs/{recipe}.yaml"
     config, row, _ = resolve_rows(load(path, [], RunConfig), path)
-    return Plan(config, row, gpu, gpu_named(gpu), gpus, MFU, price=2.0, nodes=-(-gpus // GPUS_PER_NODE))
+    return Plan(config, row, gpu, gpu_named(gpu), gpus, GPU_MFU, price=2.0, nodes=-(-gpus // GPUS_PER_NODE))
 
 
 def tokens(recipe: str) -> float:

@@ -4,7 +4,8 @@
 
 A process for each way trains the model of `launch init` on all cores, 12 steps at a time, in turns, beside no other
 process, one, and two that keep a core busy each. Tokens/s: the median over the rounds, and the least and the most.
-`launch` sets the way that is best (launch/agent.py), unless the user sets OMP_WAIT_POLICY or GOMP_SPINCOUNT.
+`import pretrain` sets the way that is best (pretrain/hardware.py), unless the user sets OMP_WAIT_POLICY or
+GOMP_SPINCOUNT.
 """
 
 import argparse

@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.base import paths, progress
-from data_pipeline.base.command import Version, config_path, path_argument, path_option, run_command
+from data_pipeline.base.command import Version, config_path, json_for, path_argument, path_option, run_command
 from data_pipeline.base.errors import FailedError, failing_in_one_line
-from data_pipeline.base.formatting import counted
+from data_pipeline.base.formatting import counted, first_few
 
 # Commands import what they run: NumPy, PyArrow and pydantic take 0.8 s and 105 MB, and --help needs none of them.
 
@@ -24,7 +24,7 @@ _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=Fal
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 ConfigPath = Annotated[
-    Path, path_argument("CORPUS.yaml", "The corpus file. `pretrain reference` shows its keys.", config_path)
+    Path, path_argument("CORPUS.yaml", "The corpus file. Its keys: docs/reference/settings.md.", config_path)
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
@@ -121,7 +121,7 @@ def stats(directory: Built, as_json: Annotated[bool, typer.Option("--json", help
 
     found = report.read(directory)
     if as_json:
-        print(json.dumps(asdict(found), indent=1, ensure_ascii=False))
+        print(json_for(sys.stdout, asdict(found), indent=1))
     else:
         console.Console().print(markdown.Markdown(report_pages.render(found).replace("<br>", " · ")))
 
@@ -132,17 +132,21 @@ def show(
     number: Annotated[int, typer.Option("-n", min=1, help="Number of rows.")] = 3,
     split: Annotated[str, typer.Option(help="train or validation.")] = "train",
 ) -> None:
-    """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and ids of documents to trace."""
+    """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and the ids of their documents."""
     from data_pipeline import from_python
     from data_pipeline.base import open_store
     from data_pipeline.tools import finished_build
 
-    for example in itertools.islice(from_python.open(location).examples(split), number):
+    corpus = from_python.open(location)
+    for example in itertools.islice(corpus.examples(split), number):
         print(f"row {example.row}")
         print(f"  inputs   {example.inputs_text}")
         print(f"  targets  {example.targets_text}")
-    if ids := finished_build.first_ids(open_store.open_store(location), split, number):
-        print(f"documents: {', '.join(ids)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
+    ids, whose = finished_build.ids_of_rows(corpus, split, number), "documents"
+    if not ids:
+        ids, whose = finished_build.first_ids(open_store.open_store(location), split, number), "other documents"
+    if ids:
+        print(f"{whose}: {first_few(ids, number)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 
 
 @app.command("plan", epilog="Example: data-pipeline plan configs/corpora/quickstart.yaml --workers 64")
@@ -190,7 +194,7 @@ def trace_command(
     with failing_in_one_line(Path(location), _REPAIR):
         found = trace.trace(finished_build.open_build(location), name)
     if as_json:
-        print(json.dumps([trace.as_json(one) for one in found], indent=1, ensure_ascii=False))
+        print(json_for(sys.stdout, [trace.as_json(one) for one in found], indent=1))
     else:
         print("\n\n".join(map(trace.as_text, found)))
 
@@ -199,6 +203,7 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
     """Builds up to the stage `until` and prints a summary. Returns the corpus's path or URL."""
     from data_pipeline import config as configs
     from data_pipeline.base import config_file, open_store
+    from data_pipeline.corpus.tokenizer import normalization
     from data_pipeline.stages import pipeline, report
 
     started = time.monotonic()
@@ -215,6 +220,8 @@ def _build(path: Path, overrides: list[str] | None, until: str, strict: bool, re
             print(f"{split}: {counts.rows:,} rows, {counts.tokens:,} tokens, {shards}")
         if coverage := report.coverage(found):
             print(_WRAPPED.fill(coverage))
+        if found.coverage and (changed := normalization.describe(found.coverage.changed)):
+            print(_WRAPPED.fill(f"tokenizer: {changed}"))
         for warning in report.cut_pairs(found):
             print(warning, file=sys.stderr)
     page = open_store.open_store(directory).at(report.MARKDOWN)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from data_pipeline.base import stores
 from data_pipeline.base.config_file import LocalPath, Location, Locations, Section, problems
 from data_pipeline.corpus.objectives.objective import LONGEST
 from data_pipeline.corpus.objectives.registry import AnyObjective
@@ -46,6 +48,9 @@ class SourceConfig(Section):
     """Language of the documents, a BCP 47 tag, instead of the language that they state. `""`: the stated language."""
     options: dict[str, Any] = {}
     """Options of the format."""
+    hidden: bool = False
+    """Also read hidden files and folders, whose names begin with a dot, and the README of a whole repository of the
+    Hugging Face Hub. A path that names a hidden file or folder reads it without this option."""
     split: Literal["train", "validation"] | None = None
     """The split of all documents of the source, for data that is divided already. null: the corpus's `split`
     decides."""
@@ -101,7 +106,8 @@ class SplitConfig(Section):
         return fraction.numerator, fraction.denominator
 
 
-_LEAST_WITH_BYTES = 256 + 3 + 1
+_BYTES = 256
+_COVERED_WITH_BYTES = 0.9995  # sentencepiece's default
 
 
 class TokenizerConfig(Section):
@@ -111,11 +117,12 @@ class TokenizerConfig(Section):
     kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece", "tokenizer_json"] = "sentencepiece"
     """The kind of tokenizer; only sentencepiece can be trained. `tokenizer_json` is that of Llama, Qwen or Gemma."""
     path: LocalPath | None = Field(None, validate_default=True)
-    """An existing tokenizer: a sentencepiece file, or a directory with the files of another kind. null: train one on
-    the corpus. `byte_level_bpe` has encoder.json and vocab.bpe, or vocab.json and merges.txt; `wordpiece` has
-    vocab.txt, and `tokenizer_json` has tokenizer.json, with tokenizer_config.json and config.json where there are."""
+    """An existing tokenizer: its directory, such as an export's, or a sentencepiece file. null: train one on the
+    corpus. `sentencepiece` has spiece.model; `byte_level_bpe` encoder.json and vocab.bpe, or vocab.json and merges.txt;
+    `wordpiece` vocab.txt; `tokenizer_json` tokenizer.json, with tokenizer_config.json and config.json where there
+    are."""
     vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published vocabularies
-    """Number of tokens to train, without special tokens and sentinels."""
+    """Number of tokens to train, without special tokens and sentinels; an existing tokenizer has its own number."""
     special_tokens: list[str] = []
     """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
     sentinels."""
@@ -125,11 +132,16 @@ class TokenizerConfig(Section):
     """Maximum number of documents to train on."""
     sample_bytes: PositiveInt = 50_000_000
     """Maximum size of the text to train on, in bytes of UTF-8; the trainer takes up to 23 bytes of memory for each."""
-    character_coverage: float = Field(0.9995, ge=0.98, le=1)  # as sentencepiece requires
-    """The share of the sample's characters that get tokens of their own; other characters become bytes, or unknown."""
+    normalization: Literal["t5", "identity"] = "t5"
+    """What a model that is trained here changes in text. `t5`: characters become those of NFKC (² becomes 2), and line
+    breaks, tabs and runs of spaces one space. `identity`: nothing, so code and tables keep their lines and indentation.
+    An existing model has its own."""
     byte_fallback: bool = True
     """Encode characters without a token as UTF-8 bytes, which are 256 of the tokens. false: these characters are
     unknown, and lost."""
+    character_coverage: float = Field(None, ge=0.98, le=1, validate_default=True)  # as sentencepiece requires
+    """The share of the sample's characters that get tokens of their own; other characters become bytes, or unknown. By
+    default 0.9995 with `byte_fallback`, else 1."""
 
     @field_validator("path")
     @classmethod
@@ -140,10 +152,24 @@ class TokenizerConfig(Section):
             raise ValueError(f"kind {kind} needs the directory of an existing tokenizer; {only}")
         return path
 
+    @field_validator("character_coverage", mode="before")
+    @classmethod
+    def _nothing_is_lost_by_default(cls, coverage: Any, others: ValidationInfo) -> Any:
+        return coverage if coverage is not None else _COVERED_WITH_BYTES if others.data.get("byte_fallback") else 1.0
+
+    @field_validator("normalization")
+    @classmethod
+    def _only_sentencepiece_normalizes(cls, normalization: str, others: ValidationInfo) -> str:
+        kind = others.data.get("kind", "sentencepiece")
+        if normalization == "identity" and kind != "sentencepiece":
+            raise ValueError(f"identity is for kind sentencepiece; a tokenizer of kind {kind} has its own")
+        return normalization
+
     @model_validator(mode="after")
     def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":
-        if self.path is None and self.byte_fallback and self.vocab_size < _LEAST_WITH_BYTES:
-            few = "tokens are too few for byte_fallback, which takes 256 of them beside 3 special ones"
+        others = 6 if self.normalization == "identity" else 3  # it has tokens for the ends of lines and tabs
+        if self.path is None and self.byte_fallback and self.vocab_size <= _BYTES + others:
+            few = f"tokens are too few for byte_fallback, which takes {_BYTES} of them beside {others} special ones"
             way_out = "ask for more, or set byte_fallback to false, and rare characters are unknown"
             raise ValueError(f"vocab_size: {self.vocab_size} {few}: {way_out}")
         return self
@@ -235,6 +261,19 @@ class CorpusConfig(Section):
     """The size of the shards."""
     ray: RayConfig = RayConfig()
     """Where the build runs."""
+
+    @field_validator("output")
+    @classmethod
+    def _output_is_a_folder(cls, output: str) -> str:
+        scheme, _, key = output.rpartition("://")
+        bucket, _, inside = key.partition("/")
+        if not scheme and Path(output).resolve() == Path("/"):
+            raise ValueError(f"{output} is the root of all files; name a folder of the corpus's own")
+        if scheme in stores.OBJECT_STORES and ".." in inside.split("/"):
+            raise ValueError(f"{output}: a store takes '..' for a name; write the path without it")
+        if scheme in stores.OBJECT_STORES and not inside.strip("/"):
+            raise ValueError(f"{output} is a whole bucket; name a folder in it, such as {scheme}://{bucket}/corpus")
+        return output
 
     @field_validator("sources")
     @classmethod

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline import corpus as corpora
-from data_pipeline.base import paths
+from data_pipeline.base import arguments, paths
 from data_pipeline.base.config_file import Given, load_with
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.processes import handlers_kept
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.documents import all_documents
+from data_pipeline.engine import workers
 from data_pipeline.loading.reader import Reader
 from data_pipeline.stages import pipeline
 from data_pipeline.text.document import Document
@@ -66,10 +67,10 @@ class Corpus(corpora.Corpus):
         """Each row of `split` in the order of row numbers, with the noise of `epoch`.
 
         Noise that was applied at build is the same in all epochs. Raises UserError for a split that the corpus doesn't
-        have, and DamagedInput, a FailedError, at a damaged block.
+        have and for an epoch below 0, and DamagedInput, a FailedError, at a damaged block.
         """
         self._check(split)
-        return self._examples(split, epoch)
+        return self._examples(split, arguments.integer("epoch", epoch, 0))
 
     def _examples(self, split: str, epoch: int) -> Iterator[Example]:
         reader, decode = Reader(self, split), self.tokenizer.decode
@@ -108,7 +109,7 @@ class Corpus(corpora.Corpus):
         return made
 
     def _check(self, split: str) -> None:
-        if split not in self.manifest.splits:
+        if split not in [*self.manifest.splits]:
             raise UserError(f"split: {self.location} has {', '.join(self.manifest.splits)}, got {split!r}")
 
 
@@ -130,10 +131,10 @@ def build(config: Given, /, *, strict: bool = False, repair: bool = False, **ove
 
     `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `overrides`: keys of the file;
     a section is a mapping, which is merged with the file's: `tokenizer={"vocab_size": 8000}`. `strict` and `repair`
-    as in the command.
+    as in the command. Ray is used if the program has started it; else a large build starts Ray, and ends it again.
 
     Raises UserError for a wrong config or a missing input, and FailedError if the build fails.
     """
     settings = load_with(config, overrides, CorpusConfig)
-    with handlers_kept():  # Ray sets its own
+    with handlers_kept(), workers.cluster_left():  # Ray sets handlers of its own
         return open(pipeline.build(settings, "shards", strict, repair))

@@ -30,8 +30,6 @@ _LAST_LINES = 10
 _POLL_SECONDS = 0.2
 _SIGNAL, _NOT_STARTED = 128, 127  # exit codes of shells: the first is added to the number of a signal
 _SECONDS_TO_SEE_THE_LOGS = 90.0  # NFS may show a new directory a minute late
-_WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how libgomp's threads wait; the second takes precedence
-_SPIN_COUNT = "1000"  # docs/results/operations.md compares it with other values
 
 
 def agent() -> int:
@@ -165,12 +163,9 @@ def interface_of(address: str) -> str | None:
 def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
     """The environment of `ranks` ranks on this machine; without `gpus` they run on the CPU.
 
-    The ranks share the cores, so that their threads don't compete. On the CPU, a waiting thread spins only briefly,
-    unless the user sets how threads wait: spinning takes cores from other programs, and from the threads that compute.
+    The ranks share the cores, so that their threads don't compete.
     """
     defaults = {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}
-    if not gpus and not os.environ.keys() & {_WAITS, _SPINS}:
-        defaults[_SPINS] = _SPIN_COUNT
     return {**defaults, **os.environ, **({} if gpus else {ACCELERATOR: "cpu"})}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from data_pipeline.base.command import STOPPED
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted, duration
-from data_pipeline.base.processes import caught
+from data_pipeline.base.processes import PYTHON, caught
 from launch.attempt import Attempt, record
 from launch.head import StopRequests, result, watch
 from launch.nodes import Access, Agent, AgentPool, Node
@@ -20,7 +21,7 @@ from launch.protocol import Start
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
-from pretrain.run import node_memory, restarts, status
+from pretrain.run import node_memory, restarts, started_by, status
 from pretrain.run.alerts import Alerts
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
@@ -49,7 +50,7 @@ class Run:
     def rank(self) -> list[str]:
         """The command of a rank."""
         stop = ["--stop-at-step", str(self.stop_at_step)] if self.stop_at_step else []
-        train = [sys.executable, "-u", "-m", "pretrain", "train"]
+        train = [*PYTHON, "-u", "-m", "pretrain", "train"]
         return [*train, str(self.path.absolute()), *self.overrides, *stop]
 
 
@@ -64,16 +65,20 @@ class Ended:
 
 def launch(run: Run, nodes: list[Node], access: Access, here: bool = False) -> Ended:
     """Makes attempts until a run ends or can't continue without a lost node. `here`: this machine is the only node."""
-    config = load(run.path, run.overrides, RunConfig)
-    setup = preflight(config, _number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
-    if is_finished(setup):
-        return Ended(0, False)
-    note_death(setup.directory)
-    if run.fresh:
-        status.move_aside(setup.directory)
-    requests = StopRequests(setup.directory)
-    with caught(requests.on_signal), Attempts(run, config, nodes, access, requests) as attempts:
-        ended = attempts.until_over()
+    with contextlib.ExitStack() as stack:
+        warned = stack.enter_context(caught(numbers=[signal.SIGUSR1]))  # it would end this process: no requeue
+        config = load(run.path, run.overrides, RunConfig)
+        setup = preflight(config, _number_of_ranks(nodes), run.fresh, here=here, folder=run.path.parent)
+        if is_finished(setup):
+            return Ended(0, False)
+        note_death(setup.directory)
+        if run.fresh:
+            status.move_aside(setup.directory)
+        requests = StopRequests(setup.directory)
+        stack.enter_context(caught(requests.on_signal))
+        for number in warned:
+            requests.on_signal(number)
+        ended = stack.enter_context(Attempts(run, config, nodes, access, requests)).until_over()
     if run.fresh and ended.code in (1, STOPPED):
         print(NOT_FRESH, file=sys.stderr, flush=True)
     return ended
@@ -118,41 +123,42 @@ class Attempts:
         while True:
             try:
                 if not self.ready():
-                    print(NOTHING_STARTED, file=sys.stderr, flush=True)
-                    return Ended(STOPPED, self._requests.by_scheduler)
+                    return self._stopped()
                 follows = restarts.left(self.failures, self._faults.max_restarts, time.time()) > 0
                 patience = self._faults.dead_rank_seconds
                 names = [node.name for node in self.nodes for _ in range(node.ranks)]
                 attempt = watch(self._start, names, self._directory, self._requests, patience, follows)
-            except FailedError as error:
+            except UserError as error:  # nodes can't be reached again, have fewer GPUs, or can't start their ranks
                 if not self.failures:
                     raise
-                print(error, file=sys.stderr, flush=True)
-                return Ended(1, True)
+                return self._failed(self.failures[-1], "; ".join(str(error).splitlines()), interrupted=True)
             if ended := self.end_after(attempt):
                 return ended
 
     def ready(self) -> bool:
-        """Reaches the nodes; returns False if a signal comes first. Raises FailedError if a node can't be reached."""
+        """Reaches the nodes; returns False if a request to stop comes first.
+
+        Raises FailedError if a node can't be reached, UserError if its GPUs or its network don't suffice.
+        """
         waits = iter(_WAITS if self._reached and self._access.tries_again else ())
-        while self._pool is None and not self._requests.signals:
-            if (problem := self._reach()) is None or self._requests.signals:
+        while self._pool is None and not self._requests.made:
+            if (problem := self._reach()) is None or self._requests.made:
                 break
             seconds = next(waits, None)
             if seconds is None:
                 raise FailedError(problem)
             print(f"{problem}; trying again in {seconds} s", file=sys.stderr, flush=True)
             self._requests.wait(seconds)
-        return not self._requests.signals
+        return not self._requests.made
 
     def _reach(self) -> str | None:
         """Starts an agent on each node; returns why that failed, None if it succeeded."""
         self._pool = pool = AgentPool([node.name for node in self.nodes], self._access)
-        pool.connect(give_up=lambda: self._requests.signals or pool.problems)
+        pool.connect(give_up=lambda: self._requests.made or pool.problems)
         if problems := pool.problems:
             self._close(run_goes_on=True)
             return "\n".join(f"{name}: {reason}" for name, reason in problems.items())
-        if not self._requests.signals:
+        if not self._requests.made:
             self._reached = True
             _check(self.nodes, pool.agents)
         return None
@@ -164,6 +170,7 @@ class Attempts:
         first = agents[0].machine
         assert first
         environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
+        environment |= {started_by.COMMAND: started_by.command()}
         environment |= {"WORLD_SIZE": str(_number_of_ranks(self.nodes)), "CROSS_SIZE": str(len(agents))}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)
@@ -175,13 +182,14 @@ class Attempts:
         return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:
-        """How the run has ended with `attempt`. If another attempt follows, waits until it may start; returns None."""
+        """How the run has ended with `attempt`. If another attempt may follow, waits until it may start, or until a
+        request to stop; returns None."""
         requests, directory = self._requests, self._directory
         code = result(attempt, directory, requests)
         recorded = record(attempt, code, directory)
         with contextlib.suppress(OSError):  # `result` has reported a full disk
             restarts.add(directory, recorded)
-        if code != 1 or requests.stop_signal is not None or status.stop_requested(directory):
+        if code != 1 or requests.made:
             if code == 1:
                 self._record_failure(recorded, "it was killed before it had stopped")
             return Ended(code, code == STOPPED and self._interrupted())
@@ -201,10 +209,12 @@ class Attempts:
         seconds = restarts.seconds_to_wait(self.failures)
         when = f" in {duration(seconds)}" if seconds else ""
         print(f"starting attempt {recorded.attempt + 1}{when} (faults.max_restarts)", file=sys.stderr, flush=True)
-        text = f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}{when}"
-        self._alerts.send("restarted", text)
         requests.wait(seconds)
-        return Ended(code, False) if requests.signals else None
+        if not requests.made:
+            self._alerts.send(
+                "restarted", f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}"
+            )
+        return None
 
     def leave_out(self, lost: Sequence[str]) -> bool:
         """Makes the next attempt begin without the nodes `lost`; returns whether the other nodes can continue."""
@@ -221,6 +231,20 @@ class Attempts:
             print(f"continuing on {nodes} ({names}), {ranks}", file=sys.stderr, flush=True)
         return bool(self.nodes)
 
+    def _stopped(self) -> Ended:
+        """Records that the run has stopped on request while no rank was running."""
+        if not self.failures:
+            print(NOTHING_STARTED, file=sys.stderr, flush=True)
+        else:
+            last, by_file = self.failures[-1], self._requests.stop_signal is None
+            if self._record_end(last, Status("stopped", last.attempt, last.checkpoint, stop_file=by_file), "KILLED"):
+                tracker.sync_apart(self._directory)
+            resumes = f"the same command resumes the run{f' from step {last.checkpoint:,}' if last.checkpoint else ''}"
+            print(f"stopped before attempt {last.attempt + 1}; {resumes}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            status.clear_stop(self._directory)
+        return Ended(STOPPED, self._requests.by_scheduler)
+
     def _failed(self, record: AttemptRecord, reason: str, interrupted: bool = False) -> Ended:
         """Records that the run has failed. `reason`: why no other attempt follows."""
         if reason:
@@ -233,10 +257,13 @@ class Attempts:
         return Ended(1, interrupted)
 
     def _record_failure(self, record: AttemptRecord, reason: str) -> bool:
-        """Records that the run has failed; returns whether MLflow still needs to be told."""
+        return self._record_end(record, Status("failed", record.attempt, record.checkpoint, reason=reason), "FAILED")
+
+    def _record_end(self, last: AttemptRecord, end: Status, in_mlflow: tracker.Status) -> bool:
+        """Records how the run has ended after its `last` attempt; returns whether MLflow still needs to be told."""
         with contextlib.suppress(OSError):
-            status.write(self._directory, Status("failed", record.attempt, record.checkpoint, reason=reason))
-            return tracker.end_failed(self._directory, record.ended)
+            status.write(self._directory, end)
+            return tracker.record_end(self._directory, last.ended, in_mlflow)
         return False
 
     def _interrupted(self) -> bool:

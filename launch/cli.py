@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,10 @@ from data_pipeline.base.command import (
     refuse_options,
     run_command,
 )
+from launch.protocol import MOST_RANKS
+
+if TYPE_CHECKING:
+    from launch import slurm
 
 # Commands import what they run: pydantic, psutil and PyArrow take 1 s and 110 MB, and --help needs none of them.
 
@@ -27,11 +31,10 @@ def _commands(version: Version = False) -> None:
     """Start and supervise training runs."""
 
 
-RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. Its keys: docs/reference/settings.md.", config_path)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys that override the file: run.max_steps=100")
 ]
-_MOST_RANKS = 1024  # of a machine, which has fewer cores and GPUs
 StopAtStep = Annotated[int | None, typer.Option(min=1, help="Save and stop after this step (exit code 75).")]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start a new run; an existing run directory is renamed to RUN.old-N.")
@@ -72,8 +75,22 @@ def init(
         str | None, typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, … Default: the family's.")
     ] = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, max=100_000, help="Maximum time of training, in hours; sets the steps.")
+        float,
+        typer.Option(
+            min=0.01, max=100_000, help="Maximum time of training with its evaluations, in hours; sets the steps."
+        ),
     ] = 1.0,
+    sample_by: Annotated[
+        Literal["document", "paragraph", "line"] | None,
+        typer.Option(help="What becomes a document of plain text. Default: line if lines are short and many."),
+    ] = None,
+    inputs_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of an example's inputs. Default: the objective's.")
+    ] = None,
+    packing: Annotated[
+        Literal["concatenate", "complete_documents"] | None,
+        typer.Option(help="How documents become rows: end to end, or one a row. Default: the objective's."),
+    ] = None,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
 
@@ -81,11 +98,12 @@ def init(
     machine.
     """
     if text is None:
-        refuse_options(context, "for --text", "text_format")
+        refuse_options(context, "for --text", "text_format", "sample_by")
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
 
-        wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours)
+        of_text = sample_by, inputs_length, packing
+        wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours, *of_text)
         lines = files.write_first_files(wanted)
     for line in lines:
         print(line)
@@ -96,7 +114,7 @@ def local(
     config: RunPath,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Number of ranks. Default: one per GPU, or one.")
+        int | None, typer.Option(min=1, max=MOST_RANKS, help="Number of ranks. Default: one per GPU, or one.")
     ] = None,
     stop_at_step: StopAtStep = None,
     fresh: Fresh = False,
@@ -146,10 +164,16 @@ def slurm_command(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST_RANKS, help="GPUs (ranks) per node. Default: the cluster file's, or 1."),
+        typer.Option(min=1, max=MOST_RANKS, help="GPUs (ranks) per node. Default: the cluster file's, or 1."),
     ] = None,
     cluster: Annotated[
         Path | None, path_option("--cluster", "The cluster file: partition, environment, …", config_path)
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="SLURM's partition. Default: the cluster file's.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The account to charge. Default: the cluster file's.")
     ] = None,
     time: Annotated[str | None, typer.Option(help="SLURM's time limit: days-hours:minutes:seconds.")] = None,
     min_nodes: MinNodes = None,
@@ -178,6 +202,8 @@ def slurm_command(
     from launch import slurm, slurm_head
 
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
+    given = {"partition": partition, "account": account}
+    settings = settings.model_copy(update={key: value for key, value in given.items() if value})
     is_run = "model" in config_file.sections(config, overrides or [])
     head = slurm_head.HeadJob(
         per_node=gpus_per_node or settings.gpus_per_node or 1,
@@ -210,7 +236,13 @@ def slurm_command(
         warn_seconds=warn_seconds,
         chain=chain,
     )
-    slurm.submit(job, dry_run, submit)
+    slurm.submit(job, dry_run, submit, _forecast)
+
+
+def _forecast(job: "slurm.Job") -> str:
+    from launch.tools import forecast  # PyTorch takes 2 s, and --dry-run needs no forecast
+
+    return forecast.of_job(job)
 
 
 @app.command(hidden=True)
@@ -232,7 +264,7 @@ def doctor_command(
     ] = None,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_RANKS, help="Ranks per machine. Default: one per GPU, or one.")
+        int | None, typer.Option(min=1, max=MOST_RANKS, help="Ranks per machine. Default: one per GPU, or one.")
     ] = None,
     hostfile: Annotated[
         Path | None, path_option("--hostfile", "Check the hosts of this file, as for `launch hosts`.")
@@ -241,9 +273,6 @@ def doctor_command(
     cluster: Annotated[
         Path | None, path_option("--cluster", "The cluster file of this SLURM allocation.", config_path)
     ] = None,
-    numerics: Annotated[
-        bool, typer.Option("--numerics", help="Also compare DeepSpeed with plain PyTorch on a small model.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check this machine before a run. In a SLURM allocation, check all its nodes.
@@ -257,7 +286,7 @@ def doctor_command(
     else:
         refuse_options(context, "not with --hostfile, which names the hosts and their ranks", "ranks", "cluster")
     machines, access = doctor.machines(ranks, hostfile, shlex.split(ssh), cluster)
-    raise typer.Exit(doctor.doctor(machines, access, config, overrides or [], as_json, numerics))
+    raise typer.Exit(doctor.doctor(machines, access, config, overrides or [], as_json))
 
 
 @app.command("agent", hidden=True)

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.base import arguments
 from data_pipeline.base.command import STOPPED
 from data_pipeline.base.config_file import Given, as_overrides, load_with, merged, path_of
 from data_pipeline.base.errors import FailedError
 from launch import attempts
+from launch.protocol import MOST_RANKS
 from pretrain.config import RunConfig
 from pretrain.run_directory import Run, stop_step
 
@@ -26,12 +28,15 @@ def local(
 
     `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `ranks`: their number; None:
     one per GPU, or one. `stop_at_step` and `fresh` as in the command `launch local`. `overrides`: keys of the file; a
-    section is a mapping, which is merged with the file's: `run={"max_steps": 100}`.
+    section is a mapping, which is merged with the file's: `run={"max_steps": 100}`. Callbacks are entries as in the
+    file, since objects can't reach the ranks.
 
     The first Ctrl-C saves and stops the run, which is then returned. Raises UserError for a wrong argument or config,
     FailedError if the run fails.
     """
     stop = stop_step(stop_at_step)
+    if ranks is not None:
+        ranks = arguments.integer("ranks", ranks, 1, MOST_RANKS)
     directory, path = Path(load_with(config, overrides, RunConfig).run.directory), path_of(config)
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(path, Mapping):  # the ranks read a file

@@ -47,9 +47,6 @@ def watch(
     ranks.
     """
     attempt = Attempt(rank_logs.new_directory(run), nodes)
-    status.clear_stop(run)  # left from an earlier attempt
-    if requests.stop_signal is not None:  # or just created by a signal
-        status.request_stop(run)
     with Follower(rank_logs.rank_log(attempt.logs, 0)) as follower:
         agents = start(attempt.logs)
         deadline = float("inf")
@@ -206,7 +203,9 @@ def _result(attempt: Attempt, run: Path, requests: "StopRequests") -> int:
 
 
 class StopRequests:
-    """Turns the first signal to this process or to an agent into a request to stop.
+    """The requests to stop a run, from now on: a file RUN/stop that an earlier start has left is removed.
+
+    The first signal to this process or to an agent becomes a request, which creates RUN/stop.
 
     Attributes:
         signals: the signals that this process got.
@@ -217,6 +216,12 @@ class StopRequests:
         self.signals: list[int] = []
         self.stop_signal: int | None = None
         self._run = run
+        status.clear_stop(run)
+
+    @property
+    def made(self) -> bool:
+        """Whether the run is to stop: because of a signal, or because a user has created RUN/stop."""
+        return self.stop_signal is not None or status.stop_requested(self._run)
 
     @property
     def by_scheduler(self) -> bool:
@@ -224,8 +229,8 @@ class StopRequests:
         return self.stop_signal == signal.SIGUSR1
 
     def wait(self, seconds: float) -> None:
-        """Waits; the first signal ends the wait."""
-        until(lambda: self.signals, seconds)
+        """Waits; a request to stop ends the wait."""
+        until(lambda: self.made, seconds)
 
     def on_signal(self, number: int) -> None:
         """Handles a signal to this process, for `caught`."""

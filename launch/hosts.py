@@ -4,10 +4,10 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import PYTHON
 from launch.nodes import Access, Node
 
 _LINE = re.compile(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*([1-9]\d{0,3})")
@@ -60,7 +60,7 @@ def read(hostfile: Path) -> list[Node]:
 def remote_command() -> str:
     """The command that starts an agent in a host's login shell. PYTHONPATH is in it; all else goes through stdin."""
     search = [f"PYTHONPATH={path}"] if (path := os.environ.get("PYTHONPATH")) else []
-    return f"exec {shlex.join(['env', *search, sys.executable, '-P', '-m', 'launch', 'agent'])}"
+    return f"exec {shlex.join(['env', *search, *PYTHON, '-m', 'launch', 'agent'])}"
 
 
 def portable_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ from data_pipeline.base.command import STOPPED
 
 HEARTBEAT_SECONDS = 2.0
 TIMEOUT_SECONDS = 30.0  # without a message, after which the other side counts as lost
+MOST_RANKS = 1024  # of a machine, which has fewer cores and GPUs
 _QUIET = 3 * HEARTBEAT_SECONDS
 _MARK = b"message: "  # begins a message: a login shell or a container may print other lines
 _LINES_SAID = 3

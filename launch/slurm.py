@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +17,10 @@ from data_pipeline.base.config_file import Section, load, merged
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import masked_code
 from data_pipeline.config import CorpusConfig
-from launch.slurm_head import PYTHON, HeadJob
+from launch.slurm_head import LAUNCH, HeadJob
 from pretrain.config import RunConfig
+from pretrain.device_speed import GPUS
+from pretrain.run import started_by
 from pretrain.training.preflight import preflight, unchecked
 
 SCRIPT = "job.sbatch"
@@ -45,6 +48,12 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _known_gpu(name: str) -> str:
+    if name not in GPUS:
+        raise ValueError(f"expected one of {', '.join(sorted(GPUS))}, got {name!r}")
+    return name
+
+
 Line = Annotated[str, AfterValidator(_one_line)]
 
 
@@ -70,6 +79,9 @@ class ClusterConfig(Section):
     """`cpu`: the job requests no GPUs, and its ranks run on the CPU."""
     gpus_per_node: PositiveInt | None = None
     """Number of GPUs of a node."""
+    gpu: Annotated[str, AfterValidator(_known_gpu)] | None = None
+    """The kind of GPU, as `pretrain plan` names it. `launch slurm` then prints the time of a run beside the job's time
+    limit."""
     gres: Line | None = None
     """The GPUs to request instead of `--gpus-per-node`, on clusters that need it: `gpu:a100:4`."""
     exclusive: bool = True
@@ -124,8 +136,9 @@ class Job:
     chain: int = 1
 
 
-def submit(job: Job, dry_run: bool, submit: bool) -> None:
-    """Writes the batch script, and submits it if `submit`. `dry_run`: only prints the script.
+def submit(job: Job, dry_run: bool, submit: bool, forecast: Callable[[Job], str]) -> None:
+    """Writes the batch script, and submits it if `submit`. `dry_run`: only prints the script. `forecast`: a line about
+    the job's time; "" if there is none.
 
     Raises UserError, before anything is written, if the file, the cluster and the batch sizes don't fit.
     """
@@ -136,8 +149,9 @@ def submit(job: Job, dry_run: bool, submit: bool) -> None:
     if dry_run:
         print(script, end="")
         return
+    if line := forecast(job):
+        print(line)
     path = directory / SCRIPT
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, script.encode(), mode=0o755 if masked_code(script) == script else 0o700)
     if not submit:
         print(f"{path} is written. Next: the same command with --submit, or sbatch {shlex.quote(str(path))}")
@@ -205,10 +219,11 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     variables = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}  # where this code is found
     variables |= {"CUDA_VISIBLE_DEVICES": ""} if cluster.device == "cpu" else {}
+    variables |= {started_by.COMMAND: shlex.join(["sbatch", str(directory / SCRIPT)])} if job.is_run else {}
     script += [f"export {key}={shlex.quote(value)}" for key, value in (variables | cluster.variables).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
     content = merged(job.path, job.overrides, RunConfig if job.is_run else CorpusConfig)
-    launch, place = shlex.join(PYTHON), shlex.quote(str(directory))
+    launch, place = shlex.join(LAUNCH), shlex.quote(str(directory))
     shown = _CONTROL.sub("?", str(job.path))
     script += [_PROLOGUE.format(launch=launch, path=shown, directory=place, content=content)]
     # exec: SLURM sends USR1 to the batch shell before the time is over, and the head must get it

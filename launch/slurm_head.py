@@ -22,7 +22,7 @@ from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.command import STOPPED, print_error
 from data_pipeline.base.config_file import load, sections
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.base.processes import Process, ProcessGroup, announce, caught, until
+from data_pipeline.base.processes import PYTHON, SAFE_PATH, Process, ProcessGroup, announce, caught, until
 from data_pipeline.config import CorpusConfig
 from data_pipeline.engine import workers
 from launch.agent import address_towards
@@ -34,7 +34,7 @@ from pretrain.run import slurm, status
 from pretrain.training.preflight import is_finished, preflight
 
 Launcher = Literal["agent", "deepspeed"]
-PYTHON = [sys.executable, "-P", "-m", "launch"]  # -P: never a folder `launch` of the working directory
+LAUNCH = [*PYTHON, "-m", "launch"]
 _SECONDS_TO_BE_REQUEUED = 120.0
 _SECONDS_TO_START, _SECONDS_TO_STOP, _SECONDS_TO_ANSWER = 180.0, 30.0, 0.2
 _SECONDS_TO_NOTICE = 5.0  # that Ray's head has ended: `ray start` looks each second
@@ -95,7 +95,7 @@ def access(nodes: list[Node], srun: list[str], container: list[str], variables: 
     """The access to nodes of this allocation through srun. `variables`: added to the agents' environment."""
 
     def command(node: str) -> list[str]:
-        return [*_on(node), *srun, *container, *PYTHON, "agent"]
+        return [*_on(node), *srun, *container, *LAUNCH, "agent"]
 
     # the local address that routes to another node of the job
     return Access(command, variables, address_towards(slurm.node_address(nodes[-1].name)))
@@ -110,7 +110,7 @@ def _train(path: Path, job: HeadJob, nodes: list[Node]) -> Ended:
     run = Run(path, [], job.stop_at_step, min_nodes=job.min_nodes)
     if job.doctor:
         cluster = ["--cluster", job.cluster_file] if job.cluster_file else []
-        if ended := _run_before([*PYTHON, "doctor", "--ranks", str(job.per_node), *cluster, "--", str(path)]):
+        if ended := _run_before([*LAUNCH, "doctor", "--ranks", str(job.per_node), *cluster, "--", str(path)]):
             return ended
     if job.launcher == "deepspeed":
         return _train_with_deepspeed(run, nodes, job)
@@ -132,13 +132,12 @@ def _train_with_deepspeed(run: Run, nodes: list[Node], job: HeadJob) -> Ended:
     meeting = [f"--master_addr={slurm.node_address(nodes[0].name)}", f"--master_port={slurm.master_port(number)}"]
     options = [f"--hostfile={hostfile}", "--no_ssh", *meeting, "--no_python", "--no_local_rank"]
     # a task finds the number of its node only in its environment
-    script = 'exec "$0" -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
+    script = 'exec "$0" -P -m deepspeed.launcher.runner --node_rank "$SLURM_NODEID" "$@"'
     on_each = ["srun", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", *_SHARED, *job.srun, *job.container]
-    command = [*on_each, "sh", "-c", script, sys.executable, *options, *run.rank]
+    command = [*on_each, "sh", "-c", script, PYTHON[0], *options, *run.rank]
     requests = StopRequests(setup.directory)
-    status.clear_stop(setup.directory)
     with caught(requests.on_signal), ProcessGroup() as group:
-        process = group.add(Process(command))
+        process = group.add(Process(command, {**os.environ, **SAFE_PATH, status.CLEARED: "1"}))
         group.watch(stop=lambda: len(requests.signals) > 1)
         code = process.code
     return Ended(code if code in (0, 2, STOPPED) else 1, code == STOPPED and requests.by_scheduler)
@@ -191,14 +190,14 @@ def _build_corpus(path: Path, job: HeadJob, names: list[str], number: str) -> En
             where = ["--head", f"--port={port}", f"--include-dashboard={str(config.dashboard).lower()}"]
         options = [*where, "--block", "--disable-usage-stats", f"--object-store-memory={workers.OBJECT_STORE_BYTES}"]
         options += [f"--num-cpus={cpus[name]}"] if name in cpus else []
-        command = [*_on(name), *job.srun, *job.container, sys.executable, "-c", _RAY, "start", *options]
+        command = [*_on(name), *job.srun, *job.container, *PYTHON, "-c", _RAY, "start", *options]
         return group.add(Process(command, output="kept"))
 
     with caught() as received, ProcessGroup() as group:  # at the end, srun forwards SIGTERM to Ray
         head = ray_on(names[0])
         _wait_for_head(head, host, port, received)
         others, starts = {ray_on(name): name for name in names[1:]}, Counter[str]()
-        command = [sys.executable, "-m", "data_pipeline", "build", str(path), f"ray.address={host}:{port}"]
+        command = [*PYTHON, "-m", "data_pipeline", "build", str(path), f"ray.address={host}:{port}"]
         process = group.add(Process(command))
         while (ended := group.watch(stop=lambda: received)) in others:
             name = others.pop(ended)

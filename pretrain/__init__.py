@@ -2,10 +2,15 @@
 
 `__all__` is what Python code may rely on. Each name is imported when it is first used, so `import pretrain` is quick.
 docs/how-to/use-from-python.md has an example of each.
+
+Every command and every function begins with the import of this package, so the waiting threads of PyTorch, which is
+imported later, are limited here.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pretrain.hardware import limit_spinning
 
 if TYPE_CHECKING:
     from pretrain.from_python import train
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 _MODULES = {"PretrainedModel": "loaded", "Run": "run_directory", "load": "loaded", "train": "from_python"}
 
 __all__ = ["PretrainedModel", "Run", "load", "train"]
+
+limit_spinning()
 
 
 def __getattr__(name: str) -> Any:

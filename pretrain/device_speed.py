@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -11,9 +10,11 @@ from typing import Literal
 import psutil
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.processes import available_memory
+from data_pipeline.base.processes import PYTHON, available_memory
 from pretrain.hardware import threads_per_rank
 
+GPU_MFU = 0.31  # nanoT5's on one A100
+GPUS_PER_NODE = 8  # in common servers
 Arithmetic = Literal["bf16", "tf32", "fp32"]
 
 
@@ -115,7 +116,7 @@ def product_flops() -> float:
     """
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(
-        [sys.executable, "-c", _PRODUCTS, str(_WIDTH), str(_SECONDS)],
+        [*PYTHON, "-c", _PRODUCTS, str(_WIDTH), str(_SECONDS)],
         env={**os.environ, **one_thread},
         capture_output=True,
         text=True,

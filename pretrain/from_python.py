@@ -6,11 +6,12 @@ import logging
 import os
 import random
 import signal
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,17 +22,33 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.processes import handlers_kept
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
+from pretrain.hardware import tell_of_spinning
 from pretrain.run.rank_environment import is_launched
 from pretrain.run_directory import Run, stop_step
 
+if TYPE_CHECKING:
+    from pretrain.training.callback import Callback
 
-def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = False, **overrides: Any) -> Run:
+_training = threading.Lock()  # held by the thread that trains: DeepSpeed's process group belongs to the whole process
+
+
+def train(
+    config: Given,
+    /,
+    *,
+    stop_at_step: int | None = None,
+    fresh: bool = False,
+    callbacks: "Sequence[Callback | Mapping[str, Any]] | None" = None,
+    **overrides: Any,
+) -> Run:
     """Starts or resumes a run, trains it in this process as the only rank, and returns it. `launch.local` starts
     several ranks.
 
     `config`: a path, `configs:NAME` for a file that ships, or a file's keys and values. `stop_at_step` and `fresh` as
     in the command `pretrain train`. `overrides`: keys of the file; a section is a mapping, which is merged with the
-    file's: `run={"max_steps": 100}`.
+    file's: `run={"max_steps": 100}`. `callbacks` replaces the file's list: entries as in the file, and objects of
+    subclasses of `pretrain.training.callback.Callback`, which are called after the entries. The run's files don't name
+    the objects, so a call that resumes the run gives them again.
 
     Ctrl-C saves and stops the run, and `train` returns the run. Before the first step, Ctrl-C raises KeyboardInterrupt,
     because there is nothing to save. SIGTERM, SIGHUP and SIGUSR1 save and stop, too, and are then sent to this process
@@ -40,28 +57,59 @@ def train(config: Given, /, *, stop_at_step: int | None = None, fresh: bool = Fa
     ends this process. During the run, numbers below 1e-38 count as 0, but not in threads that PyTorch has started
     before.
 
-    Raises UserError for a wrong argument or config, and FailedError if the run fails for a reason outside its code.
-    Other errors are raised as they are.
+    Raises UserError for a wrong argument or config, and while another thread of this process trains. Raises FailedError
+    if the run fails for a reason outside its code. Other errors are raised as they are.
     """
-    settings, stop = load_with(config, overrides, RunConfig), stop_step(stop_at_step)
-    if is_launched():
-        raise UserError(
-            "RANK is set: either a launcher has started this process as a rank, which trains with `pretrain train`, or "
-            'a worker imports a script that calls this function outside `if __name__ == "__main__":`'
-        )
-    if dist.is_available() and dist.is_initialized():
-        raise UserError(
-            "this process is in a process group already; end it with torch.distributed.destroy_process_group(), or "
-            "train with launch.local, in processes of their own"
-        )
-    with contextlib.ExitStack() as afterwards, _caller_kept(settings.compute):
+    stop = stop_step(stop_at_step)
+    if isinstance(config, Mapping):
+        callbacks = config.get("callbacks") if callbacks is None else callbacks
+        config = {key: value for key, value in config.items() if key != "callbacks"}
+    entries, objects = _entries_and_objects(callbacks)
+    if entries is not None:
+        overrides["callbacks"] = entries
+    settings = load_with(config, overrides, RunConfig)
+    tell_of_spinning()
+    with _only_one(), contextlib.ExitStack() as afterwards, _caller_kept(settings.compute):
         # these set environment variables when they are imported
         from pretrain.training import run as training
         from pretrain.training.callbacks import stops
 
         afterwards.callback(stops.pass_on)
-        training.train(settings, stop, fresh, alone=True)
+        training.train(settings, stop, fresh, alone=True, callbacks=objects)
     return Run(Path(settings.run.directory))
+
+
+def _entries_and_objects(callbacks: Any) -> tuple[Any, list[Any]]:
+    """The entries of a run file among `callbacks`, and the others. Anything but a list is left to the file's check."""
+    if not isinstance(callbacks, list | tuple):
+        return callbacks, []
+    objects = [one for one in callbacks if not isinstance(one, str | Mapping)]
+    return [one for one in callbacks if isinstance(one, str | Mapping)], objects
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Within the block, no other call trains. Raises UserError if one does, or if this process is a rank already."""
+    if not _training.acquire(blocking=False):
+        raise UserError(
+            "this process trains already, in another thread or around this call; train afterwards, or with "
+            "launch.local, in processes of their own"
+        )
+    try:
+        if is_launched():
+            raise UserError(
+                "RANK is set: either a launcher has started this process as a rank, which trains with `pretrain "
+                "train`, or a worker imports a script that calls this function outside "
+                '`if __name__ == "__main__":`'
+            )
+        if dist.is_available() and dist.is_initialized():
+            raise UserError(
+                "this process is in a process group already; end it with torch.distributed.destroy_process_group(), "
+                "or train with launch.local, in processes of their own"
+            )
+        yield
+    finally:
+        _training.release()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,13 @@
 """This machine: the device that ranks compute on, its GPUs, CPU threads and ports."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
 import secrets
 import socket
+import sys
 from pathlib import Path
 
 import pynvml
@@ -14,6 +16,8 @@ from data_pipeline.base.errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ACCELERATOR = "DS_ACCELERATOR"  # DeepSpeed reads it too
+_WAITS, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # how libgomp's threads wait; the second takes precedence
+_SPIN_COUNT = "1000"  # docs/results/operations.md compares it with other values
 
 
 def device_type() -> str:
@@ -112,6 +116,33 @@ def rank_threads(local_ranks: int) -> int:
     """CPU threads of one of `local_ranks` processes: OMP_NUM_THREADS, or else its share of the cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks)
+
+
+@functools.cache
+def limit_spinning() -> bool:
+    """Has PyTorch's waiting CPU threads spin for a moment only, in this process and in those that it starts.
+
+    Spinning takes cores from other programs, and from the threads that compute. The environment stays as it is on a
+    machine with GPUs, and where the user has set how threads wait. PyTorch reads the environment when it is imported,
+    so `import pretrain` calls this function, and later calls do nothing. Returns False if PyTorch was imported before,
+    so that threads of this process spin.
+    """
+    with contextlib.suppress(UserError):  # a wrong DS_ACCELERATOR is reported where the device is used
+        if not count_gpus() and not os.environ.get(_WAITS) and not os.environ.get(_SPINS):
+            os.environ[_SPINS] = _SPIN_COUNT
+            return "torch" not in sys.modules
+    return True
+
+
+@functools.cache
+def tell_of_spinning() -> None:
+    """Prints a line to stderr, once, if `limit_spinning` came too late for this process."""
+    if not limit_spinning():
+        print(
+            "pretrain: PyTorch was imported first, so its waiting threads spin, which slows this process down while "
+            f"other programs use the CPU; import pretrain before torch, or set {_SPINS}={_SPIN_COUNT}",
+            file=sys.stderr,
+        )
 
 
 def free_port() -> int:

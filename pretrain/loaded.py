@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from data_pipeline.base import paths
+from data_pipeline.base import arguments, paths
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
@@ -16,6 +16,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answer, answer_texts
 from pretrain.export.load import CONFIG
+from pretrain.hardware import tell_of_spinning
 from pretrain.models.layers import NotDrawn
 from pretrain.models.model import Losses
 
@@ -41,18 +42,27 @@ class PretrainedModel(nn.Module):
         losses: Losses = self.model(**batch)
         return losses
 
-    def generate(self, texts: Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[Answer]:
+    def __repr__(self) -> str:
+        weights = list(self.model.parameters())
+        parameters = sum(one.numel() for one in weights)
+        described = f"{parameters:,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on {weights[0].device}"
+        return f"PretrainedModel({self.model.config.family}: {described}; {self.tokenizer!r})"
+
+    def generate(self, texts: str | Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[Answer]:
         """The answer to each of `texts`, or its continuation if the model is causal; `batch_size` texts at a time.
 
-        `<extra_id_0>`, `<extra_id_1>`, … in a text stand for masked spans. `settings` have transformers' names and
-        meanings: max_new_tokens, num_beams, temperature, top_k, top_p, seed, …; the default is greedy decoding. Raises
-        UserError for a wrong setting, a text that is too long, and a model that doesn't generate.
+        A str is one text. `<extra_id_0>`, `<extra_id_1>`, … in a text stand for masked spans. `settings` have
+        transformers' names and meanings: max_new_tokens, num_beams, temperature, top_k, top_p, seed, …; the default is
+        greedy decoding. Raises UserError for a wrong setting, anything but texts, a text that is too long, and a model
+        that doesn't generate.
         """
-        checked = check(settings, GenerationSettings, "generate")
+        checked, prompts = check(settings, GenerationSettings, "generate"), arguments.texts(texts)
+        batch_size = arguments.integer("batch_size", batch_size, 1)
+        tell_of_spinning()
         training = self.training
         self.eval()
         try:
-            return list(answer_texts(TrainedModel(self.model, self.tokenizer), list(texts), checked, batch_size))
+            return list(answer_texts(TrainedModel(self.model, self.tokenizer), prompts, checked, batch_size))
         finally:
             self.train(training)
 

@@ -1,10 +1,10 @@
 """A run as Python code uses it: its metrics, its checkpoints and its model."""
 
-import operator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from data_pipeline.base import arguments
 from data_pipeline.base.errors import UserError
 from pretrain.engine.checkpoint.directory import candidates
 from pretrain.run import status
@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from pretrain.loaded import PretrainedModel
 
 
-def stop_step(given: int | None) -> int | None:
-    """The `stop_at_step` of a Python call, maybe a NumPy integer. Raises UserError for a number below 1."""
-    step = None if given is None else operator.index(given)
-    if step is not None and step < 1:
-        raise UserError(f"stop_at_step: expected 1 or more, got {step}")
-    return step
+def stop_step(given: Any) -> int | None:
+    """The `stop_at_step` of a Python call. Raises UserError for anything but None and integers from 1."""
+    return None if given is None else arguments.integer("stop_at_step", given, 1)
 
 
 @dataclass(frozen=True)
@@ -35,9 +32,12 @@ class Run:
     directory: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", Path(self.directory))
+        object.__setattr__(self, "directory", Path(str(self.directory)))
         if not self.directory.is_dir():
             raise UserError(f"{self.directory}: no such directory; give a run directory")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r}: {self.state})"
 
     def metrics(self) -> "pd.DataFrame":
         """A row for each logged step, with `step`, `attempt`, `time` in seconds since 1970, and the metrics by name.

@@ -167,7 +167,8 @@ def write_corpus_file(path: Path, **changes: object) -> Path:
         "cleaning": {"profile": "none"},
         "dedup": {"urls": None, "lines": False, "documents": False},
         "split": {"validation_fraction": 0.05},
-        "tokenizer": {"vocab_size": 500, "byte_fallback": False, "sentinels": 20},  # room for pieces of several letters
+        # room for pieces of several letters
+        "tokenizer": {"vocab_size": 500, "byte_fallback": False, "character_coverage": 0.9995, "sentinels": 20},
         "rows": {"objective": {"name": "span_corruption", "inputs_length": 32}},
         "shards": {"rows_per_block": 64, "blocks_per_shard": 8},
         "bytes_per_shared_unit": 0,  # a few small files become several units, as large ones do

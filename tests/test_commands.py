@@ -1,12 +1,20 @@
 """What all commands of the three packages have in common."""
 
+import contextlib
+import errno
+import io
+import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.core import TyperGroup
@@ -15,8 +23,14 @@ from typer.testing import CliRunner
 import data_pipeline.cli
 import launch.cli
 import pretrain.cli
+from data_pipeline.base.command import json_for, run_command
 from data_pipeline.base.config_file import load
+from data_pipeline.base.open_store import open_store
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.documents import all_documents
+from data_pipeline.loading.reader import Reader
+from data_pipeline.tools.finished_build import ids_of_rows
 from tests.conftest import TOP, made_once
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
@@ -59,7 +73,7 @@ def test_help_ends_with_an_example_that_the_command_accepts(words):
 # What reads, plans or writes files of its own is run whole.
 WHOLE = [
     *(("data-pipeline", name) for name in ("verify", "stats", "show", "plan", "trace")),
-    *(("pretrain", name) for name in ("plan", "reference")),
+    ("pretrain", "plan"),
     *(("launch", name) for name in ("init", "slurm")),
 ]
 
@@ -105,6 +119,22 @@ def test_files_and_overrides_of_the_other_examples_are_valid_in_a_fresh_copy(fre
     assert checked >= 10
 
 
+def test_show_names_the_documents_of_the_rows_that_it_shows(small_corpus):
+    """In the order of the text: rows are the tokens of documents, one after the other."""
+    corpus = open_corpus(small_corpus)
+    ids = ids_of_rows(corpus, "train", 3)
+    texts = {one.id: one.text for one in all_documents(open_store(small_corpus), "id", "text")}
+    of_texts = corpus.tokenizer.encode([texts[one] for one in ids])
+    tokens = [token for ids_of_text in of_texts for token in ids_of_text]
+    rows = Reader(corpus, "train").tokens(np.arange(3))
+    shown = [token for row, length in zip(rows.values, rows.lengths, strict=True) for token in row[:length].tolist()]
+    assert tokens[: len(shown)] == shown
+    assert len(tokens) - len(of_texts[-1]) < len(shown)  # the last begins in them
+    printed = done_here("data-pipeline", "show", small_corpus, "-n", "3").splitlines()[-1]
+    listed = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    assert printed == f"documents: {listed}. Next: data-pipeline trace {small_corpus} {ids[0]}"
+
+
 def test_the_document_that_show_names_can_be_traced(fresh_copy):
     last = run_here("data-pipeline", "show", "corpora/quickstart").stdout.splitlines()[-1]
     assert "kept" in done_here(*shlex.split(last.partition("Next: ")[2]))
@@ -131,12 +161,95 @@ def test_an_argument_that_is_not_utf8_is_refused(words):
     assert line == r"error: run.name=caf\udce9: an argument that isn't UTF-8; convert it, or rename the file"
 
 
+def printed_in_latin_1(name: str, *arguments: str) -> str:
+    """What a command prints that must not fail, to a stdout of that encoding."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict")
+    main = import_module(f"{name.replace('-', '_')}.cli").main
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    out.flush()
+    return re.sub(r"\s+", " ", out.buffer.getvalue().decode("latin-1"))
+
+
+def test_a_character_that_stdout_lacks_is_a_question_mark(fresh_copy, subtests):
+    for words, line in {
+        "pretrain average --help": "CHECKPOINT? OUT",  # …
+        "data-pipeline stats corpora/quickstart": "?",
+        "launch init --help": "t5gemma, gpt2, ?",
+    }.items():
+        with subtests.test(words):
+            assert line in printed_in_latin_1(*words.split())
+
+
+def test_json_has_escapes_for_what_stdout_lacks():
+    value = {"text": "é … 🙂"}
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    shown = json_for(narrow, value)
+    assert shown.isascii()
+    assert json.loads(shown) == value
+    assert json_for(io.StringIO(), value) == '{"text": "é … 🙂"}'
+
+
 def test_an_empty_variable_is_one_that_is_not_set_but_that_which_hides_gpus(monkeypatch):
     names = ("SLURM_NTASKS", "AWS_PROFILE", "HOME", "CUDA_VISIBLE_DEVICES")
     for name in names:
         monkeypatch.setenv(name, "")
-    done_here("pretrain", "reference", "optimizer.betas")
+    done_here("pretrain", "--version")
     assert [name for name in names if name in os.environ] == ["CUDA_VISIBLE_DEVICES"]
+
+
+ROOM = "free some space there, or choose another folder, and run the same command again"
+PERMISSIONS = "change its permissions, or choose another path"
+
+
+@each(
+    "number, name, said",
+    [
+        (errno.ENOSPC, "a/b.png", f"a/b.png: No space left on device; {ROOM}"),
+        (errno.EDQUOT, "a", f"a: Disk quota exceeded; {ROOM}"),
+        (errno.ENOSPC, None, f"No space left on device; {ROOM}"),
+        (errno.EROFS, "a", f"a: Read-only file system; {PERMISSIONS}"),
+        (errno.EACCES, "a", f"a: Permission denied; {PERMISSIONS}"),
+        (errno.ENAMETOOLONG, "a" * 300, f"{'a' * 300}: File name too long; choose another path"),
+        (errno.EACCES, None, None),  # not of a file: a fault, which shows where it is
+        (errno.ENOENT, "a", None),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_one_line_in_every_command(number, name, said, monkeypatch, capsys):
+    app = typer.Typer()
+
+    @app.command()
+    def write() -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(sys, "argv", ["write"])
+    with pytest.raises(SystemExit if said else OSError) as ended:
+        run_command(app)
+    if said:
+        assert (ended.value.code, capsys.readouterr().err) == (1, f"error: {said}\n")
+
+
+@each("words", ["data-pipeline --version", "pretrain --version", "launch --help"])
+def test_an_output_on_a_full_disk_is_one_line(words):
+    name, *arguments = words.split()
+    command = [sys.executable, "-m", name.replace("-", "_"), *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, f"error: No space left on device; {ROOM}\n")
+
+
+@each("words", ALL)
+def test_every_default_of_an_option_is_a_value_that_the_option_takes(words):
+    command = typer.main.get_command(APPS[words[0]])
+    for name in words[1:]:
+        command = command.commands[name]
+    context = command.context_class(command)
+    for one in command.params:
+        if (default := one.get_default(context)) is not None:
+            one.process_value(context, default)
 
 
 CORPUS = "launch slurm configs:corpora/quickstart.yaml"

@@ -12,12 +12,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from docs.pictures import objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.models.flops import Sizes, count_flops
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,6 +58,44 @@ def test_the_sizes_of_the_quickstart():
     corpus = load(ROOT / "configs/corpora/quickstart.yaml", [], CorpusConfig)
     assert f"vocabulary of {corpus.tokenizer.vocab_size:,} tokens" in first_run
     assert re.search(rf"rows of {corpus.rows.objective.raw_length}\s+tokens", first_run)
+
+
+def test_the_commands_of_the_readme_fit_a_terminal():
+    assert [line for line in README.splitlines() if line.startswith("    ") and len(line) > 78] == []
+
+
+def test_the_milliseconds_of_the_readme_are_those_measured_on_one_gpu():
+    """Of steps of T5 v1.1 base with 128 rows at once and compiled layers."""
+    rows = [
+        line["value"]
+        for name in ("gpu-1", "gpu-2")
+        for line in map(json.loads, (ROOT / f"docs/results/gpu/{name}.jsonl").read_text().splitlines())
+        if line.get("row") in ("peers", "steps") and line["value"]["micro_batch"] == 128
+    ]
+    peers = {row["peer"]: row["ms"] for row in rows if row.get("compiled")}
+    (ours,) = [row for row in rows if (row.get("run"), row.get("form")) == ("t5-v1.1-base-c4", "compiled")]
+    assert f"[{ours['ms']:.0f} ms on one H200]" in README
+    assert f"{100 * ours['mfu_of_data_sheet']:.0f} % MFU" in README
+    nanot5, transformers = peers["nanoT5's form"], peers["transformers, sdpa"]
+    assert f"takes {nanot5:.0f} ms and transformers' T5 {transformers:.0f} ms" in README
+
+
+PUBLISHED = {"large": "large", "XL": "xl", "XXL": "xxl", "3B": "xl", "220M": "base"}  # the shapes of T5 v1.1
+
+
+def test_the_mfu_of_published_runs_follows_from_their_rows():
+    """An A100's peak is 312 TFLOP/s in bf16. NeMo's vocabulary has 29,184 ids, and its T5 the shapes of T5 v1.1's."""
+    found = re.findall(r"^\| (t5x|NeMo), .*?(\w+)(?:, tensor .*)? \| (\d+) \| (\d+), (\d+) \| ([\d,]+) \| (\d+) % \|$",
+                       page("reference/scaling"), re.MULTILINE)  # fmt: skip
+    assert len(found) == 6
+    for trainer, size, *numbers in found:
+        gpus, inputs, targets, rows, mfu = (int(number.replace(",", "")) for number in numbers)
+        shapes = yaml.safe_load((ROOT / f"configs/models/t5-v1.1-{PUBLISHED[size]}.yaml").read_text())["model"]
+        overrides = [f"model.{key}={value}" for key, value in shapes.items()]
+        overrides += ["model.vocab_size=29184"] * (trainer == "NeMo")
+        config = load(ROOT / "configs/runs/t5-v1.1-base-c4.yaml", overrides, RunConfig)
+        flops = count_flops(models.outline(config.model), Sizes.of_example(inputs, targets))
+        assert round(100 * flops * rows / gpus / 312e12) == mfu, (trainer, size)
 
 
 def test_the_share_of_rows_in_a_mixture_by_tokens():

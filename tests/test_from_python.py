@@ -4,12 +4,15 @@ it was."""
 import gc
 import json
 import logging
+import math
+import multiprocessing
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -237,36 +240,54 @@ def fail_and_train(path: Path, error: BaseException) -> None:
     assert pretrain.train(path, stop_at_step=np.int64(4)).state == "stopped"
 
 
-@each(
-    "call, said",
-    [
-        (lambda: pretrain.load("nowhere"), "nowhere"),
-        (lambda: pretrain.train("nowhere.yaml"), "nowhere.yaml: no such file"),
-        (
-            lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
-            "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
-        ),
-        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; give a run directory"),
-        (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
-        (
-            lambda: pretrain.train("configs:runs/quickstart.yaml", stop_at_step=0),
-            "stop_at_step: expected 1 or more, got 0",
-        ),
-        (
-            lambda: launch.local("configs:runs/quickstart.yaml", stop_at_step=-1),
-            "stop_at_step: expected 1 or more, got -1",
-        ),
-        (
-            lambda: launch.local("configs:runs/quickstart.yaml", optimizer={"learning_rat": 1}),
-            "optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
-        ),
-    ],
-)
-def test_a_wrong_argument_about_runs_is_one_line(tmp_path, monkeypatch, call, said):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(data_pipeline.UserError, match=said) as raised:
-        call()
-    assert len(str(raised.value).splitlines()) == 1
+class Counts(Callback):
+    """Counts the steps that it has seen, also over a checkpoint, and starts a second run in the first."""
+
+    def __init__(self, path: Path):
+        self.path, self.seen, self.said = path, 0, list[str]()
+
+    def after_step(self, trainer):
+        self.seen += 1
+        if trainer.step == 1:
+            self.start_another()
+            thread = threading.Thread(target=self.start_another)
+            thread.start()
+            thread.join()
+
+    def start_another(self):
+        try:
+            pretrain.train(self.path, run={"directory": f"{self.path.parent}/another"})
+        except data_pipeline.UserError as error:
+            self.said.append(str(error))
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state.get("seen", 0)
+
+
+def test_an_object_is_a_callback_and_one_thread_trains_at_a_time(small_corpus, tmp_path):
+    in_a_new_process(train_in_a_thread, run_file(tmp_path, small_corpus))
+
+
+def train_in_a_thread(path: Path) -> None:
+    counts, runs = Counts(path), []
+    thread = threading.Thread(
+        target=lambda: runs.append(pretrain.train(path, stop_at_step=4, callbacks=[*CALLBACK, counts]))
+    )
+    AtStep.do = int
+    thread.start()
+    thread.join()
+    (run,) = runs
+    assert (run.state, counts.seen) == ("stopped", 4)
+    assert repr(run) == f"Run('{path.parent}/run': stopped)"
+    assert len(counts.said) == 2
+    assert all(said.startswith("this process trains already, in another thread or around") for said in counts.said)
+    again = Counts(path)
+    config = {**json.loads(path.read_text()), "callbacks": (again,)}
+    assert pretrain.train(config) == run
+    assert (run.state, again.seen, again.said) == ("finished", 8, [])
 
 
 def test_the_pages_examples_of_corpora_and_the_command_builds_the_same(tmp_path, monkeypatch, capsys):
@@ -386,42 +407,20 @@ def test_held_out_rows_are_passed_once_and_continue(small_corpus):
     rest = corpus.loader("validation", 3, state=loader.state_dict())
     left = [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in (first, *rest)]
     assert sum(left) == targets
+    again = list(loader)  # from the first row, although the last pass wasn't finished
+    assert torch.equal(again[0]["labels"], first["labels"])
+    assert len(again) == len(loader) == math.ceil(corpus.rows("validation") / 4)
+    assert len(corpus.loader("train", 5, ranks=3)) == math.ceil(corpus.rows("train") / 15)
+    assert len(list(rest)) == len(rest) == math.ceil(corpus.rows("validation") / 3)
 
 
-@each(
-    "call, said",
-    [
-        (lambda corpus: corpus.examples("test"), "split: .*has train, validation, got 'test'"),
-        (lambda corpus: corpus.documents("test"), "split: .*has train, validation, got 'test'"),
-        (lambda corpus: corpus.loader("train", 0), "batch_size: expected 1 or more, got 0"),
-        (lambda corpus: corpus.loader("train", 2, rank=2, ranks=2), "rank: expected 0 to 1, .* got 2"),
-        (
-            lambda corpus: corpus.loader("train", 2, state=corpus.loader("train", 2, seed=1).state_dict()),
-            "another stream: seed is 1 there, 0 here",
-        ),
-        (lambda corpus: corpus.loader("train", 2, state={"split": "validation"}), "of the split 'validation'"),
-        (lambda corpus: corpus.loader("train", 2, state={"split": "train", "position": "x"}), "damaged"),
-        (lambda corpus: data_pipeline.objective("spans", corpus.tokenizer), "objective.name: expected one of"),
-        (lambda corpus: data_pipeline.objective("text_to_text", corpus.tokenizer), "needs pairs of texts"),
-        (
-            lambda corpus: data_pipeline.objective("span_corruption", corpus.tokenizer, noise=0.3),
-            "objective.noise: unknown key; nearest valid key: objective.noise_density",
-        ),
-        (
-            lambda corpus: data_pipeline.objective("span_corruption", corpus.tokenizer, inputs_length=32)([9] * 99),
-            "span_corruption: expected at most 34 tokens, got 99",
-        ),
-        (lambda corpus: data_pipeline.open("nowhere"), "nowhere/manifest.json: no such file"),
-        (lambda corpus: data_pipeline.build("nowhere.yaml"), "nowhere.yaml: no such file"),
-        (lambda corpus: data_pipeline.build("configs:corpora/nothing.yaml"), "no such file ships"),
-        (
-            lambda corpus: data_pipeline.build("configs:corpora/quickstart.yaml", tokenizer={"vocab_size": -1}),
-            "tokenizer.vocab_size: expected integer",
-        ),
-    ],
-)  # fmt: skip
-def test_a_wrong_argument_is_one_line(small_corpus, call, said):
+def test_workers_prepare_held_out_batches_as_they_do_training_batches(small_corpus):
     corpus = data_pipeline.open(small_corpus)
-    with pytest.raises(data_pipeline.UserError, match=said) as raised:
-        call(corpus)
-    assert len(str(raised.value).splitlines()) == 1
+    before, alone = {*multiprocessing.active_children()}, list(corpus.loader("validation", 4))
+    batches = iter(corpus.loader("validation", 4, workers=2))
+    made = [next(batches)]
+    assert len({*multiprocessing.active_children()} - before) == 2
+    made += batches
+    for found, wanted in zip(made, alone, strict=True):
+        assert found.keys() == wanted.keys()
+        assert all(found[name].equal(wanted[name]) for name in wanted)

@@ -3,7 +3,10 @@
 import re
 import subprocess
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 from tests.tables import each
 
@@ -21,6 +24,7 @@ SHIPPED = re.compile(r"configs:([\w./-]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")  # FAMILY.py, configs:NAME
 LISTED = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 PYTHON_FILES = {Path(path).name for path in LISTED.split()}
+COMMAND = re.compile(r"(?:python -m|pretrain|data-pipeline|launch|make|pip|git) [\w.-]+ ?[\w./-]*(?: --|\n|$)")
 MODULE = re.compile(r"python -m ((?:tests|checks|examples|experiments)[\w.]+)")
 
 
@@ -53,6 +57,14 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             lost.append(link)
     assert lost == []
+
+
+@each("page", PAGES)
+def test_no_command_is_prose(page):
+    """As one that is indented by four below a list is, since it belongs to the list's last item."""
+    tokens = MarkdownIt().parse(text_of(page))
+    paragraphs = [after.content for before, after in pairwise(tokens) if before.type == "paragraph_open"]
+    assert [text for text in paragraphs if COMMAND.match(text)] == []
 
 
 @each("page", PAGES)

@@ -1,5 +1,7 @@
 """Atomic writes: a file or directory appears whole or not at all (temporary name, flush, fsync, rename); and locks.
 
+A file has the permissions of any new file, whatever the library that writes its content asks for (safetensors: 0600).
+
 A file is on the disk when its writer returns. With `begun_in`, the caller flushes the file's folder instead, once for
 all files of the folder. That is for files that can be written again.
 """
@@ -8,16 +10,18 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import OF_DISKS, FailedError, UserError
 
 SEAL = b',\n "sha256": "'  # at the end of a sealed JSON file
 TEMPORARY_SUFFIX = ".tmp"
@@ -27,26 +31,32 @@ _warned: set[str] = set()  # the warnings that this process has printed
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path, begun_in: Path | None = None) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed to `path` when the block succeeds and removed when it raises.
+def atomic_path(path: Path, begun_in: Path | None = None, mode: int | None = None) -> Iterator[Path]:
+    """An empty temporary file beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    `begun_in`: a folder for the temporary path. The content is on the disk before the file is renamed, but a power cut
-    may lose the new name until the caller has flushed the file's folder.
+    `mode`: the file's permissions; None: as for any new file. `begun_in`: a folder for the temporary file. The content
+    is on the disk before the file is renamed, but a power cut may lose the new name until the caller has flushed the
+    file's folder.
     """
     temporary = temporary_path(path if begun_in is None else begun_in / path.name)
-    if not temporary.parent.exists():  # spares a mkdir for each file
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        flush(temporary)
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(path)
-        if begun_in is None:
-            flush(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path, temporary):
+        if not temporary.parent.exists():  # spares a mkdir for each file
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # nobody else may open the file before it has its permissions
+            temporary.touch(0o666 if mode is None else mode & 0o700)
+            wanted = stat.S_IMODE(temporary.stat().st_mode) if mode is None else mode
+            yield temporary
+            _give_mode(temporary, wanted)
+            flush(temporary)
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(path)
+            if begun_in is None:
+                flush(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -60,22 +70,42 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def new_directory(path: Path) -> Iterator[Path]:
     """A hidden directory beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    Raises UserError if `path` exists and isn't an empty directory, or if no directory can be made there.
+    Raises UserError if `path` exists and isn't an empty directory, or if no directory can be made there; FailedError if
+    the disk is full or the folder above can't be written.
     """
-    temporary = temporary_path(path)
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path}: exists already; choose another directory")
+        temporary = temporary_path(path.absolute())  # the current folder, ".", has no name
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{path}: no directory can be made here: {(error.strerror or str(error)).lower()}") from None
+        kind = FailedError if isinstance(error, PermissionError) or error.errno in OF_DISKS else UserError
+        raise kind(f"{path}: no directory can be made here: {(error.strerror or str(error)).lower()}") from None
+    with naming(path, temporary):
+        try:
+            yield temporary
+            mode = stat.S_IMODE(temporary.stat().st_mode) & 0o666
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _give_mode(file, mode)
+                flush(file)
+            commit(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Within the block, an error of a full disk names `path`, and an error that names a file in `temporary` names the
+    file in `path`."""
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            flush(file)
-        commit(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in OF_DISKS:
+            error.filename = str(path)
+        elif temporary and isinstance(error.filename, str) and Path(error.filename).is_relative_to(temporary):
+            error.filename = str(path / Path(error.filename).relative_to(temporary))
         raise
 
 
@@ -93,11 +123,21 @@ def commit(temporary: Path, path: Path) -> None:
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
     """Writes a file. `mode`: its permissions; None: as for any new file."""
-    with atomic_path(path) as temporary:
-        if mode is not None:
-            temporary.touch(mode & 0o700)  # nobody else may open the file before it has its permissions
-            temporary.chmod(mode)
+    with atomic_path(path, mode=mode) as temporary:
         temporary.write_bytes(content)
+
+
+def _give_mode(file: Path, mode: int) -> None:
+    """Sets a file's permissions, unless it has them."""
+    if stat.S_IMODE(file.stat().st_mode) != mode:
+        file.chmod(mode)
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Writes files: all of them or, if the disk refuses one, none."""
+    with contextlib.ExitStack() as stack:
+        for path, content in contents.items():
+            stack.enter_context(atomic_path(path)).write_bytes(content)
 
 
 def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = None) -> None:
@@ -107,6 +147,18 @@ def write_json(path: Path, value: Any, sealed: bool = False, mode: int | None = 
     as for `write_bytes`.
     """
     write_bytes(path, json_bytes(value, sealed), mode)
+
+
+def strict_json(value: Any) -> Any:
+    """`value`, of dicts, lists and scalars, with each NaN and infinity, which JSON lacks, as the string "NaN",
+    "Infinity" or "-Infinity". `float()` reads them back."""
+    if isinstance(value, dict):
+        return {key: strict_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def json_bytes(value: Any, sealed: bool) -> bytes:

@@ -4,18 +4,20 @@ Exit codes: 0 done, 1 failed or found damage, 2 wrong arguments or config, 75 (`
 """
 
 import contextlib
+import io
+import json
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 from data_pipeline.base import paths
 from data_pipeline.base.errors import STOPPED as STOPPED
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import UserError, of_command
 from data_pipeline.base.formatting import is_utf8, masked, printable
 
 _INTERRUPTED = 130  # typer's exit code after Ctrl-C
@@ -83,8 +85,25 @@ Version = Annotated[
 ]
 
 
+def json_for(stream: TextIO, value: Any, indent: int | None = None) -> str:
+    """`value` as JSON, with escapes if the encoding of `stream` lacks one of its characters."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(stream.encoding or "utf-8")  # None: a StringIO
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent)
+    return text
+
+
 def run_command(app: typer.Typer) -> None:
-    """Runs `app`. Prints a UserError as one message, without a traceback, and exits with its code."""
+    """Runs `app`. Prints a UserError, or a file that the system refuses, as one message without a traceback, and exits
+    with its code.
+
+    A character that the encoding of stdout lacks, such as Latin-1, is printed as a question mark. Python escapes it on
+    stderr.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     for name in [name for name, value in os.environ.items() if not value and _EMPTY_IS_UNSET.fullmatch(name)]:
         del os.environ[name]
     try:
@@ -93,15 +112,42 @@ def run_command(app: typer.Typer) -> None:
                 raise UserError(f"{printable(argument)}: an argument that isn't UTF-8; convert it, or rename the file")
         app()
     except UserError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
+        _end(error)
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             print("interrupted; run the same command again", file=sys.stderr)
+        if (full := _flush_output()) and not end.code:
+            _end(full)
         raise
-    except BrokenPipeError:  # a program such as `head` has closed the output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        if (failed := of_command(error)) is None:
+            raise
+        _end(failed)
+
+
+def _end(error: UserError) -> NoReturn:
+    print_error(error)
+    _flush_output()
+    sys.exit(error.exit_code)
+
+
+def _flush_output() -> UserError | None:
+    """Writes what is left of the output. Returns the failure if the output's disk is full."""
+    try:
+        if sys.stdout is not None:  # None: it was closed before the start
+            sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        return of_command(error)
+    return None
+
+
+def _drop_output() -> None:
+    """Drops what is left of the output: a program such as `head` has closed it, or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(error: UserError) -> None:

@@ -13,10 +13,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
@@ -27,9 +28,10 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
-from yaml import YAMLError
+from yaml import MappingNode, Node, SafeLoader, ScalarNode, SequenceNode, YAMLError
 
 import data_pipeline
 from data_pipeline.base import packages, paths
@@ -64,8 +66,32 @@ class Section(BaseModel):
     """Earlier names, which are still accepted, and today's names; only for the class of a whole file. "data.pack":
     "packing_ratio" renames a key; "checkpoint.on_failure: go_on": "continue" renames a value."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Other programs' names of keys, and the keys that are meant; only for the class of a whole file."""
+
     other_files: ClassVar[Mapping[str, str]] = {}
     """Keys of other kinds of files. The value says what kind that is, and which command takes such a file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, values: Any) -> Any:
+        """Pydantic would take true, and YAML's `yes` and `on`, for 1."""
+        given = values.items() if isinstance(values, Mapping) else ()
+        flags = {key: value for key, value in given if isinstance(value, bool) and key in cls.model_fields}
+        types = {key: _types_in(cls.model_fields[key].annotation) for key in flags}
+        wrong = [key for key in flags if bool not in types[key] and (int in types[key] or float in types[key])]
+        if wrong:
+            raise ValueError("\n".join(f"{key}: expected a number, got {str(flags[key]).lower()}" for key in wrong))
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_empty(cls, given: Any) -> Any:
+        """null for a list, or for keys and values, that are empty by default means an empty one."""
+        if not isinstance(given, Mapping):
+            return given
+        empty = {key for key, field in cls.model_fields.items() if field.default in ([], {})}
+        return {key: value for key, value in given.items() if value is not None or key not in empty}
 
     @field_validator("*")
     @classmethod
@@ -130,7 +156,20 @@ def path_of(config: Given) -> Path | Mapping[str, Any]:
 
 def as_overrides(changes: Mapping[str, Any]) -> list[str]:
     """{"tokenizer": {"vocab_size": 500}}  ->  ['tokenizer={"vocab_size": 500}'], since JSON is YAML."""
-    return [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in changes.items()]
+    return [f"{key}={_as_json(value, f'{key}: ')}" for key, value in changes.items()]
+
+
+def _as_json(value: Any, where: str = "") -> str:
+    """`value` as JSON, with paths as text and NumPy's numbers as numbers. Raises UserError for other objects."""
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, os.PathLike):
+            return os.fspath(one)
+        if callable(item := getattr(one, "item", None)):
+            return item()
+        raise UserError(f"{where}expected values as in a YAML file, got {one!r}")
+
+    return json.dumps(value, default=plain, ensure_ascii=False)
 
 
 def _name(config: Given) -> Path:
@@ -140,21 +179,24 @@ def _name(config: Given) -> Path:
 
 def _merged(config: Given, overrides: Sequence[str], schema: type[Section]) -> DictConfig:
     if isinstance(config, Mapping):
-        given = OmegaConf.create(json.loads(json.dumps(config, default=str)))
+        given = OmegaConf.create(json.loads(_as_json(config, "config: ")))
         merged = _extended(given, _name(config), (), schema)
     else:
         merged = _read(Path(config), (), schema)
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"{override!r}: an override has the form section.key=value")
         try:
+            _refuse_ambiguous(value, repr(override))
             update = OmegaConf.from_dotlist([override])
             _forget_other_kinds(merged, update)
             if (new := _with_new_names(update, schema, "")) is not update:
                 merged.merge_with(new)
             else:
                 merged.merge_with_dotlist([override])  # an index in its key selects an item of a list
+        except UserError:
+            raise
         except (OmegaConfBaseException, YAMLError, ValueError, IndexError, TypeError) as error:
             raise UserError(f"{override!r}: can't be applied: {one_line(error)}") from None
     return merged
@@ -184,17 +226,53 @@ def problems(error: ValidationError, schema: type[BaseModel]) -> list[str]:
     for problem in error.errors():
         place = _walk(schema, problem["loc"])
         first.setdefault(".".join(place.names), (problem, place))
-    return [line for key, found in first.items() for line in _describe(key, *found).splitlines()]
+    return [line for key, found in first.items() for line in _describe(schema, key, *found).splitlines()]
 
 
 def _read(path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConfig:
     if path.resolve() in seen:
         raise UserError(f"{path}: extends itself")
     with paths.opening(str(path)):
+        _refuse_ambiguous(path.read_text(encoding="utf-8"), f"{path}")
         config = OmegaConf.load(path)
     if not isinstance(config, DictConfig):
         raise UserError(f"{path}: expected keys and values at the top level")
     return _extended(config, path, (*seen, path.resolve()), schema)
+
+
+def _refuse_ambiguous(text: str, where: str) -> None:
+    """Raises UserError for numbers in `text`, which is YAML, that aren't in base 10 and don't show that.
+
+    YAML 1.1 takes 010 for 8 and 1:30 for 90; other versions take these for 10 and for text. `yes`, `no`, `on` and `off`
+    are true and false, and 1_000 is 1000, as in Python.
+    """
+    for key, found in _scalars(yaml.compose(text, SafeLoader)):
+        is_plain = found.style is None and found.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        digits = found.value.replace("_", "").lstrip("+-")
+        if is_plain and (":" in digits or (digits.isdigit() and digits.startswith("0"))):
+            value = yaml.safe_load(found.value)
+            meant = [] if ":" in digits else [int(digits)]
+            if meant != [abs(value)]:
+                sign = "-" if found.value.startswith("-") else ""
+                numbers = " or ".join(f"{sign}{one}" for one in (*meant, abs(value)))
+                base = "60" if ":" in digits else "8"
+                way_out = f'write {numbers}, or "{found.value}" in quotes for text'
+                place = f"{where}: {key}" if key else where
+                raise UserError(f"{place}: YAML takes {found.value} for {value}, a number in base {base}; {way_out}")
+
+
+def _scalars(node: Node | None, key: str = "") -> Iterator[tuple[str, ScalarNode]]:
+    """The scalars of a YAML document, keys included, with the key below which each is."""
+    below: list[tuple[str, Node]] = []
+    if isinstance(node, ScalarNode):
+        yield key, node
+    elif isinstance(node, SequenceNode):
+        below = [(str(number), one) for number, one in enumerate(node.value)]
+    elif isinstance(node, MappingNode):
+        yield from ((key, name) for name, _ in node.value if isinstance(name, ScalarNode))
+        below = [(str(name.value), one) for name, one in node.value]
+    for name, one in below:
+        yield from _scalars(one, f"{key}.{name}" if key else name)
 
 
 def _extended(config: DictConfig, path: Path, seen: tuple[Path, ...], schema: type[Section]) -> DictConfig:
@@ -260,7 +338,7 @@ def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
         _forget_other_kinds(config[key], value)
 
 
-def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
+def _describe(schema: type[BaseModel], key: str, problem: ErrorDetails, place: "_Place") -> str:
     """Describes the problem with `key` in one line, or in several where a validator names several problems."""
     if problem["type"] == "extra_forbidden":
         *above, name = place.names
@@ -268,9 +346,9 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
             if issubclass(section, Section) and name in section.refused:
                 return f"{key}: {section.refused[name]}"
         known = [field for section in place.sections for field in section.model_fields]
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; nearest valid key: {'.'.join([*above, nearest[0]])}" if nearest else ""
-        return f"{key}: unknown key{hint}"
+        near = [".".join([*above, one]) for one in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
+        nearest = [one for one in _elsewhere(schema, name, known) if one != key] or near
+        return f"{key}: unknown key" + (f"; nearest valid key: {nearest[0]}" if nearest else "")
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return "\n".join(f"{key}: {line}" if key else line for line in message.splitlines())
@@ -286,11 +364,32 @@ def _describe(key: str, problem: ErrorDetails, place: "_Place") -> str:
     means = f" ({brief})" if brief else ""
     if problem["type"] == "missing":
         return f"{key}: missing{means}"
-    expected = message[:1].lower() + message[1:]
+    expected = "expected keys and values" if problem["type"] == "model_type" else message[:1].lower() + message[1:]
     if place.names[-1:] == [field]:  # the field itself, not an item of its list
         expected = f"expected {allowed_values(holder.model_json_schema()['properties'][field])}"
     hint = packages.missing_under(place.names, problem["input"]) if problem["type"] == "literal_error" else ""
+    if isinstance(problem["input"], bool) and problem["type"] in ("string_type", "literal_error"):
+        hint = "YAML takes yes, no, on and off for true and false; write text in quotes"
     return f"{key}: {expected}, got {problem['input']!r}{means}{hint and f'; {hint}'}"
+
+
+def _elsewhere(schema: type[BaseModel], name: str, known: Sequence[str]) -> list[str]:
+    """The one key of the file that has this name in another section, or that another program calls by this name."""
+    if issubclass(schema, Section) and name in schema.elsewhere:
+        return [schema.elsewhere[name]]
+    found = [key for key in _keys(schema) if key.rpartition(".")[2] == name]
+    return found if len(found) == 1 and name not in known else []
+
+
+@functools.cache
+def _keys(section: type[BaseModel]) -> list[str]:
+    """The dotted keys of `section` and of the sections below, without those in lists."""
+    found: dict[str, None] = {}
+    for name, field in section.model_fields.items():
+        found[name] = None
+        if get_origin(field.annotation) is not list:
+            found |= {f"{name}.{key}": None for below in _models_in(field.annotation) for key in _keys(below)}
+    return list(found)
 
 
 class _Place(NamedTuple):
@@ -338,6 +437,12 @@ def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
     """The names that select this section, if it is one of several kinds."""
     named = (section.model_fields.get(key) for key in ("name", "family", "hook"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    """The types in a union, or in what is annotated."""
+    arguments = get_args(annotation)
+    return [one for argument in arguments for one in _types_in(argument)] if arguments else [annotation]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -8,14 +8,26 @@ from pathlib import Path
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: a scheduler may start it again
 
-OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _OF_FILES = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR)
+_ROOM = "free some space there, or choose another folder, and run the same command again"
+_WAYS_OUT = {  # for a file that a command reads or writes
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or choose another path"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP), "choose another path"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "run the same command again; if that fails too, check the disk"),
+}
 
 
 class UserError(Exception):
-    """A wrong argument, config or input. The message is one line; the command exits with `exit_code`, which is 2."""
+    """A wrong argument, config or input. The message is one line; the command exits with `exit_code`, which is 2.
+
+    Attributes:
+        on_all_ranks: True if all ranks of a run raise it together, so that only one needs to print it.
+    """
 
     exit_code = 2
+    on_all_ranks = False
 
 
 class FailedError(UserError):
@@ -33,9 +45,16 @@ class StoreError(UserError):
 
 
 class StoreDamage(StoreError):
-    """A remote store sent bytes of a file whose checksum differs from the published one."""
+    """A remote store sent bytes of a `file` whose checksum differs from the published one."""
 
     exit_code = 1
+
+    def __init__(self, message: str, file: str = ""):
+        super().__init__(message, file)
+        self.file = file
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class StoreUnavailable(StoreError):
@@ -97,6 +116,16 @@ def of_files(error: OSError, place: Path, way_out: str) -> FailedError | None:
     if error.errno in OF_DISKS and Path(str(where)).is_relative_to(place):
         where = place
     return FailedError(f"{where}: {os.strerror(error.errno)}; {way_out}")
+
+
+def of_command(error: OSError) -> FailedError | None:
+    """The failure of a command in one line, if `error` is of a full disk or names the file that the system refuses;
+    else None."""
+    way_out, where = _WAYS_OUT.get(error.errno or 0), error.filename2 or error.filename
+    if way_out is None or (where is None and error.errno not in OF_DISKS):
+        return None
+    named = f"{os.fsdecode(where)}: " if isinstance(where, str | bytes | os.PathLike) else ""
+    return FailedError(f"{named}{os.strerror(error.errno or 0)}; {way_out}")
 
 
 @contextlib.contextmanager

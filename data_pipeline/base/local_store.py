@@ -130,6 +130,7 @@ class LocalStore(Store):
         path = self.root / _STAGES / "driver"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            flush(self.root)  # files that survive a power cut without `.stages` would seem to be the user's
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise UserError(f"output: {path} can't be written: {error.strerror}") from None

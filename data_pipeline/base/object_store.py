@@ -49,7 +49,7 @@ class ObjectStore(Store):
         self._filesystem, root = stores.filesystem(self._url)
         self._root = root.rstrip("/")
         self._protocols = stores.protocols(self._filesystem)
-        self._is_away = False
+        self._is_away = self._keeps_uploads = False
         self._claimed = 0  # the number of this driver's claim
         self._driver = 0  # the claim of this worker's driver
         self._seen, self._looked = 0, 0.0  # the last claim that was found, and when
@@ -365,14 +365,40 @@ class ObjectStore(Store):
         return b""
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
-        """Aborts unfinished multipart uploads, whose parts are invisible and cost money."""
-        if "s3" not in self._protocols:
+        """Aborts unfinished multipart uploads of files in `folders`: their parts are invisible and cost money.
+
+        If the store refuses, a line says so, once: a build needs no permission for it.
+        """
+        if "s3" not in self._protocols or self._keeps_uploads:
             return
+        within = self._root.partition("/")[2]
+        names = {f"{within}/{folder}/".removeprefix("/") for folder in folders}
+        try:
+            for upload in [*self._uploads()]:
+                if upload["Key"].startswith(tuple(names)):
+                    self._of_uploads("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            self._keeps_uploads = True
+            way_out = (
+                "unfinished uploads of killed builds stay; AbortIncompleteMultipartUpload is a bucket's rule for them"
+            )
+            print(f"note: {error}; {way_out}", file=sys.stderr)
+
+    def _uploads(self) -> Iterator[dict[str, str]]:
+        """The unfinished uploads below the corpus's URL. The store lists at most 1,000 at once."""
+        prefix, after = f"{self._root}/".partition("/")[2], dict[str, str]()
+        while True:
+            page = self._of_uploads("list_multipart_uploads", Prefix=prefix, **after)
+            yield from page.get("Uploads", ())
+            if not page.get("IsTruncated"):
+                return
+            after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _of_uploads(self, method: str, **given: str) -> dict[str, Any]:
         bucket = self._root.partition("/")[0]
-        uploads = stores.with_retries(lambda: self._filesystem.list_multipart_uploads(bucket), self._url)
-        for upload in uploads:
-            if f"{bucket}/{upload['Key']}".startswith(f"{self._root}/"):
-                self._filesystem.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+        return self._retried(lambda: self._filesystem.call_s3(method, Bucket=bucket, **given), self._url)
 
 
 def _etag(path: Path, in_parts: bool) -> str:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,10 @@ from typing import IO, Literal
 
 import psutil
 
+# The start of each command that runs Python: -P, so that no file of the current folder, such as random.py, is run in
+# place of a module.
+PYTHON = (sys.executable, "-P")
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # variables that do the same for the Python processes that libraries start
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _SECONDS_TO_DIE, _POLL_SECONDS = 60.0, 0.05
 
@@ -31,15 +36,22 @@ def announce(number: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def caught(on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Within the block, each stop signal is appended to the list that is yielded, and `on_signal` is called with it."""
+def caught(
+    on_signal: Callable[[int], None] = lambda number: None, numbers: Iterable[signal.Signals] | None = None
+) -> Iterator[list[int]]:
+    """Within the block, each stop signal is appended to the list that is yielded, and `on_signal` is called with it.
+
+    `numbers`: the signals; None: all that ask this process to stop. Only the main thread can catch signals; in another
+    thread the list stays empty.
+    """
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         on_signal(number)
 
-    previous = {number: signal.signal(number, handle) for number in stop_signals()}
+    may_catch = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handle) for number in (numbers or stop_signals() if may_catch else ())}
     try:
         yield received
     finally:
@@ -71,6 +83,21 @@ def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Processes that are started within the block have these environment variables."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def until(true: Callable[[], object], seconds: float) -> bool:

@@ -135,13 +135,13 @@ class Activity:
 
     Attributes:
         unit: the unit of work.
-        attempt: how many workers of the unit died before.
+        tries: how many tries of the unit failed before.
         done: the bytes of input that the worker has read.
         doing: the current step in words: "training on 38 MB of text".
     """
 
     unit: str
-    attempt: int = 0
+    tries: int = 0
     done: int = 0
     doing: str = ""
 
@@ -151,6 +151,10 @@ class Board:
 
     def __init__(self) -> None:
         self._by_worker: dict[tuple[str, int], Activity] = {}
+
+    def begin(self, node: str, process: int, unit: str, tries: int) -> None:
+        """Like `note`, for a worker that has imported nothing yet."""
+        self.note(node, process, Activity(unit, tries))
 
     def note(self, node: str, process: int, activity: Activity) -> None:
         self._by_worker.pop((node, process), None)  # so that the newest comes last
@@ -166,11 +170,11 @@ _confirm: Callable[[Activity], None] | None = None
 
 
 @contextlib.contextmanager
-def working_on(unit: str, attempt: int = 0, confirm: Callable[[Activity], None] | None = None) -> Iterator[None]:
+def working_on(unit: str, tries: int = 0, confirm: Callable[[Activity], None] | None = None) -> Iterator[None]:
     """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called at once with each
     activity, for a unit that may kill this process."""
     global _current, _confirm
-    before, (_current, _confirm) = (_current, _confirm), (Activity(unit, attempt), confirm)
+    before, (_current, _confirm) = (_current, _confirm), (Activity(unit, tries), confirm)
     try:
         if confirm:
             confirm(_current)

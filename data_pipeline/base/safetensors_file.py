@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from data_pipeline.base.errors import FailedError, one_line
@@ -24,10 +23,11 @@ _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Turns a SafetensorError that an error of the system has caused into the OSError."""
+    """Turns an error of the libraries safetensors and tokenizers that an error of the system has caused into the
+    OSError."""
     try:
         yield
-    except SafetensorError as error:
+    except Exception as error:  # tokenizers has no class of its own
         code = re.search(r"os error (\d+)", str(error))
         if code is None:
             raise

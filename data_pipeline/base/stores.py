@@ -140,14 +140,27 @@ def open_file(path: str, beginning: bytes = b"", retried: Callable[..., Any] = w
     return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
 
 
-def exists(url: str) -> bool:
+def exists(url: str, wait: float = WAIT_SECONDS) -> bool:
     """Whether there is a file or directory at a path or URL; raises what `with_retries` raises."""
     found, path = filesystem(url)
     try:
-        with_retries(lambda: found.info(path), url)
+        with_retries(lambda: found.info(path), url, wait)
     except FileNotFoundError:
         return False
     return True
+
+
+def lists(url: str) -> bool:
+    """Whether an object store lists the object at `url`. If so, a store that refuses to send the object refuses this
+    object alone."""
+    found, path = filesystem(url)
+    if not OBJECT_STORES & protocols(found):
+        return False
+    within, _, name = path.rpartition("/")
+    try:
+        return path in with_retries(lambda: found.find(within, prefix=name), url)
+    except (UserError, FileNotFoundError):
+        return False
 
 
 def check_bucket(url: str) -> None:

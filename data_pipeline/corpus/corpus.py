@@ -211,6 +211,10 @@ class Corpus:
     remote: Remote | None = None
     other_objective: Objective | None = None
 
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{entry.rows:,} {name} rows" for name, entry in self.manifest.splits.items())
+        return f"Corpus({self.location!r}: {splits}, {self.manifest.tokenizer.size:,} ids, {self.objective.name})"
+
     @property
     def location(self) -> str:
         """Its directory or URL."""

@@ -44,10 +44,10 @@ def better_tried_elsewhere(error: Exception) -> bool:
 
 
 def attempt(
-    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, lost: int, others_may_try: bool
+    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, tries: int, others_may_try: bool
 ) -> Any:
-    """Does a unit in a worker, and reports the activity to `board`. If earlier workers of the unit were `lost`, each
-    activity is reported at once, since this worker may be lost, too."""
+    """Does a unit in a worker, and reports the activity to `board`. If earlier `tries` of the unit failed, reports each
+    activity at once, since this worker may be lost."""
     global _reporter, _others_may_try
     _others_may_try, process = others_may_try, os.getpid()
     if _reporter is None:
@@ -59,5 +59,5 @@ def attempt(
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)
 
-    with progress.working_on(name, lost, confirm if lost else None):
+    with progress.working_on(name, tries, confirm if tries else None):
         return function(given)

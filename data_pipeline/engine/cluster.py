@@ -1,5 +1,6 @@
 """Starts or joins a driver's Ray cluster; has the actor to which workers report, and Ray's metrics."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -11,17 +12,21 @@ from ray.util import metrics, scheduling_strategies
 
 from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.progress import Board
+from data_pipeline.engine.attempt import SECONDS_TO_ANSWER
 from data_pipeline.engine.config import RayConfig
 from data_pipeline.engine.dispatch import cpus_of, rooms_of_nodes
 
 _SECONDS_TO_CONNECT = 10.0
 _board: tuple[str, str, Any] | None = None  # node and job of this driver; the actor to which its workers report
+_is_own = False  # whether this module has started or joined the cluster, and not the program that builds
 
 
 def joined(config: RayConfig, object_store_bytes: int) -> int:
     """Starts or joins a cluster, unless this process has one; returns the number of its CPUs. Raises FailedError if the
     cluster can't be used."""
+    global _is_own
     if not ray.is_initialized():
+        _is_own = True
         if config.address is None:
             _start(config, object_store_bytes)
         else:
@@ -29,21 +34,45 @@ def joined(config: RayConfig, object_store_bytes: int) -> int:
     return cpus_of(room for _, room in rooms_of_nodes().values())
 
 
+def leave() -> None:
+    """Ends or leaves the cluster, unless the program had it before."""
+    global _is_own
+    if _is_own:
+        ray.shutdown()
+    _is_own = False
+
+
+def abandon(tasks: list[Any]) -> None:
+    """Ends tasks that run. In the program's own cluster, waits a moment until their workers have stopped."""
+    if _is_own:
+        leave()  # ends the workers, too: `ray.cancel` of tasks that are just ending can crash the driver
+        return
+    with contextlib.suppress(ray.exceptions.RayError):
+        for task in tasks:
+            ray.cancel(task)
+        ray.wait(tasks, num_returns=len(tasks), timeout=SECONDS_TO_ANSWER, fetch_local=False)
+
+
 def count(what: str, stage: str, number: int) -> None:
     """Adds to Ray's metric `data_pipeline_WHAT`, by stage."""
-    _metric(what, ray.get_runtime_context().get_job_id()).inc(number, {"stage": stage})
+    _metric(what, _here()).inc(number, {"stage": stage})
 
 
 @cache
-def _metric(what: str, job: str) -> metrics.Counter:
+def _metric(what: str, here: tuple[str, str]) -> metrics.Counter:
     return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
+
+
+def _here() -> tuple[str, str]:
+    """The node and the job of this driver: other ones after it has left a cluster and joined another."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
 
 
 def board() -> Any:
     """The actor to which this driver's workers report. It runs on the driver's node."""
     global _board
-    context = ray.get_runtime_context()
-    here = context.get_node_id(), context.get_job_id()
+    here = _here()
     if _board is None or _board[:2] != here:
         on_this_node = scheduling_strategies.NodeAffinitySchedulingStrategy(here[0], soft=True)
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Board)

@@ -36,6 +36,12 @@ class Result:
         """The output files that weren't known when the unit was planned."""
         return []
 
+    @property
+    def again(self) -> list[str]:
+        """The input files that couldn't be read and may be readable later. If there are any, the next build does the
+        unit again."""
+        return []
+
 
 Spec = TypeVar("Spec")
 ResultType = TypeVar("ResultType", bound=Result, covariant=True)
@@ -204,7 +210,7 @@ def _why_redo(finished: Finished[Result] | None, expected: str, sizes: Mapping[s
     if finished is None:
         return "new"
     if finished.fingerprint != expected:
-        return "input or config changed"
+        return "files to read again" if finished.result.again else "input or config changed"
     if any(sizes.get(name) != output.bytes for name, output in finished.outputs.items()):
         return "output missing or cut"
     return ""
@@ -227,7 +233,8 @@ def _perform(
             result = stage.work(corpus, unit.spec)
             outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
-            return Finished(unit.name, stage.fingerprint(unit), result, outputs, core_seconds, seconds)
+            done = replace(unit, inputs=fingerprint([unit.inputs, *result.again])) if result.again else unit
+            return Finished(unit.name, stage.fingerprint(done), result, outputs, core_seconds, seconds)
     except UserError as error:
         return Failed(error, may_be_of_node(error))
     except OSError as error:
@@ -283,7 +290,6 @@ def _performed(
                 continue
             if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
-                # another fingerprint, so that the next build tries the file again
-                left[name] = replace(units[name], spec=spec, inputs=fingerprint([units[name].inputs, file]))
+                left[name] = replace(units[name], spec=spec)
             else:
                 yield name, _out_of_memory(stage, name, str(answer))

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -65,7 +66,8 @@ class Workers:
         if not self.in_process:
             from data_pipeline.engine import cluster, dispatch  # as in `ready`
 
-            yield from dispatch.Dispatch(function, inputs, what, needs, cluster.board(), self._reported).results()
+            board, abandon = cluster.board(), cluster.abandon
+            yield from dispatch.Dispatch(function, inputs, what, needs, board, self._reported, abandon).results()
             return
         for name, given in inputs.items():
             with progress.working_on(name):
@@ -106,6 +108,17 @@ def ready(config: RayConfig) -> Workers:
     from data_pipeline.engine import cluster  # Ray takes 640 ms and 48 MB, and small builds don't need it
 
     return Workers(cluster.joined(config, OBJECT_STORE_BYTES), False)
+
+
+@contextlib.contextmanager
+def cluster_left() -> Iterator[None]:
+    """Ends or leaves, after the block, the cluster that `ready` has started or joined. A cluster that the program had
+    before is kept."""
+    try:
+        yield
+    finally:
+        if cluster := sys.modules.get("data_pipeline.engine.cluster"):  # else no cluster was needed
+            cluster.leave()
 
 
 def check_dashboard(config: RayConfig) -> None:

@@ -135,31 +135,47 @@ class TrainingBatches(Dataset):
         return EpochOrder(self._readers[corpus].blocks, self._stream.lanes, self._stream.seed, epoch)
 
 
+class _ValidationBatches(Dataset):
+    """Batches of one rank, indexed by their first row over all ranks."""
+
+    def __init__(self, corpus: Corpus, layout: BatchLayout, skip_damage: bool, shift: int):
+        self._arguments = (corpus, layout, skip_damage, shift)
+        self._layout, self._shift, self._total = layout, shift, corpus.rows("validation")
+        self._reader = Reader(corpus, "validation", skip_damage=skip_damage)
+        self._pad = corpus.tokenizer.vocabulary.pad
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """Each worker process makes its own reader."""
+        return type(self), self._arguments
+
+    def __getitem__(self, first: int) -> Batch:
+        size, total = self._layout.micro_batch, self._total
+        ids = first + self._layout.rank * size + np.arange(size)
+        rows = (np.minimum(ids, total - 1) + self._shift) % total
+        batch = as_batch(self._reader.examples(rows, 0), self._pad)
+        for name in LABELS:
+            if name in batch:
+                batch[name][torch.from_numpy(ids >= total)] = IGNORE_INDEX
+        return batch
+
+
 def validation_batches(
     corpus: Corpus,
     layout: BatchLayout,
     skip_damage: bool = False,
     shift: int = 0,
     start: int = 0,
+    workers: int = 0,
 ) -> Iterator[Batch]:
-    """Each held-out row exactly once over all ranks, always with the noise of epoch 0.
+    """Each held-out row exactly once over all ranks, always with the noise of epoch 0. `workers` prepare batches.
 
     The first batch begins with row `shift`, and row 0 follows the last one. The first `start` rows are skipped.
 
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
-    reader = Reader(corpus, "validation", skip_damage=skip_damage)
-    total = corpus.rows("validation")
-    stride = layout.ranks * layout.micro_batch
-    for first in range(start, total, stride):
-        ids = np.arange(first, first + stride)[layout.rank * layout.micro_batch :][: layout.micro_batch]
-        batch = as_batch(
-            reader.examples((np.minimum(ids, total - 1) + shift) % total, 0), corpus.tokenizer.vocabulary.pad
-        )
-        for name in LABELS:
-            if name in batch:
-                batch[name][torch.from_numpy(ids >= total)] = IGNORE_INDEX
-        yield batch
+    batches = _ValidationBatches(corpus, layout, skip_damage, shift)
+    firsts = range(start, corpus.rows("validation"), layout.ranks * layout.micro_batch)
+    yield from items(batches, firsts, workers, _PREFETCH) if workers else map(batches.__getitem__, firsts)
 
 
 def as_batch(examples: Examples, pad: int) -> Batch:

@@ -36,17 +36,23 @@ _KEYS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A kind of file, and the `formats` that can read it. `certain`: no other format begins like this."""
+    """A kind of file, and the `formats` that can read it. `certain`: no other format begins like this. `marked`: as
+    plain text it would have marks between its texts."""
 
     description: str
     formats: tuple[str, ...] = ()
     certain: bool = True
+    marked: bool = False
 
     def __str__(self) -> str:
         """ "a MediaWiki export (format: wikipedia)" """
         return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
 
 
+_FASTA = (
+    "FASTA, whose headers would become text: make each sequence one line by "
+    """awk '/^>/ {if (n++) print ""; next} {printf "%s", $0} END {print ""}', or read it as it is"""
+)
 _ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
 _BEGINNINGS = (
     (rb"PAR1", Look("a Parquet file", ("parquet",))),
@@ -57,7 +63,9 @@ _BEGINNINGS = (
     (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
     (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
-    (rb'<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
+    (rb'\s*<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
+    # headers, each above lines of letters
+    (rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", Look(_FASTA, ("text",), marked=True)),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
     (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
@@ -124,7 +132,7 @@ def _look(head: bytes, certain: bool = False) -> Look | None:
             return look
     lines = [line for line in head.split(b"\n")[: None if is_whole else -1] if line.strip()][:100]
     objects = _objects(lines[:2])
-    if len(objects) == 1 and (other := jsonl.not_a_record(objects[0])):
+    if len(objects) == 1 and is_whole and (other := jsonl.not_a_record(objects[0])):
         return Look(other, certain=False)
     if objects:
         readers = ("jsonl", "c4", "wikiextractor", "pairs")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -12,6 +13,7 @@ from data_pipeline.sources.record import (
     Record,
     RecordOptions,
     TextOptions,
+    next_bytes,
     open_text,
     parsed_lines,
     record_of,
@@ -45,12 +47,17 @@ def records(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Re
 
     def parse(line: str) -> dict[str, str]:
         found = json_object(line)
-        row = strings(found, {"text": options.text})
+        row = strings(found, {"text": options.text}, is_alone(stats, stream))
         return row | {field: string(found, name, required=False) for field, name in names.items()}
 
     for number, row in parsed_lines(stream, stats, options, parse):
         if record := record_of(number - 1, row, stats):
             yield record
+
+
+def is_alone(stats: ReadStats, stream: BinaryIO) -> bool:
+    """Whether the line that was just read from `stream` has the only record of the file."""
+    return stats.counters.read == 1 and not next_bytes(stream).strip()
 
 
 def json_object(line: str) -> dict[str, object]:
@@ -64,17 +71,20 @@ def json_object(line: str) -> dict[str, object]:
     return record
 
 
-def strings(record: dict[str, object], keys: dict[str, str]) -> dict[str, str]:
-    """The strings of `record` by option; `keys` has the key of each option: {"inputs": "question"}.
+def strings(record: dict[str, object], keys: dict[str, str], alone: bool) -> dict[str, str]:
+    """The strings of `record` by option; `keys` has the key of each option: {"inputs": "question"}. `alone`: whether
+    the record may be all of its file.
 
     Raises ValueError if one doesn't exist. The message says what to set or do: it names the keys of the longest strings
-    or, for an object that holds other records, the command that makes lines of these.
+    or, for an object that holds other records or a chat, the command that makes lines or one text of these.
     """
     try:
         return {option: string(record, key) for option, key in keys.items()}
     except ValueError as error:
-        if other := not_a_record(record):
+        if alone and (other := not_a_record(record)):
             raise ValueError(f"{error}; it looks like {other}") from None
+        if "text" in keys and (listed := _texts_in_list(record)):
+            raise ValueError(f"{error}; {listed}") from None
         lengths = dict(lengths_of_strings(record))
         longest = sorted(lengths, key=lambda path: -lengths[path])[: len(keys)]
         if all(_has(record, key) for key in keys.values()) or len(longest) < len(keys):
@@ -92,9 +102,30 @@ def not_a_record(record: dict[str, object]) -> str:
             return "one JSON object, a table of pandas: write it by to_json(orient='records', lines=True)"
         rows = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
         if rows and own < sum(length for one in rows for _, length in lengths_of_strings(one)):
-            path = f".{key}" if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key) else f".{json.dumps(key)}"
-            return f"one JSON object with its records under {key!r}: make each of them a line by jq -c '{path}[]'"
+            lines = f"make each of them a line by jq -c '{_jq(key)}[]'"
+            return f"one JSON object with its records under {key!r}: {lines}"
     return ""
+
+
+def _texts_in_list(record: dict[str, object]) -> str:
+    """For a record whose texts are in a list of objects, as a chat's are: where, and how to join them; else ""."""
+    own = max((length for _, length in lengths_of_strings(record)), default=0)
+    for key, value in record.items():
+        rows = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+        lengths = Counter[str]()
+        for row in rows:
+            lengths.update(dict(lengths_of_strings(row)))
+        if lengths and lengths.total() > own:
+            text, _ = max(lengths.items(), key=lambda one: one[1])
+            path = f"{_jq(key)}[]{''.join(map(_jq, text.split('.')))}"
+            how = f"""to make one text of them: jq -c '{{text: ([{path}] | join("\\n"))}}'"""
+            return f"its texts are in a list of objects under {key!r}, as in a chat; {how}"
+    return ""
+
+
+def _jq(key: str) -> str:
+    """The path of a key in jq's language."""
+    return f".{key}" if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key) else f".{json.dumps(key)}"
 
 
 def _has(record: dict[str, object], key: str) -> bool:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from data_pipeline.sources.jsonl import json_object, string, strings
-from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, next_byte, open_text, parsed_lines
+from data_pipeline.sources.jsonl import is_alone, json_object, string, strings
+from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, first_character, open_text, parsed_lines
 
 
 class Options(TextOptions):
     """The `options` of a source of pairs."""
 
     layout: Literal["auto", "tsv", "jsonl"] = "auto"
-    """How a line holds a pair. `tsv`: with a tab between. `jsonl`: as an object. `auto`: jsonl if the file's first byte
-    is `{`, else tsv."""
+    """How a line holds a pair. `tsv`: with a tab between. `jsonl`: as an object. `auto`: jsonl if the file's first
+    character is `{`, else tsv; white space before it doesn't count."""
     inputs: str = "inputs"
     """Key of the input in jsonl."""
     targets: str = "targets"
@@ -39,8 +39,10 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = Options(**file.options)
     with open_text(file, options) as stream:
-        is_json = next_byte(stream) == b"{" if options.layout == "auto" else options.layout == "jsonl"
-        parse: Callable[[str], dict[str, Any]] = partial(_of_object, options=options) if is_json else _of_tsv
+        first, stream = first_character(stream)
+        is_json = first == b"{" if options.layout == "auto" else options.layout == "jsonl"
+        alone = partial(is_alone, stats, stream)
+        parse: Callable[[str], dict[str, Any]] = partial(_of_object, options, alone) if is_json else _of_tsv
         blank = None if is_json else b" "  # a tab alone is a pair without texts
         for number, pair in parsed_lines(stream, stats, options, parse, blank):
             if not pair["text"].strip():
@@ -58,13 +60,13 @@ def _of_tsv(line: str) -> dict[str, Any]:
     return {"text": source, "target": targets[0]}
 
 
-def _of_object(line: str, options: Options) -> dict[str, Any]:
+def _of_object(options: Options, alone: Callable[[], bool], line: str) -> dict[str, Any]:
     pair = json_object(line)
     if isinstance(pair.get(options.targets), list):
         targets = _strings(pair, options.targets)
-        found = strings(pair, {"inputs": options.inputs}) | {"targets": next(iter(targets), "")}
+        found = strings(pair, {"inputs": options.inputs}, alone()) | {"targets": next(iter(targets), "")}
     else:
-        targets, found = [], strings(pair, {"inputs": options.inputs, "targets": options.targets})
+        targets, found = [], strings(pair, {"inputs": options.inputs, "targets": options.targets}, alone())
     choices = _strings(pair, options.choices) if options.choices in pair else []
     return {"text": found["inputs"], "target": found["targets"], "targets": targets, "choices": choices}
 

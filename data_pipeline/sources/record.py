@@ -8,6 +8,8 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
 from pydantic import AfterValidator, Field
@@ -206,9 +208,26 @@ def _recoded(stream: BinaryIO, path: str, encoding: str) -> Iterator[bytes]:
             yield text
 
 
-def next_byte(stream: BinaryIO) -> bytes:
-    """The next byte of a stream of `open_text`, without consuming it; b"" at the end."""
-    return cast(io.BufferedReader, stream).peek(1)[:1]
+def next_bytes(stream: BinaryIO) -> bytes:
+    """The next bytes of a stream of `open_text`, without consuming them; b"" at the end."""
+    return cast(io.BufferedReader, stream).peek(1)
+
+
+def first_character(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
+    r"""The first byte that isn't white space in a stream of `open_text`, and a stream with the same content.
+
+    b"" if the content begins with `_CHUNK` bytes of white space.
+
+        b"\n {}"  ->  b"{"
+    """
+    head = next_bytes(stream)
+    if not head.strip():
+        head = b""
+        while len(head) < _CHUNK and not head.strip() and (more := cast(io.BufferedReader, stream).read1(_CHUNK)):
+            head += more
+        rest = iter(partial(stream.read, _CHUNK), b"")
+        stream = cast(BinaryIO, io.BufferedReader(Chunks(chain([head] if head else [], rest))))
+    return head.lstrip()[:1], stream
 
 
 def numbered_lines(stream: BinaryIO, limit: int) -> Iterator[tuple[int, bytes | None]]:

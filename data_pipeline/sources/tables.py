@@ -5,9 +5,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_pipeline.base.errors import DamagedInput, UserError, one_line
+from data_pipeline.base.formatting import first_few
 from data_pipeline.base.progress import advance
 from data_pipeline.sources.decompress import open_for_random_access
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
@@ -18,10 +20,12 @@ _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.str
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ROWS = 1024  # of a Parquet file, per batch
 _BUFFER = 1 << 20
+_SHOWN = 8  # names, in a message
 
 
 class Columns(FieldNames):
-    """Names of the columns. All but `text` may be absent, unless the config names them."""
+    """Names of the columns. All but `text` may be absent, unless the config names them. In Parquet and Arrow,
+    "translation.en" is the field `en` of the structs in the column `translation`."""
 
     def present(self, path: str, names: list[str]) -> dict[str, str]:
         """The column of each field, of the columns `names`.
@@ -49,6 +53,7 @@ class _Lost(NamedTuple):
 
 
 _Rows = Sequence[tuple] | _Lost
+_Path = tuple[str, ...]  # of a column, or of a field of its structs: ("translation", "en")
 
 
 def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: ReadStats) -> Iterator[Record]:
@@ -88,11 +93,11 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
 
 
 def names(path: str) -> list[str]:
-    """The names of the columns."""
+    """The names of the columns, and of the fields of structs in them: "translation", "translation.en"."""
     with open_for_random_access(path, copied=False) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
-        return list((ParquetTable if is_parquet else ArrowTable)(source).schema.names)
+        return [name for name, _, _ in _fields((ParquetTable if is_parquet else ArrowTable)(source).schema)]
 
 
 class ParquetTable:
@@ -105,12 +110,13 @@ class ParquetTable:
         self.schema = self._file.schema_arrow
         self._bytes = source.seek(0, 2)
 
-    def rows(self, columns: list[str]) -> Iterator[_Rows]:
+    def rows(self, columns: list[_Path]) -> Iterator[_Rows]:
+        names = [*dict.fromkeys(".".join(path) for path in columns)]
         for group in range(self._file.num_row_groups):
             described = self._file.metadata.row_group(group)
             left = described.num_rows
             try:
-                for batch in self._file.iter_batches(_ROWS, [group], list(set(columns))):
+                for batch in self._file.iter_batches(_ROWS, [group], names):
                     rows = _values(batch, columns)
                     left -= len(rows)
                     yield rows
@@ -134,7 +140,7 @@ class ArrowTable:
         self._reader = pa.ipc.open_file(source) if self._is_file else pa.ipc.open_stream(source)
         self.schema = self._reader.schema
 
-    def rows(self, columns: list[str]) -> Iterator[_Rows]:
+    def rows(self, columns: list[_Path]) -> Iterator[_Rows]:
         for batch in self._batches():
             yield _values(batch, columns)
 
@@ -152,29 +158,57 @@ class ArrowTable:
             raise pa.ArrowInvalid("the stream ends without its end-of-stream marker; the file may be cut off")
 
 
-def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, str]:
+def _fields(schema: pa.Schema) -> list[tuple[str, _Path, pa.DataType]]:
+    """(name, path, type) of each column, and of each field of structs whose name isn't that of a column."""
+
+    def below(above: _Path, field: pa.Field) -> Iterator[tuple[str, _Path, pa.DataType]]:
+        path = (*above, field.name)
+        yield ".".join(path), path, field.type
+        if pa.types.is_struct(field.type):
+            for one in field.type.fields:
+                yield from below(path, one)
+
+    found = [one for field in schema for one in below((), field)]
+    return [one for one in found if len(one[1]) == 1 or one[0] not in schema.names]
+
+
+def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, _Path]:
     """The column of each field. Raises UserError for a column that doesn't exist or has no strings."""
-    columns = options.present(path, schema.names)
+    fields = _fields(schema)
+    types = {name: kind for name, _, kind in fields}
+    columns = options.present(path, [name for name, _, _ in fields])
     for field, name in list(columns.items()):
-        kind = schema.field(name).type
+        kind = types[name]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_time = field == "timestamp" and pa.types.is_temporal(kind)
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
         if is_text or is_time:
             continue
         if field == "text" or field in options.model_fields_set:
-            raise UserError(f"{path}: column {name!r} is {kind}, expected strings")
+            inside = first_few([one for one in types if one.startswith(f"{name}.")], _SHOWN)
+            way_out = f"; name a field of it in options: {{{field}: NAME}}, of {inside}" if inside else ""
+            raise UserError(f"{path}: column {name!r} is {kind}, expected strings{way_out}")
         del columns[field]
-    return columns
+    paths = {name: path for name, path, _ in fields}
+    return {field: paths[name] for field, name in columns.items()}
 
 
-def _values(batch: pa.RecordBatch, columns: list[str]) -> list[tuple]:
+def _values(batch: pa.RecordBatch, columns: list[_Path]) -> list[tuple]:
     """The rows' strings, as bytes, and times, as scalars: a value that Python can't read then spoils only its row.
 
     Raises ArrowInvalid for offsets or indices that point outside of the data, which Arrow would follow.
     """
-    arrays = [_checked(batch.column(name)) for name in columns]
+    arrays = [_checked(_column(batch, path)) for path in columns]
     return list(zip(*(array if _is_time(array) else array.to_pylist() for array in arrays), strict=True))
+
+
+def _column(batch: pa.RecordBatch, path: _Path) -> pa.Array:
+    """The values at `path`, null where a struct on the way is."""
+    array = batch.column(path[0])
+    for name in path[1:]:
+        array.validate()
+        array = pc.struct_field(array, [name])
+    return array
 
 
 def _is_time(array: pa.Array) -> bool:

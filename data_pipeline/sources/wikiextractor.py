@@ -12,7 +12,7 @@ from data_pipeline.sources.record import (
     Record,
     TextOptions,
     decode,
-    next_byte,
+    first_character,
     numbered_lines,
     open_text,
 )
@@ -34,7 +34,8 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     """
     options = TextOptions(**file.options)
     with open_text(file, options) as stream:
-        if next_byte(stream) == b"{":
+        first, stream = first_character(stream)
+        if first == b"{":
             yield from jsonl.records(stream, stats, jsonl.Options(**options.model_dump()))
         else:
             yield from _articles(stream, stats, options)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from data_pipeline.base import stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
-from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, UserError
+from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
@@ -35,6 +35,7 @@ from data_pipeline.text.wikitext.markup import plain_text
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _FILES_IN_FOLDER = 1000  # twice as many with the files of URLs
+Item = TypeVar("Item")
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 
@@ -44,7 +45,7 @@ class InputSpec:
 
     Attributes:
         file: the path relative to the source's root.
-        killed: why the file isn't read: it has crashed its workers.
+        killed: why the file isn't read: it has crashed its workers, or its store sends other bytes than it publishes.
         held_out: (p, q): the last p/q of its characters go to validation. None: a hash of each document decides.
         sha256: the file's checksum as its store publishes it; "" if none.
     """
@@ -94,6 +95,7 @@ class InputResult:
         damaged: the number of damaged records.
         bytes, sha256: of the whole file. Only the result of the first range has them; its unit reads the whole file.
         unchecked: as in `ReadStats`.
+        again: the system or the store has refused the file, so that the next build reads the file again.
     """
 
     file: str
@@ -105,6 +107,7 @@ class InputResult:
     bytes: int = 0
     sha256: str = ""
     unchecked: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,10 @@ class DocumentsResult(PartsResult):
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.inputs)
+
+    @property
+    def again(self) -> list[str]:
+        return [one.file for one in self.inputs if one.again]
 
 
 def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Unit[DocumentsSpec]]:
@@ -243,9 +250,18 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
     Damage ends only its own input. Undamaged records are kept, and the result says where the damage is and why. The
-    status is "unreadable" if no record is undamaged. Raises StoreError if a remote store refuses, doesn't answer or
-    sends bytes with another checksum than the published one.
+    status is "unreadable" if no record is undamaged, if a remote store refuses the file, or sends bytes with another
+    checksum than the published one. Raises StoreUnavailable if a store doesn't answer.
     """
+    try:
+        return _write(corpus, spec)
+    except StoreDamage as error:
+        if better_tried_elsewhere(error):
+            raise
+        return write_documents(corpus, without(spec, error.file, str(error)))
+
+
+def _write(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
     clean = Cleaner(spec.cleaning)
     with PartsWriter(corpus, spec) as parts:
@@ -256,10 +272,10 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
                 continue
             with stores.while_reading(file.path) as checksum:
                 result = _write_input(spec, file, clean, parts, counts, holes)
-            size, sha256 = checksum.finish()
+            size, sha256 = (0, "") if result.again else checksum.finish()
             if file.sha256 and sha256 not in ("", file.sha256):
                 reason = f"its sha256 is {sha256}, but the store publishes {file.sha256}; run the same command again"
-                raise StoreDamage(f"{file.path}: {reason}")
+                raise StoreDamage(f"{file.path}: {reason}", file.file)
             results.append(replace(result, bytes=size, sha256=sha256))
     of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
     most = most_common(holes, _HOLES_IN_RESULT)
@@ -267,7 +283,7 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
 
 
 def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
-    """`spec` with `file` marked as unreadable, since it crashes the workers that read it."""
+    """`spec` with `file` marked as unreadable, as `InputSpec.killed` says."""
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
@@ -300,35 +316,41 @@ def _write_input(
     spec: DocumentsSpec, file: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
 ) -> InputResult:
     if file.killed:
-        return InputResult(file.file, file.range, "unreadable", 0, 0, [Damage("a place unknown", file.killed)])
-    stats, documents = ReadStats(), 0
-    damage: list[Damage] = []
-    corrupt = False
-    try:
-        for record, document, may_be_newest in _pages(spec, file, clean, stats, holes):
-            parts.add(file.file, record, document, may_be_newest)
-            documents += document is not None
-    except DamagedInput as error:
-        if better_tried_elsewhere(error):
-            raise
-        damage.append(Damage(error.position, error.reason))
-        corrupt = isinstance(error, CorruptMember)
-    except StoreError:
-        raise
-    except UserError as error:  # the file was removed, can't be read, or lacks a column
-        if better_tried_elsewhere(error):
-            raise
-        damage.append(Damage("the start", str(error)))
+        damage = [Damage("a place unknown", file.killed)]
+        return InputResult(file.file, file.range, "unreadable", 0, 0, damage, again=True)
+    stats, documents, ends = ReadStats(), 0, list[UserError]()
+    for record, document, may_be_newest in _until_error(_pages(spec, file, clean, stats, holes), file, ends):
+        parts.add(file.file, record, document, may_be_newest)
+        documents += document is not None
+    damage = [
+        Damage(end.position, end.reason) if isinstance(end, DamagedInput) else Damage("the start", str(end))
+        for end in ends
+    ]
+    corrupt = any(isinstance(end, CorruptMember) for end in ends)
     own, damaged = stats.counters, stats.counters.dropped_documents["damaged"]
     counts.add(own)
     found = [*damage, *stats.damage]
     unreadable = bool(found) and own.read <= damaged
-    if unreadable and not corrupt:  # the format may be wrong
+    again = any(map(may_be_of_node, ends))
+    if unreadable and not corrupt and not again:  # the format may be wrong
         position, reason = found[0]
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if own.truncated_xml else status
-    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked)
+    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked, again=again)
+
+
+def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) -> Iterator[Item]:
+    """Yields the `pages` of `file` up to the error that ends the input, which is added to `ends`: the input is damaged,
+    was removed, lacks a column, or is refused by the system or by a store that still lists it."""
+    try:
+        yield from pages
+    except UserError as error:
+        if better_tried_elsewhere(error):
+            raise
+        if isinstance(error, StoreUnavailable) or (isinstance(error, StoreError) and not stores.lists(file.path)):
+            raise  # no file is at fault, but the store or the credentials
+        ends.append(error)
 
 
 def _pages(

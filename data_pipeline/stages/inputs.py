@@ -5,7 +5,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,24 +16,22 @@ from data_pipeline.base import hub, stores
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.formatting import counted, first_few, printable
+from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.base.threads import in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.sources.record import Range
 from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.stages.output import FINISHED, STAGES, WRITTEN, is_begun, refuse_inputs_in
 from data_pipeline.stages.parts import neighbours
 from data_pipeline.stages.revisions import pinned
-from data_pipeline.stages.stage import KINDS
 
 _OPENING = 4096  # the size that a file counts as at least: opening it takes as long as reading so many bytes
-_CORPORA_SHOWN = 3
+_SHOWN = 3  # corpora, and hidden files, in a message
 _STAMPS = ("mtime", "ETag", "blob_id", "LastModified")  # keys of listings
 _SAMPLED = 1 << 14  # bytes of each sample of a local file
-WRITTEN = {  # the files and folders of a corpus's directory
-    *(kind.folder.split("/")[0] for kind in KINDS if kind.folder),
-    *("manifest.json", "blocks.parquet", "lineage.parquet", "report.json", "report.md"),
-}
+_FOLDER_MARKERS = ("/", "_$folder$")  # ends of the names of empty objects that consoles and Hadoop write for folders
 
 
 class NoSuchFile(UserError):
@@ -59,6 +57,31 @@ class InputFile:
     sha256: str = ""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the paths of sources match.
+
+    Attributes:
+        files: the files to read, in the order of their documents' ids.
+        hidden: the names of hidden files and folders, which are left out.
+    """
+
+    files: list[InputFile]
+    hidden: list[str]
+
+    @property
+    def left_out(self) -> str:
+        """What is left out, and how to read it; "" if nothing is."""
+        if not self.hidden:
+            return ""
+        names = first_few([printable(name) for name in self.hidden], _SHOWN)
+        ending = "" if len(self.hidden) == 1 else "s"
+        return (
+            f"{len(self.hidden):,} hidden file{ending} or folder{ending} ({names}); "
+            "to read hidden files, set `hidden: true` in the source, or name them in its path"
+        )
+
+
 def is_folder(location: str) -> bool:
     """Whether there is a folder at a path or URL. Raises StoreError if the store refuses, or doesn't answer."""
     filesystem, path = stores.filesystem(location)
@@ -75,52 +98,120 @@ def is_folder(location: str) -> bool:
 
 
 def files_of(config: CorpusConfig) -> list[InputFile]:
-    """The files of all sources, in the order of their documents' ids. Raises what `list_files` raises."""
-    return [file for source in config.sources for file in list_files(source, output=config.output)]
+    """The files of `inputs_of`."""
+    return inputs_of(config).files
+
+
+def inputs_of(config: CorpusConfig) -> Inputs:
+    """The files of all sources. A line on stderr for each source counts the hidden files that are left out.
+
+    Raises what `list_files` raises, and UserError if a build would replace or remove files of the user in its output.
+    """
+    output = config.output if is_begun(open_store(config.output)) else None
+    files, hidden = list[InputFile](), list[str]()
+    for source in config.sources:
+        found = list_inputs(source, output=output)
+        if found.hidden:
+            print(f"source {source.name!r}: left out {found.left_out}", file=sys.stderr)
+        files += found.files
+        hidden += found.hidden
+    refuse_inputs_in(config.output, files)
+    return Inputs(files, hidden)
 
 
 def list_files(source: SourceConfig, kind: str = "source", output: str | None = None) -> list[InputFile]:
-    """The files that match a source's path, in the order of their documents' ids. A directory means all files below it.
+    """The files of `list_inputs`."""
+    return list_inputs(source, kind, output).files
+
+
+def list_inputs(source: SourceConfig, kind: str = "source", output: str | None = None) -> Inputs:
+    """The files that match a source's path, and what is hidden there. A directory means all files below it.
 
     `kind`: what messages call the source. `output`: the path or URL of the corpus to build. Files that a build has
-    written there, and corpora below the source, are left out, which a line on stderr says. The paths of files of the
-    Hugging Face Hub have the branch's current commit.
+    written there, and corpora below the source, are left out, which a line on stderr says. Hidden files and folders are
+    left out, too: those whose names begin with a dot and, of a whole repository of the Hugging Face Hub, its README.
+    `source.hidden`, or a hidden name in the path, takes them. The paths of files of the Hub have the branch's current
+    commit.
 
     Raises NoSuchFile if a path or glob matches no file, and UserError for files that can't be read: a broken link, a
     directory that links to one above it or can't be listed, a name that isn't UTF-8.
     """
     found: dict[str, InputFile] = {}
+    hidden: dict[str, None] = {}
     for pattern in [source.path] if isinstance(source.path, str) else source.path:
         with opening(pattern):
-            files = [*_matching(pattern, source, kind, output)]
-        for file in files:
+            matching = _matching(pattern, source, kind, output)
+        hidden |= dict.fromkeys(matching.hidden)
+        for file in matching.files:
             if file.name in found:
                 other = f"{kind} {source.name!r} already has a file {file.name!r}"
                 raise UserError(f"{file.path.removeprefix('file://')}: {other}; put this one in a separate {kind}")
             found[file.name] = file
-    return [found[name] for name in sorted(found, key=lambda name: f"{name}/")]
+    return Inputs([found[name] for name in sorted(found, key=lambda name: f"{name}/")], [*hidden])
 
 
-def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None) -> Iterator[InputFile]:
+@dataclass
+class _Hidden:
+    """Tells which files and folders below `root` are hidden, and collects their names.
+
+    Attributes:
+        shown: whether hidden files are read.
+        readme: whether a README in `root` is hidden.
+        names: the names of the hidden files and folders that were asked for, relative to `root`.
+    """
+
+    root: str
+    shown: bool
+    readme: bool
+    names: set[str] = field(default_factory=set)
+
+    def has(self, path: str | Path) -> bool:
+        """Whether the file or folder at `path`, or a folder between `root` and it, is hidden."""
+        parts = () if self.shown else PurePosixPath(path).relative_to(self.root).parts
+        number = next((number for number, part in enumerate(parts, 1) if _is_hidden(part)), 0)
+        if self.readme and len(parts) == 1 and parts[0].startswith("README"):
+            number = 1
+        if number:
+            self.names.add("/".join(parts[:number]))
+        return number > 0
+
+
+def _is_hidden(part: str) -> bool:
+    """Whether a part of a path begins with a dot. `.stages` is left out with the corpus above it."""
+    return part.startswith(".") and part not in (".", "..", STAGES)
+
+
+def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None) -> Inputs:
     """The files that match one path or glob of a source."""
     at_commit = pinned(pattern)
     filesystem, path = stores.filesystem(at_commit)
     local = stores.is_local(filesystem)
     if local:
-        _refuse_closed_way(path)
-    root = path if is_folder(at_commit) else _root(path, local)
+        _refuse_closed_way(path, source.hidden)
+    folder = is_folder(at_commit)
+    is_glob = not folder and fsspec.core.has_magic(path) and not _is_there(at_commit, path, local)
+    root = path if folder else _root(path, is_glob)
+    named = PurePosixPath(path).relative_to(root).parts
+    place = hub.parse(at_commit)
+    whole_repository = place is not None and set(place.path) <= {"*", "/"}
+    hidden = _Hidden(root, source.hidden or any(map(_is_hidden, named)), whole_repository)
     if local:
-        files = {file: filesystem.info(file) for file in _local_files(path, root)}
+        files = {file: filesystem.info(file) for file in _local_files(path, is_glob, hidden)}
     else:
-        found_there = partial(_remote_files, filesystem, path, root)
+        found_there = partial(_remote_files, filesystem, path, is_glob)
         files = stores.with_retries(found_there, pattern, stores.LISTING_SECONDS)
+        files = {file: info for file, info in files.items() if not hidden.has(file)}
     if built := _of_corpora(files, path, root, output, local):
-        shown = first_few(sorted(set(built.values())), _CORPORA_SHOWN)
+        shown = first_few(sorted(set(built.values())), _SHOWN)
         reason = f"{counted(len(built), 'file')} of corpora that were built there ({shown})"
         if len(built) == len(files):
             raise UserError(f"{pattern}: has nothing but {reason} (path of {kind} {source.name!r})")
         print(f"{pattern}: left out {reason}", file=sys.stderr)
         files = {file: info for file, info in files.items() if file not in built}
+    listing = list[InputFile]()
+    if not files and hidden.names:
+        nothing = Inputs([], sorted(hidden.names)).left_out
+        raise UserError(f"{pattern}: has nothing but {nothing} (path of {kind} {source.name!r})")
     if not files:
         stores.check_bucket(pattern)
         raise NoSuchFile(f"{pattern}: no such file (path of {kind} {source.name!r})")
@@ -131,22 +222,25 @@ def _matching(pattern: str, source: SourceConfig, kind: str, output: str | None)
         name = str(PurePosixPath(file).relative_to(root))
         stamp = next(filter(None, map(info.get, _STAMPS)), "")
         url, size, sha256 = filesystem.unstrip_protocol(file), info["size"] or 0, hub.sha256_of(info)
-        yield InputFile(source, url, name, size, f"{stamp}{sample}", sha256)
+        listing.append(InputFile(source, url, name, size, f"{stamp}{sample}", sha256))
+    return Inputs(listing, sorted(hidden.names))
 
 
 def _of_corpora(files: Collection[str], path: str, root: str, output: str | None, local: bool) -> dict[str, str]:
     """The `files` below `root` that a build has written, with the directories of their corpora.
 
     A folder is a corpus if it has `.stages`, or manifest.json and blocks.parquet. If the user's `path` itself contains
-    `documents`, the documents of finished corpora are read.
+    `documents`, the documents of corpora are read.
     """
     own, place = "", (output or "").removeprefix("file://")
     if place and ("://" in place) != local:
         own = str(Path(place).resolve()) if local else stores.filesystem(place)[1].rstrip("/")
     means_documents = "documents" in PurePosixPath(path).parts
 
+    remote = set() if local else {*files, *(str(above) for file in files for above in PurePosixPath(file).parents)}
+
     def exists(name: str) -> bool:
-        return Path(name).exists() if local else name in files
+        return Path(name).exists() if local else name in remote
 
     @cache
     def corpus(directory: str) -> str:
@@ -154,15 +248,17 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
             return ""
         if above := corpus(str(PurePosixPath(directory).parent)):
             return above
+        if PurePosixPath(directory).name == STAGES:
+            return str(PurePosixPath(directory).parent)
         if own == (str(Path(directory).resolve()) if local else directory):
             return directory
         if means_documents:
             return ""
-        finished = exists(f"{directory}/manifest.json") and exists(f"{directory}/blocks.parquet")
-        return directory if finished or exists(f"{directory}/.stages") else ""
+        finished = all(exists(f"{directory}/{name}") for name in FINISHED)
+        return directory if finished or exists(f"{directory}/{STAGES}") else ""
 
     built = {file: found for file in files if (found := corpus(str(PurePosixPath(file).parent)))}
-    if local and (own == str(Path(root).resolve()) or (Path(root, ".stages").exists() and not means_documents)):
+    if exists(f"{root}/{STAGES}") and not means_documents:
         written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in WRITTEN}
         built |= dict.fromkeys(written, root)
     return built
@@ -180,14 +276,18 @@ def _samples_checksum(sized: tuple[str, int]) -> str:
     return digest.hexdigest()
 
 
-def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -> dict[str, dict[str, Any]]:
-    """The files that match `path`, which may be a glob, and all files below directories that match; with the listing's
-    information.
+def _is_there(location: str, path: str, local: bool) -> bool:
+    """Whether a file or folder has this name, which may be that of a pattern: "[1] a.jsonl"."""
+    return os.path.lexists(path) if local else stores.exists(location, stores.LISTING_SECONDS)
+
+
+def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, is_glob: bool) -> dict[str, dict[str, Any]]:
+    """The files that match `path`, and all files below directories that match; with the listing's information.
 
     A request for each of 50,000 files would take an hour. Only web servers, whose listings have no sizes, get one for
     each file.
     """
-    if fsspec.core.has_magic(path) and path != root:
+    if is_glob:
         named = filesystem.glob(path, detail=True)
     else:
         try:
@@ -197,19 +297,25 @@ def _remote_files(filesystem: fsspec.AbstractFileSystem, path: str, root: str) -
     files = {file: info for file, info in named.items() if info["type"] == "file"}
     for directory in named.keys() - files.keys():
         files |= filesystem.find(directory, detail=True)
-    files = {file: info for file, info in files.items() if info["type"] == "file"}
+    files = {file: info for file, info in files.items() if info["type"] == "file" and not _is_marker(file, info)}
     without_size = [file for file, info in files.items() if info["size"] is None]
     return files | dict(zip(without_size, in_threads(filesystem.info, without_size), strict=True))
 
 
-def _local_files(path: str, root: str) -> set[str]:
-    """Like `_remote_files`, for local files: fsspec would skip linked and unreadable directories silently."""
+def _is_marker(file: str, info: dict[str, Any]) -> bool:
+    """Whether an object stands for a folder."""
+    return info["size"] == 0 and file.endswith(_FOLDER_MARKERS)
+
+
+def _local_files(path: str, is_glob: bool, hidden: _Hidden) -> set[str]:
+    """Like `_remote_files`, for local files that aren't `hidden`: fsspec would skip linked and unreadable directories
+    silently."""
     named = [path]
-    if fsspec.core.has_magic(path) and not os.path.lexists(path):
+    if is_glob:
         named = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 (pathlib doesn't follow links in **)
-    files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, root)]
+    files = [file for found in map(Path, named) if os.path.lexists(found) for file in _files_below(found, hidden)]
     for directory in {file.parent for file in files}:
-        _refuse_loop(directory, root)
+        _refuse_loop(directory, hidden.root)
     for file in files:
         try:
             str(file).encode()
@@ -219,34 +325,39 @@ def _local_files(path: str, root: str) -> set[str]:
     return {str(file) for file in files}
 
 
-def _files_below(path: Path, root: str) -> Iterator[Path]:
-    """The file at `path`, or all files below the directory `path`. Follows links."""
+def _files_below(path: Path, hidden: _Hidden) -> Iterator[Path]:
+    """The file at `path`, or all files below the directory `path` that aren't `hidden`. Follows links."""
+    if hidden.has(path):
+        return
     if path.is_file():
         yield path
     elif path.is_dir():
-        _refuse_loop(path, root)
+        _refuse_loop(path, hidden.root)
         _refuse_closed(path)
         try:
             entries = list(path.iterdir())
         except PermissionError:
             raise _closed(path) from None
         for entry in entries:
-            yield from _files_below(entry, root)
+            yield from _files_below(entry, hidden)
     elif path.is_symlink():
         raise UserError(f"{_printable(path)}: links to {_printable(path.readlink())}, which doesn't exist")
     else:
         raise UserError(f"{_printable(path)}: expected a file or a directory, found a pipe, socket or device")
 
 
-def _refuse_closed_way(path: str) -> None:
-    """Raises UserError if a directory on the way to `path`, a path or glob, can't be searched."""
+def _refuse_closed_way(path: str, hidden: bool) -> None:
+    """Raises UserError if a directory on the way to `path`, a path or glob, can't be searched.
+
+    `hidden`: whether wildcards match hidden directories, too.
+    """
     parts = PurePosixPath(path).parts
     is_glob = not os.path.lexists(path)
     for number in range(1, len(parts)):
         above = str(PurePosixPath(*parts[:number]))
         found = [above]
         if is_glob and fsspec.core.has_magic(above):
-            found = glob.glob(f"{above}/", recursive=True, include_hidden=True)  # noqa: PTH207 (as below)
+            found = glob.glob(f"{above}/", recursive=True, include_hidden=hidden)  # noqa: PTH207 (as below)
         for directory in found:
             if Path(directory).is_dir():
                 _refuse_closed(directory, is_listed=is_glob and fsspec.core.has_magic(parts[number]))
@@ -305,13 +416,11 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
     return cuts
 
 
-def _root(path: str, local: bool) -> str:
-    """The folder above the first pattern in `path`. The names of matching files are relative to this folder.
-
-    A local file may have the name of a pattern: "[1] a.jsonl".
-    """
+def _root(path: str, is_glob: bool) -> str:
+    """The folder above the file `path`, or above the first pattern in it. Names of matching files are relative to this
+    folder."""
     folder = PurePosixPath(path).parent
-    if local and os.path.lexists(path):
+    if not is_glob:
         return str(folder)
     magic = (position for position, part in enumerate(folder.parts) if fsspec.core.has_magic(part))
     return str(PurePosixPath(*folder.parts[: next(magic, len(folder.parts))]))

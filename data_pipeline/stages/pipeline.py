@@ -31,7 +31,8 @@ from data_pipeline.stages import (
 )
 from data_pipeline.stages.dedup import LAST
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.inputs import WRITTEN, InputFile, files_of
+from data_pipeline.stages.inputs import InputFile, inputs_of
+from data_pipeline.stages.output import WRITTEN
 from data_pipeline.stages.parts import PartsResult, parts_of
 from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
 from data_pipeline.stages.table import Built
@@ -64,7 +65,8 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
 
 def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
     config, commits = revisions.pin(config, corpus)
-    inputs = files_of(config)  # a missing input is reported before anything is written
+    found = inputs_of(config)  # a missing input is reported before anything is written
+    inputs = found.files
     evaluation_sets.check(config.decontamination)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:
@@ -83,9 +85,9 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         for command in _stages(config, corpus, inputs, strict, built):
             if command == until:
                 break
-        found = _record(config, corpus, built)
+        written = _record(config, corpus, built, len(found.hidden))
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
-            reason = report.why_nothing_is_left(found.documents, found.lines)
+            reason = report.why_nothing_is_left(written.documents, written.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
 
 
@@ -116,11 +118,12 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
 
     sampled = done(tokenizer.SAMPLING, tokenizer.plan_sampling(config.tokenizer, config.seed, parts))
     (trained,) = done(tokenizer.STAGE, tokenizer.plan(config.tokenizer, config.seed, parts, sampled))
-    if said := tokenizer.describe_sample(trained, built.left):
-        print(said)
+    print(tokenizer.describe(config.tokenizer, trained, built.left))
     yield tokenizer.STAGE.ends
 
     tokenized = done(tokens.STAGE, tokens.plan(config, parts, trained))
+    if warning := report.unknown_tokens(report.coverage_of([unit.result for unit in tokenized]), config.tokenizer):
+        print(warning, file=sys.stderr)
     readers = len(shards.buckets_of(config, tokenized))
     files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
     built.units |= merged
@@ -197,14 +200,17 @@ def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Store, built: Built) -> report.Report:
-    """Writes the report and, for a complete corpus, the manifest, unless they are up to date. Returns the report."""
+def _record(config: CorpusConfig, corpus: Store, built: Built, hidden: int) -> report.Report:
+    """Writes the report and, for a complete corpus, the manifest, unless they are up to date. Returns the report.
+
+    `hidden`: number of hidden files and folders of the sources that were left out.
+    """
     write_manifest.write_settings(config, corpus)
     settings = write_manifest.recorded(config)
     stages = {
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
         for stage, units in built.units.items()
-    }
+    } | {"hidden": str(hidden)}
     recorded = corpus.read_valid_json(_MARK, dict[str, str]) or {}
     files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in built.units else ())}
     if recorded and stages.items() <= recorded.items() and corpus.sizes(files).keys() == files:
@@ -215,7 +221,7 @@ def _record(config: CorpusConfig, corpus: Store, built: Built) -> report.Report:
         corpus.write_json(_MARK, {})  # the manifest and the report are replaced below
     if shards.STAGE.name in built.units:
         write_manifest.write(config, corpus, built)
-    made = report.of(corpus, config.name, built)
+    made = report.of(corpus, config.name, built, hidden)
     written = report.write(corpus, made, report_pages.render(made))
     corpus.write_json(_MARK, stages)
     return written

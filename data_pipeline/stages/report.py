@@ -14,6 +14,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
+from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus.corpus import refuse_file
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.engine.workers import Timing, timing_file
@@ -28,6 +29,7 @@ from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Tally, most_common
 
 FILE, MARKDOWN = "report.json", "report.md"
+_UNKNOWN = 1e-4  # the share of unknown tokens that a corpus may have without a warning
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ class EvaluationSetCounts:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of all tokens, of unknown tokens and of bytes; the most frequent characters without a token."""
+    """Numbers of all tokens, of unknown tokens and of bytes; the most frequent characters without a token, and those
+    that the tokenizer's normalization changes."""
 
     tokens: int
     unknown: int
     bytes: int
     characters: dict[str, int]
+    changed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,8 @@ class Report:
     splits: dict[str, SplitCounts]
     tokenizer_sample: Sample | None
     stages: list[StageSpeed]
+    hidden_inputs: int = 0
+    """Number of hidden files and folders of the sources that were left out."""
     files: dict[str, str] = field(default_factory=dict)
     """The sha256 of each page that shows the report."""
 
@@ -202,6 +208,18 @@ def coverage(report: Report) -> str:
     )
 
 
+def unknown_tokens(found: Coverage, config: TokenizerConfig) -> str:
+    """A warning if more than 0.01 % of all tokens are unknown; else ""."""
+    if found.unknown <= _UNKNOWN * found.tokens:
+        return ""
+    way_out = "set tokenizer.byte_fallback to true, or tokenizer.character_coverage to 1, and add text to the sample"
+    if config.path is not None:
+        way_out = f"{config.path} doesn't know this text: choose a tokenizer that does, or train one (path: null)"
+    shown = ", ".join(f"{visible(character)} {n:,}" for character, n in found.characters.items())
+    share = f"{found.unknown:,} of {found.tokens:,} tokens ({found.unknown / found.tokens:.2%})"
+    return f"warning: {share} are unknown, and their text is lost, most often {shown}; {way_out}"
+
+
 def visible(character: str) -> str:
     """A character, or its code point if it is invisible: "K", "U+00AD"."""
     shows = character.isprintable() and not character.isspace() and not unicodedata.combining(character)
@@ -235,8 +253,8 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
-def of(corpus: Store, name: str, built: Built) -> Report:
-    """The report of the stages in `built`."""
+def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
+    """The report of the stages in `built`. `hidden` becomes `Report.hidden_inputs`."""
     read = [unit.result for unit in built.of(documents.STAGE)]
     left = [unit.result for unit in built.left]
     tokenized = [unit.result for unit in built.of(tokens.STAGE)]
@@ -267,7 +285,7 @@ def of(corpus: Store, name: str, built: Built) -> Report:
         examples=_examples(cleaned),
         lengths=_by_power(result.lengths for result in left),
         token_lengths=_by_power(part.lengths for part in tokenized),
-        coverage=_coverage(tokenized) if tokenized else None,
+        coverage=coverage_of(tokenized) if tokenized else None,
         languages=_most_common(result.languages for result in left),
         domains=_most_common(result.domains for result in left),
         sources={
@@ -283,6 +301,7 @@ def of(corpus: Store, name: str, built: Built) -> Report:
         splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
         tokenizer_sample=samples[0] if samples else None,
         stages=[_speed(corpus, stage, units, sizes[table.measure_of(stage)]) for stage, units in built.units.items()],
+        hidden_inputs=hidden,
     )
 
 
@@ -299,11 +318,13 @@ def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return Counter(dict(sorted(total.items())))
 
 
-def _coverage(parts: Sequence[TokensResult]) -> Coverage:
+def coverage_of(parts: Sequence[TokensResult]) -> Coverage:
+    """The sum of the counts of all units."""
     uncovered = _sum(part.uncovered for part in parts)
     tokens = sum(sum(part.tokens.values()) for part in parts)
     characters = _most_common((part.characters for part in parts), 10)
-    return Coverage(tokens, uncovered["unknown"], uncovered["bytes"], characters)
+    changed = _most_common(part.changed for part in parts)
+    return Coverage(tokens, uncovered["unknown"], uncovered["bytes"], characters, changed)
 
 
 def _most_common(counts: Iterable[dict[str, int]], number: int = 20) -> dict[str, int]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from data_pipeline.base.formatting import human_size, markdown
+from data_pipeline.corpus.tokenizer import normalization
 from data_pipeline.stages.report import InputReport, Report, coverage, cut_pairs, visible
 from data_pipeline.text.document import LINE, SPAN, most_common
 
@@ -78,6 +79,14 @@ def _tables(report: Report) -> Iterator[str]:
         [[visible(one), f"U+{ord(one):04X}", n, _bar(n, characters)] for one, n in characters.items()],
         f"{note[:1].upper()}{note[1:]}.{_ABOUT_CHARACTERS if characters else ''}" if note else "",
     )
+    changed = report.coverage.changed if report.coverage else {}
+    said = normalization.describe(changed)
+    yield from _table(
+        "What the tokenizer changes in text",
+        ["what", "times", ""],
+        [[normalization.name(one), n, _bar(n, changed)] for one, n in changed.items()],
+        f"{said[:1].upper()}{said[1:]}." if said else "",
+    )
     yield from _chart("Lengths of documents, in characters", "characters", _ranges(report.lengths))
     yield from _chart("Lengths of documents, in tokens", "tokens", _ranges(report.token_lengths))
     yield from _chart("Languages", "language", report.languages)
@@ -95,11 +104,14 @@ def _tables(report: Report) -> Iterator[str]:
         yield from _chart(f"{name}: languages", "language", one.languages)
         yield from _chart(f"{name}: dropped documents", "rule", most_common(one.dropped, _ROWS))
     damaged_first = sorted(report.inputs, key=lambda one: one.status == "ok")
+    notes = [f"And {len(report.inputs) - _INPUTS:,} more."] if len(report.inputs) > _INPUTS else []
+    if report.hidden_inputs:
+        notes.append(f"Hidden files and folders left out: {report.hidden_inputs:,}.")
     yield from _table(
         "Inputs",
         ["input", "MB", "documents", "status"],
         [[one.path, one.bytes / 1e6, one.documents, _status(one)] for one in damaged_first[:_INPUTS]],
-        f"And {len(report.inputs) - _INPUTS:,} more." if len(report.inputs) > _INPUTS else "",
+        " ".join(notes),
     )
     speeds = {one.name: one.megabytes_per_core_second or 0.0 for one in report.stages}
     yield from _table(

@@ -43,7 +43,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
         tokenizer_json.read,
     ),
 }
-_NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
+_NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "normalization"}
 _MORE = 2  # times the sample: documents differ in length, and some are held out
 _LARGE = 4  # times the sample: in a smaller corpus, half of all documents or more would be selected
 _UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # least text of a unit, and most units: each writes a file
@@ -152,12 +152,10 @@ def plan(
     """The only unit of this stage. `candidates`: the units that have selected documents for the sample."""
     if config.path is not None:
         tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
-        if "vocab_size" in config.model_fields_set and config.vocab_size != tokenizer.vocab_size:
-            has = f"{config.path} has {tokenizer.vocab_size} tokens, not {config.vocab_size}"
-            raise UserError(f"tokenizer.vocab_size: {has}")
         inputs: list[Any] = [tokenizer.sha256]
     else:
         inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
+        inputs += [] if config.normalization == "t5" else [config.normalization]
     to_read = files_to_read(config, parts, candidates)
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     name, files, _ = _KINDS[config.kind]
@@ -214,11 +212,15 @@ def sample_rank(seed: int, identity: str) -> int:
     return hashed(f"{seed}/tokenizer/{identity}")
 
 
-def describe_sample(trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]) -> str:
-    """A line that compares the training sample with the whole corpus; "" if the tokenizer wasn't trained."""
+def describe(
+    config: TokenizerConfig, trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]
+) -> str:
+    """A line: how much of the corpus is the training sample, or how many tokens an existing tokenizer has."""
     sample = trained.result.sample
     if not sample.documents:
-        return ""
+        given = "vocab_size" in config.model_fields_set and config.vocab_size != trained.result.pieces
+        said = f"; tokenizer.vocab_size ({config.vocab_size:,}) is for one that is trained" if given else ""
+        return f"tokenizer: {trained.result.pieces:,} tokens, as {config.path} has them{said}"
     there = sum(unit.result.documents.get("train", 0) for unit in documents)
     text = sum(unit.result.text_bytes for unit in documents)
     size = f"{sample.bytes / 1e6:,.1f} of {text / 1e6:,.1f} MB of text"
@@ -256,4 +258,10 @@ STAGE = Stage(
 def _existing(config: TokenizerConfig) -> TextModel:
     assert config.path is not None
     _, _, read = _KINDS[config.kind]
-    return read(Path(config.path))
+    model = read(Path(config.path))
+    if config.normalization == "identity" and isinstance(model, sentencepiece.SentencePiece) and not model.keeps_text:
+        way_out = "train one (path: null), or leave normalization out"
+        raise UserError(f"tokenizer.normalization: {config.path} changes text, not identity; {way_out}")
+    if config.sentinels and isinstance(model, tokenizer_json.TokenizerJson):
+        model, _ = tokenizer_json.without_sentinels(model)  # they come again above the special tokens
+    return model

@@ -3,13 +3,14 @@
 import io
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import sentencepiece
 
 from data_pipeline.base import processes
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.config import TokenizerConfig
-from data_pipeline.corpus.tokenizer.sentencepiece import EOS, PAD, UNK, SentencePiece
+from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, PAD, UNK, SentencePiece
 
 _LINE_BYTES = 4000  # the trainer silently skips lines above 4,192 bytes
 _LINES = 5_000_000  # lines that the trainer draws from the sample, with a fixed seed; each takes 40 bytes plus its text
@@ -19,6 +20,17 @@ THREADS = 8  # another number of threads would train another vocabulary
 # Measured with 20, 100 and 166 MB of English and 32,000 tokens: 21.3, 21.1 and 20.9 bytes for each byte of the sample,
 # and one for the sample itself. Most of it is a suffix array, 20 bytes for each character.
 MEMORY_PER_BYTE = 23
+# By `tokenizer.normalization`. With pieces of spaces alone, an indentation is one token.
+_NORMALIZATIONS: dict[str, dict[str, Any]] = {
+    "t5": {},  # sentencepiece's defaults, nmt_nfkc among them
+    "identity": {
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "user_defined_symbols": [*LINES],
+    },
+}
 
 
 def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
@@ -29,7 +41,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(line for text in sample for line in _lines(text)),
+            sentence_iterator=(line for text in sample for line in _lines(text, config.normalization)),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,
@@ -42,6 +54,7 @@ def train(config: TokenizerConfig, sample: Iterable[bytes]) -> SentencePiece:
             input_sentence_size=_LINES,
             num_threads=THREADS,
             minloglevel=2,
+            **_NORMALIZATIONS[config.normalization],
         )
     except (RuntimeError, OSError) as error:
         raise UserError(f"tokenizer.vocab_size: {_refusal(config, str(error))}") from error
@@ -87,9 +100,13 @@ def check_memory(sample_bytes: int) -> None:
         )
 
 
-def _lines(text: bytes) -> Iterator[str]:
-    """The lines of a text, which may be cut inside a character; long ones are cut at spaces."""
-    for line in text.decode(errors="ignore").splitlines():
+def _lines(text: bytes, normalization: str) -> Iterator[str]:
+    """The lines of a text, which may be cut inside a character; long ones are cut at spaces.
+
+    T5's normalization has no other mark at the end of a line than white space; identity has them as characters.
+    """
+    decoded = text.decode(errors="ignore")
+    for line in decoded.splitlines() if normalization == "t5" else decoded.split("\n"):
         yield from _cut(line)
 
 

@@ -26,6 +26,8 @@ from data_pipeline.corpus import tokenizer
 from data_pipeline.corpus.documents import read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.packing import Documents
+from data_pipeline.corpus.tokenizer.normalization import Changes, CodePoints
+from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Finished, Result, Unit
@@ -60,16 +62,19 @@ class TokensResult(Result):
         lengths: number of documents by the power of two of their tokens.
         uncovered: number of unknown tokens, and of tokens that are a byte of a character without a token.
         characters: number of each character without a token.
+        changed: number of each character that the tokenizer's normalization changes, and of runs of spaces.
     """
 
     tokens: dict[str, int]
     lengths: dict[str, int] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     characters: dict[str, int] = field(default_factory=dict)
+    changed: dict[str, int] = field(default_factory=dict)
 
 
 class Coverage:
-    """Counts unknown tokens, tokens that are bytes of a character without a token, and these characters.
+    """Counts unknown tokens, tokens that are bytes of a character without a token, and these characters; and what the
+    model's normalization changes.
 
     Characters are counted after composition (NFC), as tokenizers do, in the texts that have such tokens.
     """
@@ -81,11 +86,16 @@ class Coverage:
         if model.vocabulary.unk is not None:
             self._kinds[model.vocabulary.unk] = 1
         self._tokens = np.zeros(3, dtype=np.int64)
-        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point occurs
+        self._seen = CodePoints()
+        normalizes = isinstance(model, SentencePiece) and not model.keeps_text
+        self._changes = Changes(model.files[MODEL]) if normalizes else None
         self._waiting: list[str] = []
 
     def add(self, ids: np.ndarray, *texts: str) -> None:
         """Counts `ids` (n,), the tokens of `texts` without special tokens."""
+        if self._changes:
+            for text in texts:
+                self._changes.add(text)
         kinds = self._kinds[ids]
         if kinds.any():
             self._tokens += np.bincount(kinds, minlength=3)
@@ -102,18 +112,19 @@ class Coverage:
     def characters(self) -> dict[str, int]:
         """The number of each of the 1,000 most frequent characters without a token, by count and then by name."""
         self._see()
-        counts = {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
+        counts = self._seen.counts
         encoded = self._model.encode(list(counts))
         uncovered = [character for character, ids in zip(counts, encoded, strict=True) if self._kinds[ids].any()]
         return most_common({character: counts[character] for character in uncovered}, _CHARACTERS_IN_RESULT)
 
+    @property
+    def changed(self) -> dict[str, int]:
+        """The number of each of the 1,000 most frequent characters that are changed, and of runs of spaces."""
+        return most_common(self._changes.counts if self._changes else {}, _CHARACTERS_IN_RESULT)
+
     def _see(self) -> None:
-        text = unicodedata.normalize("NFC", "\n".join(self._waiting))
+        self._seen.add(unicodedata.normalize("NFC", "\n".join(self._waiting)))
         self._waiting = []
-        counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32))
-        if len(counts) > len(self._seen):
-            counts, self._seen = self._seen, counts
-        self._seen[: len(counts)] += counts
 
 
 def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
@@ -168,6 +179,7 @@ def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
         {str(power): n for power, n in sorted(powers.items())},
         coverage.tokens,
         coverage.characters,
+        coverage.changed,
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +17,21 @@ from data_pipeline.base.open_store import open_store
 from data_pipeline.base.progress import Progress, track
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.corpus import MANIFEST
+from data_pipeline.corpus.documents import all_documents
 from data_pipeline.engine.work_units import Finished, Unit, read_finished
+from data_pipeline.loading.reader import BlockStore
+from data_pipeline.sources import plain_text
 from data_pipeline.sources.record import ReadStats
-from data_pipeline.stages import dedup, documents, write_manifest
+from data_pipeline.stages import dedup, documents, tokens, write_manifest
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputSpec, read_records
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.parts import Part, WrittenPart, grouped, parts_of
 from data_pipeline.stages.stage import DOCUMENTS
 from data_pipeline.text.document import normalize_url
+
+_SEARCHED = 200_000  # documents
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,31 @@ def open_build(location: str | Path) -> FinishedBuild:
     if corpus.exists(MANIFEST) and open_corpus(str(corpus)).manifest.config != write_manifest.recorded(config):
         raise UserError(f"{location}: {corpus} was built with other settings; run data-pipeline build")
     return build
+
+
+def ids_of_rows(corpus: Corpus, split: str, rows: int) -> list[str]:
+    """The ids of the documents that begin in the first `rows` rows of a split, in their order; none if they aren't
+    known: rows aren't concatenated text, there are too many documents to look through, or the copy has none.
+
+    The first block says how many documents begin there. The shuffle's hashes say which.
+    """
+    manifest = corpus.manifest
+    settled = manifest.rows.packing == "concatenate" and manifest.rows.apply_at == "load"
+    if not settled or manifest.splits[split].documents > _SEARCHED:
+        return []
+    block = BlockStore(corpus, split, cached=1).block(0)
+    ends = block["row_offsets"]
+    begun = int((block["document_offsets"] < ends[min(rows, len(ends) - 1)]).sum())
+    together = {
+        source["name"]: plain_text.Options(**source["options"]).together if source["format"] == "text" else 1
+        for source in manifest.config["sources"]
+    }
+
+    def place(identity: str) -> int:
+        return tokens.shuffle_hash(manifest.seed, identity, together[identity.partition("/")[0]])
+
+    found = all_documents(open_store(corpus.location), "id", "split")
+    return heapq.nsmallest(begun, (one.id for one in found if one.split == split), key=place)
 
 
 def first_ids(corpus: Store, split: str, number: int) -> list[str]:

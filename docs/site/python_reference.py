@@ -44,7 +44,8 @@ def page() -> str:
     for package, objects in packages.items():
         parts.append(f"## {package}")
         parts += [part for one in objects for part in _parts(f"{package}.{one.name}", one)]
-    parts.append("## Other types\n\nWhat these functions take or return. Import them for annotations only.")
+    uses = "Import them for annotations, and Callback to write one."
+    parts.append(f"## Other types\n\nWhat these functions take or return. {uses}")
     parts += [part for one in sorted(types.values(), key=lambda one: one.name) for part in _parts(one.name, one)]
     return "\n\n".join(parts) + "\n"
 

@@ -1,7 +1,7 @@
 """Prints the page docs/reference/experiments.md: every key of experiment.yaml."""
 
+from docs.site.settings_reference import file_parts
 from examples.experiment.experiment_folder import ExperimentFile
-from pretrain.tools.reference import file_parts
 
 _INTRODUCTION = """\
 # Experiments

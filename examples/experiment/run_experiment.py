@@ -10,7 +10,7 @@ from pathlib import Path
 from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.command import STOPPED
 from data_pipeline.base.formatting import counted, duration, masked
-from data_pipeline.base.processes import Process, ProcessGroup, announce, caught
+from data_pipeline.base.processes import PYTHON, Process, ProcessGroup, announce, caught
 from data_pipeline.base.progress import set_activity
 from examples.experiment import experiment_folder, report
 from examples.experiment.experiment_folder import PlannedRun, plan_experiment
@@ -133,7 +133,7 @@ def _outcome(run: PlannedRun, code: int) -> str:
 def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) -> Process:
     """Starts the launcher of a run; its output goes to the run's log."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
+    command = [*PYTHON, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
     with run.log.open("ab") as log:
         return group.add(Process(command, {**os.environ, **environment}, output=log))
 

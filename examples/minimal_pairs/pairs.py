@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from data_pipeline.base.atomic import write_json
+from data_pipeline.base.atomic import strict_json, write_json
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import markdown
 from data_pipeline.base.json_file import parse_json
@@ -256,4 +256,4 @@ def _show(found: dict[str, Accuracies], out: Path | None, as_json: bool) -> None
         write_json(out / "minimal_pairs.json", whole)
     metrics = {f"minimal_pairs/{name}/mean_of_groups": one.of_groups for name, one in found.items()}
     metrics |= {f"minimal_pairs/{name}/mean_of_paradigms": one.of_paradigms for name, one in found.items()}
-    print(json.dumps(metrics, indent=1) if as_json else "\n".join(lines(found)), flush=True)
+    print(json.dumps(strict_json(metrics), indent=1) if as_json else "\n".join(lines(found)), flush=True)

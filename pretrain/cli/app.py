@@ -10,7 +10,7 @@ from data_pipeline.base.command import Version, config_path, path_argument
 HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, pretty_exceptions_enable=False)
 
-RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. `pretrain reference` shows its keys.", config_path)]
+RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. Its keys: docs/reference/settings.md.", config_path)]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Keys that override the run file: optimizer.learning_rate=1e-3"),

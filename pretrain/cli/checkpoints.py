@@ -81,14 +81,14 @@ def attention(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
     target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
-    out: Annotated[Path, path_option("--out", "The directory for the pictures.")] = Path("attention"),
+    out: Annotated[Path | None, path_option("--out", "The directory for the pictures. Default: attention.")] = None,
 ) -> None:
     """Draw the attention weights of each layer and head."""
     from pretrain import loaded
     from pretrain.tools import evaluate
 
     trained = loaded.open_model(checkpoint).on_best_device()
-    for path in evaluate.draw_attention(trained, text, target, tokens, out):
+    for path in evaluate.draw_attention(trained, text, target, tokens, out or Path("attention")):
         print(path)
 
 
@@ -97,12 +97,6 @@ def export(
     context: typer.Context,
     checkpoint: Checkpoint,
     out: NewDirectory,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--for", metavar="ENGINE", help="The library that will run the model: transformers or ctranslate2."
-        ),
-    ] = "transformers",
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
     ] = None,
@@ -117,20 +111,17 @@ def export(
     if push_to_hub is None:
         refuse_options(context, "for --push-to-hub", "public")
     directory = checkpoint_in(checkpoint)
-    destination = push.Destination.of(push_to_hub, public) if push_to_hub is not None else None
     trained = trained_models.TrainedModel.open(directory)
     usage = huggingface.export(
         trained.model.state_dict(),
         trained.model.config,
         trained.tokenizer,
         out,
-        engine=engine,
         lineage=card.lineage(directory),
     )
     print(f"{out}: {usage}")
-    if destination is not None:
-        print(destination.describe(out), flush=True)
-        print(f"sent: {destination.send(out)}")
+    if push_to_hub is not None:
+        print(f"sent: {push.push(out, push_to_hub, public)}")
 
 
 @app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")

@@ -1,6 +1,5 @@
 """The command `generate`: it reads texts, has a model answer them, and shows the answers."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from data_pipeline.base.command import path_option, refuse_options
+from data_pipeline.base.atomic import naming
+from data_pipeline.base.command import json_for, path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import is_utf8
 from data_pipeline.base.progress import Progress, track
@@ -91,7 +91,7 @@ def generate(
     trained = trained.on_best_device()
     written = answering.answer_texts(trained, prompts, settings, batch_size)
     likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
-    with new_file(out) if out else nullcontext(sys.stdout) as stream:
+    with naming(out) if out else nullcontext(), new_file(out) if out else nullcontext(sys.stdout) as stream:
         show(written, originals, jsonl, stream, likely)
 
 
@@ -143,7 +143,8 @@ def show(
         out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
         of_spans = fillings(one.text) if fillings and one.has_blanks else []
-        out.write((_as_json if jsonl else _as_text)(one, original, of_spans))
+        shown = json_for(out, _fields(one, original, of_spans)) if jsonl else _as_text(one, original, of_spans)
+        out.write(shown + "\n")
         if not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
             print(_ABOUT_EMPTY, file=sys.stderr)
             told = True
@@ -160,20 +161,20 @@ def new_file(path: Path) -> TextIO:
         raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def _as_json(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> str:
+def _fields(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> dict[str, object]:
     fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
     if original:
         fields["original"] = original
     if of_spans:
         fields["likeliest"] = [[filling._asdict() for filling in fillings] for fillings in of_spans]
-    return json.dumps(fields, ensure_ascii=False) + "\n"
+    return fields
 
 
 def _as_text(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> str:
     if not one.has_blanks:
-        return one.whole + "\n"
+        return one.whole
     lines = [f"masked    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
     for number, fillings in enumerate(of_spans):
         words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
         lines.append(f"span {number:<4} {words}")
-    return "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """Commands that train, that estimate what a run needs, and that show a run."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,6 @@ from pretrain.cli.app import Overrides, RunPath, app
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
 
-GPUS_PER_NODE = 8  # in common servers
-_MFU = 0.31  # nanoT5's on one A100
 _PRICE = 2.0  # dollars for a GPU and an hour
 
 
@@ -64,7 +63,10 @@ def plan_command(
         ),
     ],
     overrides: Overrides = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs. Leave it out for cpu.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="Number of GPUs; several, as 8,16,64, give a table. Leave it out for cpu."),
+    ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: one per 8 GPUs.")] = None,
     mfu: Annotated[
         float | None,
@@ -75,6 +77,9 @@ def plan_command(
         ),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GPU hour. Default: 2.")] = None,
+    as_json_: Annotated[
+        bool, typer.Option("--json", help="As JSON, in bytes, seconds and dollars; a list for several --gpus.")
+    ] = False,
 ) -> None:
     """Estimate how long a run takes on GPUs, what it costs and what fits. Needs no GPU, no network and no corpus.
 
@@ -95,28 +100,36 @@ def plan_command(
         if gpus is None and not on_cpu:
             raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
         kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)
-        gpus = gpus or 1
-        nodes = nodes or -(-gpus // GPUS_PER_NODE)
-        if gpus % nodes:
-            raise UserError(f"--gpus: {gpus} can't be divided evenly among {nodes} nodes; set --nodes to a divisor")
+        numbers = _numbers(gpus) if gpus else [1]
+        if nodes and len(numbers) > 1:
+            raise UserError("--nodes: for one number of --gpus; several are planned with a node per 8 GPUs")
         settings, row, corpus_file = planning.resolve_rows(settings, config)
-        mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else _MFU)
+        mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else device_speed.GPU_MFU)
         price = 0.0 if on_cpu else _PRICE if price is None else price
         progress.set_activity("counting parameters")
-        text = planning.text(planning.Plan(settings, row, gpu, kind, gpus, mfu, price, nodes, corpus_file))
+        plans = []
+        for number in numbers:
+            on = nodes or -(-number // device_speed.GPUS_PER_NODE)
+            if number % on:
+                raise UserError(f"--gpus: {number} can't be divided evenly among {on} nodes; set --nodes to a divisor")
+            plans.append(planning.Plan(settings, row, gpu, kind, number, mfu, price, on, corpus_file))
+        if as_json_:
+            found = [planning.as_json(plan) for plan in plans]
+            text = json.dumps(found if len(found) > 1 else found[0], indent=1)
+        else:
+            text = planning.table(plans) if len(plans) > 1 else planning.text(plans[0])
     print(text)
 
 
-@app.command("reference", epilog="Example: pretrain reference optimizer.learning_rate")
-def reference_command(
-    key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A key or a section, such as optimizer. Default: all keys.")
-    ] = None,
-) -> None:
-    """Show the keys of corpus files and run files with their defaults and meanings: docs/reference/settings.md."""
-    from pretrain.tools import reference
-
-    print(reference.describe_key(key) if key else reference.page(), end="")
+def _numbers(gpus: str) -> list[int]:
+    """The numbers of GPUs: "8,16" -> [8, 16]."""
+    try:
+        numbers = [int(one) for one in gpus.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise UserError(f"--gpus: {gpus!r}; expected a number, or several such as 8,16,64")
+    return numbers
 
 
 @app.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
@@ -142,15 +155,15 @@ def dashboard_command(
     dashboard.dashboard(run_dir, uri, port)
 
 
-@app.command("watch", epilog="Example: pretrain watch runs/quickstart")
-def watch_command(
-    run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
-    once: Annotated[bool, typer.Option("--once", help="Print the present state and exit.")] = False,
+@app.command("runs", epilog="Example: pretrain runs runs")
+def runs_command(
+    folder: Annotated[Path | None, path_argument("DIR", "A folder of runs, or a run directory. Default: runs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Show a run's curves and samples in the terminal until Ctrl-C."""
-    from pretrain.tools import watch
+    """Show the runs of a folder: state, job, step, loss, speed, time left, and the command that resumes each."""
+    from pretrain.tools import runs
 
-    watch.watch(run_dir, once)
+    runs.runs(folder or Path("runs"), as_json)
 
 
 @app.command("picture", epilog="Example: pretrain picture runs/quickstart")

@@ -26,7 +26,7 @@ class RunSection(Section):
     name: str
     """The run's name in MLflow."""
     directory: LocalPath
-    """The directory that the run writes: checkpoints, metrics, logs."""
+    """The directory that the run writes: checkpoints, metrics, logs. It is new, empty, or a run's."""
     seed: int = 0
     """Seed of all random choices: initial weights, dropout, order of rows, masked spans."""
     max_steps: Steps
@@ -38,8 +38,8 @@ class RunSection(Section):
     first steps are faster or slower than that by more than half. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """PyTorch's CPU threads on each rank. null: OMP_NUM_THREADS, or else cores ÷ ranks. The number of threads changes
-    sums in the last bit, so fix it for bit-equal runs. `launch` sets GOMP_SPINCOUNT=1000, so that waiting threads spin
-    for a moment only, unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
+    sums in the last bit, so fix it for bit-equal runs. Without GPUs, GOMP_SPINCOUNT is set to 1000, so that
+    waiting threads spin for a moment only, unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
     bind_cores: bool = True
     """Bind each rank to the CPU cores nearest to its GPU. If Linux doesn't report these cores, or the rank may not use
     them, nothing is bound. No effect on CPU ranks."""
@@ -63,7 +63,8 @@ class ValidationCorpus(Section):
     name: Annotated[str, Field(min_length=1)] | None = None
     """The corpus's name in metrics. null: the name in its corpus file."""
     objective: TrainingObjective | None = None
-    """Evaluate this corpus with another objective. The corpus must have been built with `apply_at: load`. null:
+    """Evaluate this corpus with another objective. A corpus may be listed once for each of several objectives, under
+    different names. The corpus must have been built with `apply_at: load`. null:
     `data.objective`, or else the corpus's own objective."""
 
 
@@ -226,7 +227,8 @@ class SpikeSection(Section):
     threshold: PositiveFloat = 6.0
     """A loss is a spike if it exceeds the mean of the last steps by more than this many standard deviations."""
     window: Annotated[int, Field(ge=8, le=2**16)] = 128
-    """Number of steps that the mean and the standard deviation are taken over."""
+    """Number of steps that the mean and the standard deviation are taken over. A loss that stays high for as many steps
+    is the new level. Each stage of `data.curriculum` begins a window of its own."""
     action: Literal["warn", "rewind"] = "warn"
     """What happens at a spike. `warn`: the run prints a warning. `rewind`: the run also restores the latest checkpoint
     and continues with the rows after the spike."""
@@ -338,6 +340,17 @@ class RunConfig(Section):
         "faults.hang_seconds": "hang_timeout_seconds",
         "faults.restarts": "max_restarts",
         "faults.start_seconds": "start_timeout_seconds",
+    }
+    elsewhere = {
+        "batch_size": "batch.global_batch_size",
+        "lr": "optimizer.learning_rate",
+        "max_grad_norm": "optimizer.gradient_clipping",
+        "num_workers": "data.workers",
+        "output_dir": "run.directory",
+        "per_device_train_batch_size": "batch.micro_batch_size",
+        "steps": "run.max_steps",
+        "total_steps": "run.max_steps",
+        "train_batch_size": "batch.global_batch_size",
     }
     other_files = {"sources": "this is a corpus file, not a run file; build it with data-pipeline build {}"}
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import first_few
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
@@ -49,6 +50,27 @@ def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
 def _may_add_locally(config: RunConfig, ranks: int, stage: int) -> bool:
     whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
     return whole and not _offloads(config)
+
+
+def ways_to_add_locally(config: RunConfig) -> str:
+    """What to change in the run file so that each rank adds up its gradients itself, and ranks may differ in what they
+    use."""
+    keys = [*_keys_of_reduction(config), *(["offloading"] if _offloads(config) else [])]
+    without = f", without {' and '.join(keys)}" if keys else ""
+    return (
+        f"which deepspeed.zero_optimization.stage: {config.zero_stage} in {config.precision} can't add up; set stage "
+        f"1, or 2 with precision: fp32{without}, or have the family choose alike on all ranks, by what "
+        "Model.begin_step gets"
+    )
+
+
+def refuse_untrained(model: nn.Module) -> None:
+    """Raises UserError if a parameter takes no gradient: no optimizer would own it, and no checkpoint would have it."""
+    if names := [name for name, parameter in model.named_parameters() if not parameter.requires_grad]:
+        raise UserError(
+            f"model: {type(model).__name__} has parameters with requires_grad=False ({first_few(names, 3)}), which no "
+            "checkpoint would have; make them buffers (register_buffer), or freeze them by optimizer.freeze instead"
+        )
 
 
 def _keys_of_reduction(config: RunConfig) -> list[str]:
@@ -182,8 +204,17 @@ def _refuse_other_layers(layer: nn.Module, key: str) -> None:
 def _watch_compilations() -> None:
     from torch._dynamo import callback  # takes a second, and few runs compile
 
-    callback.on_compile_start(lambda _: watchdog.compiling(True))
-    callback.on_compile_end(lambda _: watchdog.compiling(False))
+    if _compilation_starts not in callback.callback_handler.start_callbacks:  # of an earlier run of this process
+        callback.on_compile_start(_compilation_starts)
+        callback.on_compile_end(_compilation_ends)
+
+
+def _compilation_starts(_: object) -> None:
+    watchdog.compiling(True)
+
+
+def _compilation_ends(_: object) -> None:
+    watchdog.compiling(False)
 
 
 def forget_compiled() -> None:

@@ -57,11 +57,10 @@ def wrapped(engine: DeepSpeedEngine) -> Optimizer:
 
 def weights_by_group(engine: DeepSpeedEngine) -> list[tuple[Tensor, dict[str, tuple[Tensor, int]]]]:
     """Stages 1 and 2: for each parameter group, its flat weights, and its parameters by name with the offset of each in
-    the flat weights. Frozen parameters are in no group."""
+    the flat weights."""
     groups = [(flat, dict[str, tuple[Tensor, int]]()) for flat in engine.optimizer.bit16_groups_flat]
     by_storage = {flat.untyped_storage().data_ptr(): (flat, parameters) for flat, parameters in groups}
-    trained = ((name, one) for name, one in engine.module.named_parameters() if one.requires_grad)
-    for name, parameter in trained:
+    for name, parameter in engine.module.named_parameters():
         if (storage := parameter.untyped_storage().data_ptr()) not in by_storage:
             raise FailedError(f"DeepSpeed {deepspeed.__version__} doesn't keep {name} where it is expected: {REPORT}")
         flat, parameters = by_storage[storage]

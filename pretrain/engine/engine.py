@@ -26,12 +26,21 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import FACTS, fact, to_device
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, optimizers
-from pretrain.engine.construction import adds_locally, compiles, deepspeed_config, gathered_at_once, whole_copy
+from pretrain.engine.construction import (
+    adds_locally,
+    compiles,
+    deepspeed_config,
+    gathered_at_once,
+    refuse_untrained,
+    ways_to_add_locally,
+    whole_copy,
+)
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
 from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.ranks import least, ranks_by_node
+from pretrain.engine.same_use import SameUse
 from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
@@ -103,8 +112,10 @@ class Engine:
 
         `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are
         trained. None: the model's own losses are trained. `warn` gets lines about what doesn't run as configured.
-        Raises FailedError if DeepSpeed doesn't keep weights where they are read.
+        Raises FailedError if DeepSpeed doesn't keep weights where they are read, and UserError for a parameter that
+        takes no gradient.
         """
+        refuse_untrained(model)
         largest = max(one.numel() for one in model.parameters())
         # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
         # the stream of this moment, which a CUDA graph can't capture.
@@ -141,8 +152,14 @@ class Engine:
         self.times: StepTimes | None = None
         """The times of steps, if `measure_times` has been called."""
         self._local = adds_locally(config, self._ranks)
+        self._same_use: SameUse | None = None
+        if not self._local and self._ranks > 1:
+            gathered = gathered_at_once(self.module, config.compute) if self._sharded else []
+            self._same_use = SameUse(self.module, gathered, ways_to_add_locally(config))
         self._gradients: Gradients = (
-            LocalGradients(engine, config.optimizer.gradient_clipping) if self._local else ReducedByDeepSpeed(engine)
+            LocalGradients(engine, config.optimizer.gradient_clipping)
+            if self._local
+            else ReducedByDeepSpeed(engine, self._same_use)
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, warn)
@@ -178,12 +195,15 @@ class Engine:
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
-        totals = Totals(losses=sums)
+        totals = Totals(losses=sums, used=self._same_use.taken(self.device) if self._same_use else {})
         self.before_update()
         self.applied = self._gradients.update()
         watchdog.mark()
         numbers = agreed.read()
-        loss = self._mean_loss(totals.read()["losses"], numbers["labels"])
+        summed = totals.read()
+        if self._same_use:
+            self._same_use.check(summed["used"])
+        loss = self._mean_loss(summed["losses"], numbers["labels"])
         return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in numbers["votes"].items()})
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
@@ -203,9 +223,8 @@ class Engine:
             self._seed_dropout(step, first)
             self.module.begin_step(self.config.run.seed, step)
             losses = _summed(self._wrapped(self.module)(**self._inputs(batch)))
-            parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             # unlike `backward`, this runs none of DeepSpeed's hooks on accumulated gradients
-            torch.autograd.grad(self._loss(losses, counted), parameters, allow_unused=True)
+            torch.autograd.grad(self._loss(losses, counted), [*self.module.parameters()], allow_unused=True)
 
     def measure(self, batch: Batch) -> None:
         """Computes the gradient of a micro-batch, with the time and the memory that it takes in a step, and discards

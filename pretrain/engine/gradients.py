@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_private import forget_gradients, give_gradients, weights_by_group
 from pretrain.engine.optimizers.flat_buffers import sum_of_squares
+from pretrain.engine.same_use import SameUse
 from pretrain.run import watchdog
 
 
@@ -115,15 +116,21 @@ class LocalGradients:
 
 
 class ReducedByDeepSpeed:
-    """Stage 3, offloading, and stage 2 in bf16 on several ranks: a step as DeepSpeed documents it."""
+    """Stage 3, offloading, and stage 2 in bf16 on several ranks: a step as DeepSpeed documents it.
 
-    def __init__(self, engine: DeepSpeedEngine):
+    `same_use`: checks that the ranks use the same parameters, where there are several.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, same_use: SameUse | None):
         self.model, self.norm = engine, math.inf
+        self._same_use = same_use
         self.scale = float(dist.get_world_size())  # DeepSpeed averages over the ranks
         self._engine = engine
 
     def add(self, loss: Tensor, first: bool, last: bool) -> None:
         watchdog.mark()  # at stage 3 the ranks have met in the forward pass
+        if self._same_use:
+            self._same_use.compare(loss)
         if first:
             forget_gradients(self._engine)
         self._engine.set_gradient_accumulation_boundary(last)

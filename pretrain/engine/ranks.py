@@ -33,17 +33,15 @@ _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # True tells PyTorch that the st
 
 
 @contextlib.contextmanager
-def process_group(
-    cpu_threads: int | None, seconds: float, any_version: bool = False, bind_cores: bool = True
-) -> Iterator[tuple[int, int]]:
+def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = True) -> Iterator[tuple[int, int]]:
     """Joins the process group for the duration of the block; yields (rank, number of ranks).
 
     `cpu_threads` and `bind_cores` as in a run file. `seconds`: the watchdog's limit; collectives time out later.
-    `any_version`: True accepts untested versions of DeepSpeed.
 
-    Every rank raises a UserError, but only rank 0 reports it, or each rank in its own log. The process group is
-    destroyed at the end: otherwise gloo ranks may abort at exit. After an error, a rank that would wait for other ranks
-    there ends at once instead, with the same exit code. A single rank raises every error as it is.
+    Each rank reports its own UserError, to stderr or in its own log; one that all ranks raise together is reported by
+    rank 0, or in each log. The process group is destroyed at the end: otherwise gloo ranks may abort at exit. After an
+    error, a rank that would wait for other ranks there ends at once instead, with the same exit code. A single rank
+    raises every error as it is.
     """
     # matmuls then sum in the same order for any alignment of their operands
     os.environ.setdefault("MKL_CBWR", "AUTO")
@@ -68,8 +66,7 @@ def process_group(
 
         from pretrain.engine import deepspeed_private, versions  # these import DeepSpeed, too
 
-    if not any_version:
-        versions.check_version()
+    versions.check_version()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below
@@ -128,6 +125,8 @@ def _leave(error: BaseException, rank: int) -> BaseException:
     blocks = _exit_may_block()
     if isinstance(error, UserError):
         if rank and not rank_logs.supervised():
+            if not error.on_all_ranks:
+                print_error(UserError(f"rank {rank}: {error}"))
             end = SystemExit(error.exit_code)
     elif isinstance(error, Exception) and (blocks or dist.get_world_size() > 1):
         traceback.print_exc()  # now: leaving a group whose other ranks are dead may take long
@@ -212,8 +211,9 @@ def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) 
     if own and not isinstance(own, UserError | OSError):
         raise own
     for code, message in filter(None, told):
-        kind = next(kind for kind in (UserError, FailedError, StoreUnavailable) if kind.exit_code == code)
-        raise kind(message) from own
+        of_all = next(kind for kind in (UserError, FailedError, StoreUnavailable) if kind.exit_code == code)(message)
+        of_all.on_all_ranks = True
+        raise of_all from own
     return cast(T, result)
 
 

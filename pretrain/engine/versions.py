@@ -11,16 +11,11 @@ REPORT = "please report this, with environment.json and the run file"  # if Deep
 
 def check_version() -> None:
     """Raises UserError for another version of DeepSpeed than the tested one."""
-    if not is_tested():
+    if deepspeed.__version__.partition("+")[0] != TESTED:  # 0.19.8+cu130 is 0.19.8
         raise UserError(
             f"deepspeed {deepspeed.__version__} is installed; supported: {TESTED}; "
             f"install it with: pip install deepspeed=={TESTED}"
         )
-
-
-def is_tested() -> bool:
-    """True if the installed version of DeepSpeed is the tested one: 0.19.8+cu130 is 0.19.8."""
-    return deepspeed.__version__.partition("+")[0] == TESTED
 
 
 def was_built_with(extension: str) -> bool:

@@ -105,7 +105,7 @@ class Evaluation:
 
     Attributes:
         step: the number of training steps so far.
-        earlier: returns the rows that earlier evaluations added to a table.
+        earlier: returns the rows that earlier evaluations added to a table, where NaN is "NaN", as `float` reads it.
     """
 
     subject: Subject

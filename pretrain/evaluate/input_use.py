@@ -34,9 +34,10 @@ class InputUse:
     first_token_loss, first_token_worth: these for the first token of each span, if targets have sentinels. Only the
     input tells anything about a first token.
     later_token_loss, later_token_worth: these for the later tokens of a span, about which earlier tokens tell much.
-    unigram_entropy: the entropy of the text tokens.
+    unigram_entropy: the entropy of the text tokens, by their own frequencies in the held-out rows.
     bigram_entropy: the cross-entropy of a bigram model, which predicts each token from the token before it. The bigrams
-    are counted in the targets of up to 20,000 training rows. A decoder without input can reach this loss.
+    are counted in the targets of up to 20,000 training rows. A decoder without input can reach this loss. It may be
+    above unigram_entropy, which no model reaches that knows the training rows alone.
     """
 
     def __init__(self, settings: InputUseSettings):
@@ -172,5 +173,5 @@ def _lines(name: str, found: dict[str, float], rows: int, held_out: int) -> list
     return [
         f"input use on {name}, {of} held-out rows: {found['worth']:.2f} nats/token{of_first} (text loss "
         f"{found['loss']:.4f}; with another row's input {found['other_input_loss']:.4f}, without input "
-        f"{found['no_input_loss']:.4f}, bigrams {found['bigram_entropy']:.4f})"
+        f"{found['no_input_loss']:.4f}, bigrams of training rows {found['bigram_entropy']:.4f})"
     ]

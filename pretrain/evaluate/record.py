@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.atomic import strict_json, write_bytes, write_json
 from data_pipeline.base.json_file import read_valid_json
 from pretrain.run import ARTIFACTS_DIRECTORY
 
 if TYPE_CHECKING:
     from matplotlib import figure as figures
 
-    from pretrain.evaluate.hook import Findings, Row  # which imports torch: `pretrain watch` needs this module
+    from pretrain.evaluate.hook import Findings, Row  # which imports torch: `pretrain picture` needs this module
 
 
 @dataclass
@@ -37,7 +37,8 @@ def keep(folder: Path, step: int, findings: "Findings") -> None:
         before = [row for row in table(path) if row["step"] < step]
         rows = [*before, *({"step": step, **row} for row in rows)]
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        write_json(path, {"columns": columns, "data": [[row.get(column) for column in columns] for row in rows]})
+        data = strict_json([[row.get(column) for column in columns] for row in rows])
+        write_json(path, {"columns": columns, "data": data})
     for name, figure in findings.images.items():
         write_bytes(folder / name / f"step-{step:08d}.png", png(figure))
 

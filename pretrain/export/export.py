@@ -9,9 +9,10 @@ from torch import Tensor
 
 from data_pipeline.base.atomic import new_directory, write_json
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.safetensors_file import os_errors
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.export import card, tokenizer_files
-from pretrain.export.card import CTRANSLATE2, TRANSFORMERS, Lineage
+from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG, GENERATION
 from pretrain.export.weights import check, shapes
 from pretrain.models import FAMILIES, ModelConfig, outline
@@ -47,7 +48,6 @@ def export(
     tokenizer: Tokenizer,
     out: Path,
     shard_bytes: int = 5_000_000_000,
-    engine: str = TRANSFORMERS,
     lineage: Lineage | None = None,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
@@ -56,16 +56,15 @@ def export(
         state_dict: unsharded fp32 tensors under the names of the model's `state_dict()`.
         out: must be new or empty; appears only once it is complete.
         shard_bytes: larger weights are split into several files.
-        engine: the library that will run the model, "transformers" or "ctranslate2".
         lineage: where the model comes from, for the model card and the tokenizer's mask token.
 
-    Raises UserError if weights, config and tokenizer don't fit together, or the engine can't run the model.
+    Raises UserError if weights, config and tokenizer don't fit together.
     """
     hf = hf_model_of(config)
-    exported = _exported(hf, state_dict, config, tokenizer, engine)
+    exported = _exported(hf, state_dict, config, tokenizer)
     lineage = lineage or Lineage()
-    with new_directory(out) as partial:
-        (partial / README).write_text(card.page(lineage, config, hf, engine), encoding="utf-8")
+    with new_directory(out) as partial, os_errors():
+        (partial / README).write_text(card.page(lineage, config, hf), encoding="utf-8")
         tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
         write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
@@ -82,24 +81,14 @@ def export(
     return f"load it with {hf.class_name} and AutoTokenizer{permission}"
 
 
-def _exported(
-    hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer, engine: str
-) -> Exported:
-    """The model in transformers' form, without muP. For CTranslate2 also without the rows that pad the vocabulary,
-    which it would generate; transformers reads in generation_config.json that they are no tokens."""
+def _exported(hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer) -> Exported:
+    """The model in transformers' form, without muP."""
     check(shapes(config), state, "the weights don't fit the model")
     if tokenizer.size != config.vocab_size:
         special = f"{len(tokenizer.special_tokens)} special tokens and {tokenizer.sentinels} sentinels"
         ids = f"the tokenizer's {tokenizer.vocab_size} tokens, {special} make {tokenizer.size} ids"
         raise UserError(f"{ids}, but the model's vocab_size is {config.vocab_size}")
     state, config = without_mup(hf, state, config)
-    if engine != TRANSFORMERS:
-        if engine != CTRANSLATE2 or hf.ctranslate2 is None:
-            able = ", ".join([TRANSFORMERS, *([CTRANSLATE2] if hf.ctranslate2 else [])])
-            raise UserError(f"--for: a {config.family} can be exported for {able}, not for {engine!r}")
-        state, config = hf.ctranslate2(state, config)
-        config = config.model_copy(update={"pad_vocab_to_multiple_of": 1})
-        state = {name: state[name][: shape[0]] for name, shape in shapes(config).items()}
     model = to_hf(hf, config, state)
     bos = {"bos_token_id": tokenizer.vocabulary.bos}
     generation = model.generation_config

@@ -3,9 +3,8 @@
 import base64
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import fields
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,14 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
 from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
 from data_pipeline.corpus.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
-from data_pipeline.corpus.tokenizer.sentencepiece import EOS, MODEL, PAD, UNK, SentencePiece
-from data_pipeline.corpus.tokenizer.sentencepiece import LISTING as PIECES
+from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SPACE, UNK, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, TextModel
-from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, optional_json, read_backend
+from data_pipeline.corpus.tokenizer.tokenizer_json import (
+    TokenizerJson,
+    optional_json,
+    read_backend,
+    sentinels_at_the_end,
+)
 from data_pipeline.corpus.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
 from data_pipeline.corpus.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from data_pipeline.text.vocabulary import Vocabulary
@@ -31,14 +34,20 @@ TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tok
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _SENTINEL = "<extra_id_{}>"
 _END_MARKS = {"<|endoftext|>", "</s>"}
-# T5's tokenizer splits text at white space and puts ▁ before each word.
-_WORDS = [
+# transformers' T5 splits text at white space and puts ▁ before each word, also behind a sentinel inside a word.
+_T5S_WORDS = [
     {"type": "WhitespaceSplit"},
-    {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True},
 ]
+# sentencepiece keeps one space of several, and puts ▁ at the start of a text alone.
+_ONE_SPACE = {"type": "Replace", "pattern": {"Regex": r" (?= |\z)"}, "content": ""}
+_WORDS = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True}
+# Where sentencepiece changes nothing: an end of a line or a tab is a piece; no piece spans where white space begins.
+_LINES = {"type": "Split", "pattern": {"Regex": f"[{''.join(LINES)}]"}, "behavior": "Isolated", "invert": False}
+_SPACES = {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "MergedWithNext", "invert": False}
 # Options of BPE in a tokenizer.json that GPT-2's doesn't have.
 _NOT_GPT2S = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-# Added to T5Tokenizer, which has no byte fallback: the text "<0x41>" must not become a byte token.
+# The text "<0x41>" must not become a byte token.
 _BYTE_TOKEN = {"Regex": "<(?=0x[0-9A-F]{2}>)"}
 _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPrevious", "invert": False}
 
@@ -57,10 +66,8 @@ def read(directory: Path) -> Tokenizer:
     saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
     config = optional_json(directory / CONFIG)
     if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
-        published = tokenizer_json.read(directory)
-        # our exports add sentinels
-        sentinels = _sentinels_at_the_end([published.names.get(id_, "") for id_ in range(published.size)])
-        return Tokenizer(published.first(published.size - sentinels), (), sentinels)
+        published, sentinels = tokenizer_json.without_sentinels(tokenizer_json.read(directory))
+        return Tokenizer(published, (), sentinels)
     added = optional_json(directory / ADDED)
     if config.get("add_prefix_space"):
         raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
@@ -79,7 +86,7 @@ def read(directory: Path) -> Tokenizer:
     if above != list(range(model.size, model.size + len(above))):
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
     added_names = [names[id_] for id_ in above]
-    special = added_names[: len(above) - _sentinels_at_the_end(added_names)]
+    special = added_names[: len(above) - sentinels_at_the_end(added_names)]
     if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
         raise UserError(
             f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end"
@@ -93,8 +100,7 @@ def _model(saved: Json, directory: Path) -> TextModel:
         if not (directory / MODEL).exists():
             return _sentencepiece(saved, path)
         model = SentencePiece.read(directory / MODEL)
-        pieces = [line.split("\t")[0] for line in model.files[PIECES].decode().split("\n")[:-1]]
-        if pieces != [piece for piece, _ in _text_pieces(saved)]:
+        if [piece for piece, _ in model.pieces] != [piece for piece, _ in _text_pieces(saved)]:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
     if kind == "BPE":
@@ -112,10 +118,6 @@ def _model(saved: Json, directory: Path) -> TextModel:
         return WordPiece.read(directory)
     files = f"neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, nor {TOKENIZER}"
     raise UserError(f"{directory}: no supported tokenizer: {files}")
-
-
-def _sentinels_at_the_end(names: Sequence[str]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[1] == _SENTINEL.format(pair[0]), enumerate(reversed(names))))
 
 
 def _is_gpt2s(saved: Json) -> bool:
@@ -158,16 +160,19 @@ def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
     """A sentencepiece model with the same pieces, scores and normalization, without the sentinels.
 
     Texts get the same ids as from the original spiece.model, but the file's bytes differ: a tokenizer.json doesn't say
-    how the model was trained. Raises UserError for what T5Tokenizer doesn't write.
+    how the model was trained. Raises UserError for what neither T5Tokenizer nor `write` writes.
     """
-    pieces = _text_pieces(saved)
-    normalizer, splits = saved["normalizer"] or {}, (saved["pre_tokenizer"] or {}).get("pretokenizers")
+    pieces, keeps_text = _text_pieces(saved), _keeps_text(saved)
+    steps = _steps(saved["normalizer"], "normalizers")
+    charsmap = steps.pop(0)["precompiled_charsmap"] if steps and steps[0]["type"] == "Precompiled" else ""
+    splits = [one for one in _steps(saved["pre_tokenizer"], "pretokenizers") if one != _NO_BYTES]
+    ours = keeps_text or (steps, splits) == ([_ONE_SPACE], [_WORDS])
     inside = sorted(token["id"] for token in saved["added_tokens"] if UNK < token["id"] < len(pieces))
     _refuse(
         path,
         [
-            (f"the normalizer is {normalizer.get('type')}", normalizer.get("type") not in (None, "Precompiled")),
-            ("the pre_tokenizer is not T5's", splits not in (_WORDS, [*_WORDS, _NO_BYTES])),
+            (f"the normalizer is {(saved['normalizer'] or {}).get('type')}", steps and not ours),
+            ("the pre_tokenizer is not T5's", splits != _T5S_WORDS and not ours),
             (f"unk_id is {saved['model']['unk_id']}, not {UNK}", saved["model"]["unk_id"] != UNK),
             (f"ids {inside[:8]} are pieces and added tokens at once", bool(inside)),
         ],
@@ -178,21 +183,35 @@ def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
         kind = {PAD: "CONTROL", EOS: "CONTROL", UNK: "UNKNOWN"}.get(id_, "NORMAL")
         if in_bytes and _BYTE.fullmatch(piece):
             kind = "BYTE"
+        elif keeps_text and piece in LINES:
+            kind = "USER_DEFINED"
         model.pieces.add(piece=piece, score=score, type=protocol.ModelProto.SentencePiece.Type.Value(kind))
     model.trainer_spec.model_type = protocol.TrainerSpec.UNIGRAM
     model.trainer_spec.vocab_size = len(pieces)
     model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.unk_id = PAD, EOS, UNK
     model.trainer_spec.bos_id, model.trainer_spec.byte_fallback = -1, in_bytes
-    model.normalizer_spec.precompiled_charsmap = base64.b64decode(normalizer.get("precompiled_charsmap") or "")
+    model.normalizer_spec.precompiled_charsmap = base64.b64decode(charsmap)
+    model.normalizer_spec.add_dummy_prefix = model.normalizer_spec.remove_extra_whitespaces = not keeps_text
     return SentencePiece(model.SerializeToString(), path)
 
 
 def _text_pieces(saved: Json) -> list[tuple[str, float]]:
-    """Pieces and scores of a Unigram model, without the sentinels that T5Tokenizer appends."""
-    pieces = [(piece, score) for piece, score in saved["model"]["vocab"]]
+    """Pieces and scores of a Unigram model as in sentencepiece, without the sentinels that T5Tokenizer appends."""
+    space = " " if _keeps_text(saved) else SPACE
+    pieces = [(piece.replace(space, SPACE), score) for piece, score in saved["model"]["vocab"]]
     while pieces and pieces[-1][0].startswith(_SENTINEL[:-3]):
         pieces.pop()
     return pieces
+
+
+def _keeps_text(saved: Json) -> bool:
+    """Whether `write` wrote this tokenizer for a sentencepiece model that changes nothing in a text."""
+    return _steps(saved["pre_tokenizer"], "pretokenizers")[:1] == [_LINES]
+
+
+def _steps(part: Json | None, name: str) -> list[Json]:
+    """The steps of a normalizer or pre_tokenizer; `name`: the key of the list of several."""
+    return [] if part is None else [*part[name]] if part["type"] == "Sequence" else [part]
 
 
 def _refuse(path: Path, problems: Iterable[tuple[str, Any]]) -> None:
@@ -211,20 +230,13 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     `Tokenizer.encode_with_sentinels`. The mask token, which programs put in place of a word, is the first sentinel for
     a model that fills spans.
     """
-    import transformers  # 1.4 s and 23 MB beside PyTorch, for T5's tokenizer alone
-
     model = tokenizer.model
     for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
         # for other programs: transformers reads tokenizer.json and tokenizer_config.json
         (directory / name).write_bytes(model.files[name])
-    is_t5s = isinstance(model, SentencePiece) and hf.model_type == "t5"
-    if is_t5s and not model.byte_ids and not tokenizer.special_tokens:
-        mask = {"mask_token": _SENTINEL.format(0)} if tokenizer.sentinels else {}
-        theirs = transformers.T5Tokenizer.from_pretrained(directory, extra_ids=tokenizer.sentinels, **mask)
-        theirs.save_pretrained(directory)
-    else:
-        _write_fast(tokenizer, hf, objective, directory)
-    if is_t5s:  # for programs that read spiece.model and this file instead of tokenizer.json
+    _write_fast(tokenizer, hf, objective, directory)
+    if isinstance(model, SentencePiece) and hf.model_type == "t5":
+        # for programs that read spiece.model and this file instead of tokenizer.json
         write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
 
 
@@ -232,15 +244,24 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
     """Writes tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or for an imported tokenizer's
     class."""
     model, vocabulary = tokenizer.model, tokenizer.vocabulary
-    backend = model.backend() if isinstance(model, FastTokenizer) else _t5s(directory, in_bytes=bool(model.byte_ids))
+    if isinstance(model, FastTokenizer):
+        backend, keeps_text = model.backend(), False
+    else:
+        assert isinstance(model, SentencePiece)
+        backend, keeps_text = _unigram(tokenizer, model), model.keeps_text
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     there: Collection[int] = ()
     if isinstance(model, TokenizerJson):
         config, there = model.config, model.names
     backend.add_special_tokens(
         [
-            # tokens that replace words of a text absorb the white space before them, as the words did
-            AddedToken(name, special=True, normalized=False, lstrip=id_ in vocabulary.sentinel_ids or name == "<mask>")
+            # lstrip absorbs all white space; in sentencepiece the normalizer takes the space, and may come first
+            AddedToken(
+                name,
+                special=True,
+                normalized=keeps_text and _absorbs(tokenizer, id_),
+                lstrip=isinstance(model, FastTokenizer) and _absorbs(tokenizer, id_),
+            )
             for id_, name in sorted(tokenizer.names.items())
             if id_ not in there
         ]
@@ -264,21 +285,40 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
     write_json(directory / CONFIG, config)
 
 
-def _t5s(directory: Path, in_bytes: bool) -> tokenizers.Tokenizer:
-    """The `tokenizers` backend of transformers' T5Tokenizer for the sentencepiece model in `directory`.
+def _unigram(tokenizer: Tokenizer, model: SentencePiece) -> tokenizers.Tokenizer:
+    """The library's tokenizer that gives the ids of `model`, without the special tokens above them.
 
-    `in_bytes`: characters without a piece become bytes, as in sentencepiece.
+    Where the model changes nothing, a space is itself in the pieces, and ▁ a character like any other.
     """
-    import transformers  # as in `write`
+    spec, in_bytes = model.normalizer_spec, bool(model.byte_ids)
+    decoder: Json
+    if model.keeps_text:
+        pieces = [(piece.replace(SPACE, " "), score) for piece, score in model.pieces]
+        names = "|".join(re.escape(name) for id_, name in tokenizer.names.items() if _absorbs(tokenizer, id_))
+        before = {"type": "Replace", "pattern": {"Regex": f" (?={names})"}, "content": ""}
+        runs = [{**_LINES, "pattern": {"Regex": "|".join(model.runs)}}] if model.runs else []
+        normalizers, splits, decoder = [before] if names else [], [_LINES, *runs, _SPACES], {"type": "Fuse"}
+    else:
+        pieces = model.pieces
+        charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
+        normalizers = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+        normalizers, splits, decoder = [*normalizers, _ONE_SPACE], [_WORDS], {**_WORDS, "prepend_scheme": "always"}
+    saved = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, _NO_BYTES] if in_bytes else splits},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, decoder]} if in_bytes else decoder,
+        "model": {"type": "Unigram", "unk_id": UNK, "vocab": pieces, "byte_fallback": in_bytes},
+    }
+    backend = tokenizers.Tokenizer.from_str(json.dumps(saved))
+    backend.add_special_tokens([AddedToken(pieces[id_][0], special=True, normalized=False) for id_ in (PAD, EOS, UNK)])
+    return backend
 
-    backend = transformers.T5Tokenizer.from_pretrained(directory, extra_ids=0).backend_tokenizer
-    if not in_bytes:
-        return backend
-    saved: Json = json.loads(backend.to_str())
-    saved["model"]["byte_fallback"] = True
-    saved["pre_tokenizer"]["pretokenizers"].append(_NO_BYTES)
-    saved["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, saved["decoder"]]}
-    return tokenizers.Tokenizer.from_str(json.dumps(saved))
+
+def _absorbs(tokenizer: Tokenizer, id_: int) -> bool:
+    """Whether a token replaces words of a text, and so absorbs the space before it, as the words did."""
+    return id_ in tokenizer.vocabulary.sentinel_ids or tokenizer.names[id_] == "<mask>"
 
 
 def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bool:

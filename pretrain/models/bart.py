@@ -187,6 +187,5 @@ HF_MODELS = (
         begins=True,
         ends=True,
         last_norm=lambda config: f"decoder.layers.{config.num_decoder_layers - 1}.feed_forward_norm",
-        ctranslate2=lambda state, config: (state, config),
     ),
 )

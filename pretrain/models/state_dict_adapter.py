@@ -62,8 +62,6 @@ class Choice(NamedTuple):
 
 
 Settings = Mapping[str, str | Choice]  # our settings, with their keys in config.json
-# Rewrites state dict and config of a model so that CTranslate2's converter reads them right.
-Rewriting = Callable[[Mapping[str, Tensor], Any], tuple[Mapping[str, Tensor], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,6 @@ class HFModel:
         last_norm: the name of the norm whose output goes into the output matrix alone. None: there is no such norm.
         code: the export's modelling files, which transformers runs only with permission: names of files that ship,
             paths of others.
-        ctranslate2: the rewriting for CTranslate2. None: CTranslate2 can't run the model.
     """
 
     config_class: type[ModelConfig]
@@ -116,7 +113,6 @@ class HFModel:
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"
     code: tuple[str | Path, ...] = ()
-    ctranslate2: Rewriting | None = None
 
     @property
     def encoder_decoder(self) -> bool:

@@ -1,9 +1,6 @@
 """T5 in transformers: `T5ForConditionalGeneration`."""
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from pretrain.config.models import T5Config
 from pretrain.models.state_dict_adapter import (
@@ -86,18 +83,6 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     }
 
 
-def for_ctranslate2(state: Mapping[str, Tensor], config: T5Config) -> tuple[Mapping[str, Tensor], T5Config]:
-    """The same model with outputs scaled by d_model^-½, and an untied output matrix multiplied by √d_model.
-
-    CTranslate2 scales outputs if `tie_word_embeddings` is true, and transformers 5, which reads the file for
-    CTranslate2, sets that flag for every T5.
-    """
-    if config.scale_outputs:
-        return state, config
-    changes = {"scale_outputs": True, "tie_embeddings": False}
-    return {**state, _OUTPUT: state[_OUTPUT] * config.d_model**0.5}, config.model_copy(update=changes)
-
-
 HF_MODELS = (
     HFModel(
         config_class=T5Config,
@@ -112,6 +97,5 @@ HF_MODELS = (
         fixed={"is_encoder_decoder": True},  # without it, transformers' two attentions share one cache
         can_be={"positions": ("relative",)},
         ends=True,
-        ctranslate2=for_ctranslate2,
     ),
 )

@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -12,6 +13,7 @@ import torch
 from data_pipeline.base.formatting import masked_code, without_login
 from data_pipeline.base.packages import git, version_of
 from pretrain.hardware import device_type
+from pretrain.run import started_by
 
 DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "mlflow", "transformers")
@@ -33,9 +35,10 @@ def describe(machines: list[Machine]) -> dict[str, object]:
     here = machines[0]
     versions = here["versions"].items()
     return {
+        **asdict(started_by.this_attempt(ranks := sum(len(one["ranks"]) for one in machines))),
         "versions": here["versions"],
         "host": here["host"],
-        "ranks": sum(len(one["ranks"]) for one in machines),
+        "ranks": ranks,
         "cpu": here["cpu"],
         "gpus": here["gpus"],
         "hosts": [{**one, "versions": dict(one["versions"].items() - versions)} for one in machines],

@@ -9,13 +9,14 @@ reads back.
 """
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from data_pipeline.base.atomic import strict_json
 
 FILE_NAME = "metrics.jsonl"
 _TAIL = 1 << 16  # bytes: far more than the longest line
@@ -47,7 +48,7 @@ class MetricLog:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a row. Raises OSError if the disk refuses the row, which is then written with the next one."""
-        values = {name: _to_json(float(value)) for name, value in metrics.items()}
+        values = strict_json({name: float(value) for name, value in metrics.items()})
         row = {"step": step, "attempt": self.attempt, "time": round(time.time(), 3), "metrics": values}
         self._unwritten += json.dumps(row, ensure_ascii=False).encode() + b"\n"
         self.flush()
@@ -105,20 +106,19 @@ def _parse(line: bytes) -> Row | None:
     return row if abs(row.step) < _LARGEST and 0 <= row.time < _LARGEST / 1000 else None
 
 
-def _to_json(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def last_row(path: Path) -> Row | None:
     """The last row of the file; None if it has no row or can't be read."""
+    return next(reversed(last_rows(path)), None)
+
+
+def last_rows(path: Path) -> list[Row]:
+    """The rows in the last 64 KiB of the file; [] if it has no row or can't be read."""
     try:
         with path.open("rb") as file:
             rows = [_parse(line) for line in _tail(file)[1].splitlines()]
     except OSError:
-        return None
-    return next((row for row in reversed(rows) if row), None)
+        return []
+    return [row for row in rows if row]
 
 
 def _tail(file: BinaryIO) -> tuple[int, bytes]:

@@ -2,6 +2,7 @@
 Nothing else reads these variables."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from data_pipeline.base.errors import UserError
@@ -38,25 +39,40 @@ def is_launched() -> bool:
 
 
 def rank_environment() -> RankEnvironment:
-    """The variables of a rank that `is_launched`. Raises UserError if the launcher has left out a variable."""
+    """The variables of a rank that `is_launched`. Raises UserError if a variable is left out or isn't such a number."""
     if lacking := [name for name in _OF_LAUNCHERS if name not in os.environ]:
         raise UserError(
             f"RANK is set, but not {', '.join(lacking)}: a launcher sets all of them; without one, unset RANK"
         )
+    world_size = number(os.environ, "WORLD_SIZE", 1)
     return RankEnvironment(
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        local_rank=int(os.environ["LOCAL_RANK"]),
+        rank=number(os.environ, "RANK", 0, world_size - 1),
+        world_size=world_size,
+        local_rank=number(os.environ, "LOCAL_RANK", 0),
         local_world_size=local_world_size(),
         master_addr=os.environ["MASTER_ADDR"],
-        master_port=int(os.environ["MASTER_PORT"]),
+        master_port=number(os.environ, "MASTER_PORT", 1, 65535),
     )
 
 
 def local_world_size() -> int:
     """The number of ranks on this machine, by LOCAL_SIZE (DeepSpeed's launcher) or LOCAL_WORLD_SIZE (torchrun). 1:
     without a launcher."""
-    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    name = next((name for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE") if os.environ.get(name)), None)
+    return number(os.environ, name, 1) if name else 1
+
+
+def number(variables: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
+    """The integer in the variable `name`. Raises UserError unless it is one from `least` to `most`, if there is a
+    `most`."""
+    text = variables[name].strip()
+    if not text.isdecimal() or not least <= int(text) <= (int(text) if most is None else most):
+        expected = f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"
+        raise UserError(
+            f"{name} is {text!r} in the environment; expected {expected}, which a launcher sets; without a launcher, "
+            "unset its variables"
+        )
+    return int(text)
 
 
 def be_the_only_rank() -> None:

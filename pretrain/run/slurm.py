@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 from data_pipeline.base.errors import UserError
+from pretrain.run.rank_environment import number
 
 _FIRST_PORT, _PORTS = 20000, 10000  # below Linux's ports for outgoing connections
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -25,7 +26,8 @@ def rank_environment(variables: Mapping[str, str]) -> dict[str, str]:
     are given. Raises UserError for a process outside srun in an allocation for several tasks, where it would train
     alone.
     """
-    if int(variables.get("SLURM_NTASKS", "1")) == 1 and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+    tasks = (number(variables, name, 1) for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS") if name in variables)
+    if all(one == 1 for one in tasks):
         return {}
     if not variables.get("SLURM_STEP_ID", "").isdecimal() or "SLURM_PROCID" not in variables:
         raise UserError(

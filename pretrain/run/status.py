@@ -22,6 +22,7 @@ from data_pipeline.base.json_file import read_valid_json
 STATUS = "status.json"
 STOP = "stop"
 LOCK = "lock"
+CLEARED = "PRETRAIN_STOP_CLEARED"  # variable of ranks whose launcher has removed an old RUN/stop
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def move_aside(run: Path) -> None:
     """Renames `run`, if it exists, to make way for a new run. Raises UserError if it can't be renamed."""
     if not run.exists():
         return
+    if Path.cwd().is_relative_to(run.resolve()):  # relative paths would then lead into the old run
+        raise UserError(f"run.directory: {run}: --fresh can't rename the current folder; start from another one")
     names = (run.with_name(f"{run.name}.old-{number}") for number in itertools.count(1))
     aside = next(path for path in names if not path.exists())
     try:
@@ -74,7 +77,8 @@ def request_stop(run: Path) -> None:
 
 
 def stop_requested(run: Path) -> bool:
-    return (run / STOP).exists()
+    """False also if a network disk doesn't answer: the request is seen the next time."""
+    return os.path.exists(run / STOP)  # noqa: PTH110 - Path.exists would raise an OSError then
 
 
 def clear_stop(run: Path) -> None:

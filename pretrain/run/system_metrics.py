@@ -53,8 +53,8 @@ class SystemMonitor:
 
     def _work(self) -> None:
         while not self._closing.wait(self._seconds):
-            metrics = {f"{self._prefix}{name}": value for name, value in self._sample().items()}
-            with contextlib.suppress(OSError):  # a full disk: the row is written with the next one
+            with contextlib.suppress(OSError):  # a network disk that doesn't answer; a full one gets the row later
+                metrics = {f"{self._prefix}{name}": value for name, value in self._sample().items()}
                 self._log.log(self._step, metrics)
             self._step += 1
         self._log.close()

@@ -25,31 +25,55 @@ class Health:
     Attributes:
         skipped: steps of the whole run without a finite gradient.
         in_a_row: such steps at the end of the run so far.
-        spikes: loss spikes of the whole run.
+        spikes: steps of the whole run whose loss was a spike.
         recent: the losses of the last steps, without spikes.
+        high: the losses since a spike began; empty once it is over.
     """
 
     skipped: int = 0
     in_a_row: int = 0
     spikes: int = 0
     recent: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def spiking(self) -> bool:
+        """True while a spike lasts."""
+        return bool(self.high)
 
     def after(self, loss: float, applied: bool, settings: SpikeSection | None) -> "Health":
         """The health after one more step, which had this `loss` and was or wasn't `applied`."""
         if not applied:
             return replace(self, skipped=self.skipped + 1, in_a_row=self.in_a_row + 1)
-        if self.is_spike(loss, settings):
-            return replace(self, in_a_row=0, spikes=self.spikes + 1)
-        window = settings.window if settings else 0
-        return replace(self, in_a_row=0, recent=(*self.recent, loss)[-window:] if window else ())
+        if settings is None:
+            return replace(self, in_a_row=0, recent=(), high=())
+        over, largest = self._limits(settings)
+        next_one = replace(self, in_a_row=0, spikes=self.spikes + (loss > largest))
+        if loss <= (over if self.high else largest):
+            return replace(next_one, recent=(*self.recent, loss)[-settings.window :], high=())
+        high = (*self.high, loss)
+        if len(high) < settings.window:
+            return replace(next_one, high=high)
+        return replace(next_one, recent=high[-settings.window :], high=())  # losses stay as high
 
-    def is_spike(self, loss: float, settings: SpikeSection | None) -> bool:
-        """True if `loss` is too far above the losses of a full window before it."""
-        if settings is None or len(self.recent) < settings.window:
-            return False
+    def _limits(self, settings: SpikeSection) -> tuple[float, float]:
+        """The loss at which a spike is over, and the largest loss that begins none: infinite until the window is full.
+
+        A spike is over when the loss is at most half as far above the mean. So a loss at the edge is one spike.
+        """
+        if len(self.recent) < settings.window:
+            return math.inf, math.inf
         mean = math.fsum(self.recent) / len(self.recent)
-        deviation = max(statistics.pstdev(self.recent, mean), _LEAST_DEVIATION * abs(mean))
-        return loss > mean + settings.threshold * deviation
+        far = settings.threshold * max(statistics.pstdev(self.recent, mean), _LEAST_DEVIATION * abs(mean))
+        return mean + far / 2, mean + far
+
+    def in_new_stage(self) -> "Health":
+        """This health before the first step of a curriculum's stage, whose losses the losses before don't predict."""
+        return replace(self, recent=(), high=())
+
+    def rewound_to(self, then: "Health") -> "Health":
+        """The health of a run that is rewound to a checkpoint, whose health is `then`: counts are of the whole run."""
+        return replace(then, skipped=self.skipped, spikes=self.spikes, high=self.high)
 
 
 @dataclass(frozen=True)
@@ -79,13 +103,18 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Rewind:
-    """A rewind after a spike: to the checkpoint of `step`, at row `position`. The run continued with row `to`."""
+    """A rewind after a spike: to the checkpoint of `step`, at row `position`. The run continued with row `to`.
+
+    `spikes` and `skipped`: the counts of the run when it was rewound.
+    """
 
     step: int
     position: int
     to: int
     spike_step: int
     loss: float
+    spikes: int = 0
+    skipped: int = 0
 
 
 def rewinds(run: Path) -> list[Rewind]:
@@ -103,7 +132,12 @@ def add_rewind(run: Path, rewind: Rewind) -> None:
     write_json(run / REWINDS, [asdict(one) for one in [*rewinds(run), rewind]])
 
 
-def position_after(run: Path, train_state: TrainState) -> int:
-    """The position of the next row: after the rows of the spike if the run was rewound to exactly this state."""
-    rewound = [one.to for one in rewinds(run) if (one.step, one.position) == (train_state.step, train_state.position)]
-    return rewound[-1] if rewound else train_state.position
+def after_rewinds(run: Path, saved: TrainState) -> TrainState:
+    """The state that a run resumes from with the state of a checkpoint: after the rows of the spike, and with its
+    counts, if the run was rewound to exactly this state."""
+    to_here = [one for one in rewinds(run) if (one.step, one.position) == (saved.step, saved.position)]
+    if not to_here:
+        return saved
+    last, health = to_here[-1], saved.health
+    counts = {name: max(getattr(last, name), getattr(health, name)) for name in ("spikes", "skipped")}
+    return replace(saved, position=last.to, health=replace(health, **counts))

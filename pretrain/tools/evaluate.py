@@ -14,7 +14,7 @@ from typing import TextIO
 import torch
 import yaml
 
-from data_pipeline.base.atomic import write_bytes, write_json
+from data_pipeline.base.atomic import strict_json, write_json, write_together
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
@@ -151,7 +151,7 @@ def evaluate(
             if session.rank == 0:
                 _show(findings, sys.stderr if as_json else sys.stdout)
         if session.rank == 0 and as_json:
-            print(json.dumps(metrics, indent=1))
+            print(json.dumps(strict_json(metrics), indent=1))
     if failed:
         raise FailedError("some hooks failed; their lines above say why")
 
@@ -187,11 +187,11 @@ def evaluate_on_tasks(
         if session.rank > 0:
             return
         if out is not None:
-            write_json(out / "lm_eval.json", json.loads(json.dumps(results, default=str)))
+            write_json(out / "lm_eval.json", strict_json(json.loads(json.dumps(results, default=str))))
         if prompt_format.form in FORMS:
             line = f"prompted as {prompt_format.form}: {FORMS[prompt_format.form]}"
             print(line, file=sys.stderr if as_json else sys.stdout)
-        print(json.dumps(found.metrics, indent=1) if as_json else "\n".join(found.lines), flush=True)
+        print(json.dumps(strict_json(found.metrics), indent=1) if as_json else "\n".join(found.lines), flush=True)
 
 
 def training_corpora(config: RunConfig | None) -> list[Corpus]:
@@ -253,6 +253,5 @@ def draw_attention(trained: TrainedModel, text: str, target: str | None, most: i
         row = {"encoder_input_ids": inputs, "labels": labels}
         patterns = attention_maps.attention_patterns(trained.model, row, tokenizer, most)
     images = {out / f"{kind}.png": attention_maps.attention_figure(pattern, kind) for kind, pattern in patterns.items()}
-    for path, figure in images.items():
-        write_bytes(path, record.png(figure))
+    write_together({path: record.png(figure) for path, figure in images.items()})
     return list(images)

@@ -2,11 +2,12 @@
 of one kind."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from textwrap import TextWrapper
+from typing import Any
 
 from data_pipeline.base import paths
 from data_pipeline.base.config_file import load
@@ -34,6 +35,7 @@ GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _WRAPPED = TextWrapper(80, break_on_hyphens=False, break_long_words=False)
 _MUCH = 0.25  # of a step
+_FEWER = "take fewer, or a larger batch.global_batch_size"
 
 
 def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | None]:
@@ -134,13 +136,32 @@ class Plan:
     def options(self) -> list[Option]:
         """Every stage with and without recomputing. Each offloads as the run file says."""
         set_activity("fitting micro-batches into memory")
-        return [self._option(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
+        keys = [(stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)]
+        own = self.own.stage, self.own.recomputed
+        return [self.own if key == own else self._option(*key) for key in keys]
 
-    @property
+    @cached_property
     def own(self) -> Option:
         """The option of the run file."""
-        own = self.config.zero_stage, self.config.compute.activation_checkpointing
-        return next(one for one in self.options if (one.stage, one.recomputed) == own)
+        return self._option(self.config.zero_stage, self.config.compute.activation_checkpointing)
+
+    @property
+    def doubt(self) -> str:
+        """Why the time is doubtful; "" if it isn't."""
+        if self.own.communication <= _MUCH * self.own.seconds:
+            return ""
+        rows, tokens = self.share, self.share * (self.rows.inputs + self.rows.targets)
+        return f"a GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs"
+
+    @property
+    def cost(self) -> float:
+        """Dollars."""
+        return self.own.hours * self.gpus * self.price
+
+    @property
+    def mfu_in_all(self) -> float:
+        """MFU with the communication of the run file's option."""
+        return self.mfu * (1 - self.own.communication / self.own.seconds)
 
     def activations(self, rows: int, recomputed: bool) -> int:
         """Bytes at the peak of a pass over a micro-batch of `rows`; `data.packing_ratio` rows are packed into one."""
@@ -215,9 +236,9 @@ def _parts(plan: Plan) -> Iterator[str]:
     config, row, own = plan.config, plan.rows, plan.own
     name, where = config.run.name, "this CPU" if plan.on_cpu else f"{plan.gpus} × {plan.gpu_name}"
     if own.rows:
-        cost = f", ${own.hours * plan.gpus * plan.price:,.0f}" if plan.price else ""
-        time = duration(3600 * own.hours) + cost
-        yield f"{name} on {where}: {time} (stage {own.stage}, micro-batches of {own.rows})."
+        time = duration(3600 * own.hours) + (f", ${plan.cost:,.0f}" if plan.price else "")
+        doubt = f" Doubtful: {plan.doubt}: {_FEWER}." if plan.doubt else ""
+        yield f"{name} on {where}: {time} (stage {own.stage}, micro-batches of {own.rows}).{doubt}"
     else:
         yield f"{name} on {where}: not even one row fits at stage {own.stage}."
     if plan.corpus_file:
@@ -235,17 +256,10 @@ def _parts(plan: Plan) -> Iterator[str]:
     price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
     yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
     if own.communication:
-        computing = own.seconds - own.communication
         yield (
             f"Communication: {own.communication:.3g} s of a step of {own.seconds:.3g} s, by the data sheets' links, if "
-            f"it doesn't overlap with arithmetic: {plan.mfu * computing / own.seconds:.0%} MFU in all."
+            f"it doesn't overlap with arithmetic: {plan.mfu_in_all:.0%} MFU in all."
         )
-        if own.communication > _MUCH * own.seconds:
-            rows, tokens = plan.share, plan.share * (row.inputs + row.targets)
-            yield (
-                f"A GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs: take fewer, "
-                "or a larger batch.global_batch_size."
-            )
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
     but = f"{RESERVED / GIB:g} GiB for CUDA and NCCL"
@@ -288,6 +302,53 @@ def _corpora_on_disk(config: RunConfig, corpus_file: str | None) -> str:
     return " ".join(parts)
 
 
+def table(plans: Sequence[Plan]) -> str:
+    """Plans of a run on different numbers of GPUs as text: a line each, for the run file's stage."""
+    first = plans[0]
+    rows = [["GPUs", "nodes", "rows each", "s/step", "MFU", "time", *(["cost"] if first.price else []), ""]]
+    for plan in plans:
+        own, numbers = plan.own, [f"{plan.gpus:,}", f"{plan.nodes:,}", f"{plan.share:,}"]
+        if own.rows:
+            cost = [f"${plan.cost:,.0f}"] if first.price else []
+            time = [_seconds(own.seconds), f"{plan.mfu_in_all:.0%}", duration(3600 * own.hours), *cost]
+        else:
+            time = [""] * (len(rows[0]) - len(numbers) - 1)
+        rows.append([*numbers, *time, "doubtful" if plan.doubt else "" if own.rows else "doesn't fit"])
+    recomputed = ", layers recomputed" if first.own.recomputed else ""
+    lines = [f"{first.config.run.name} on {first.gpu_name}, stage {first.own.stage}{recomputed}:", *aligned(rows)]
+    lines.append(_WRAPPED.fill(f"Assumed: {first.mfu:.0%} MFU of each GPU by itself; communication comes on top."))
+    if any(plan.doubt for plan in plans):
+        lines.append(_WRAPPED.fill(f"Doubtful: a GPU has too few rows a step for so many GPUs: {_FEWER}."))
+    return "\n".join(lines)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan for programs: sizes in bytes, times in seconds, `cost` in dollars. `run` is the run file's option; its
+    `rows` is 0 if not even one row fits."""
+    shared = ("gpus", "nodes", "mfu", "price", "doubt", "cost", "mfu_in_all", "corpus_file")
+    return {
+        "name": plan.config.run.name,
+        "gpu": plan.gpu_name,
+        **{name: getattr(plan, name) for name in shared},
+        "parameters": plan.parameters.count,
+        "flops_per_row": sum(plan.flops.values()),
+        "rows_per_gpu": plan.share,
+        "usable_bytes": plan.usable,
+        "checkpoint_bytes": plan.parameters.state,
+        "run": _option_as_json(plan.own),
+        "options": [_option_as_json(one) for one in plan.options],
+    }
+
+
+def _option_as_json(option: Option) -> dict[str, Any]:
+    found = asdict(option)
+    return {**found, "hours": None, "seconds": None} if not option.rows else found
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
+
+
 def _gib(size: float) -> str:
     size /= GIB
     return f"{size:.1f}" if size >= 10 else f"{size:.2f}"
@@ -297,7 +358,7 @@ _HEADINGS = ["stage", "rec", "weights", "optim", "grads", "buffers", "acts", "ro
 
 
 def _cells(option: Option) -> list[str]:
-    held, seconds = option.states, option.seconds
+    held = option.states
     return [
         str(option.stage),
         "yes" if option.recomputed else "",
@@ -309,6 +370,6 @@ def _cells(option: Option) -> list[str]:
         str(option.rows or "none"),
         _gib(option.peak),
         _gib(held.host) if held.host else "",
-        (f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}") if option.rows else "",
+        _seconds(option.seconds) if option.rows else "",
         duration(3600 * option.hours) if option.rows else "",
     ]

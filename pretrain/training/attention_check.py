@@ -7,7 +7,6 @@ model uses.
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline.base.errors import FailedError
+from data_pipeline.base.processes import PYTHON
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
@@ -28,7 +28,7 @@ from pretrain.training.micro_batch import full_rows
 from pretrain.training.validate import ValidatedRun
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
-_CHECK = [sys.executable, "-m", "pretrain.models.functional.kernel_check"]
+_CHECK = [*PYTHON, "-m", "pretrain.models.functional.kernel_check"]
 _SECONDS = 120.0  # limit of the check, which takes a few seconds, and 15 if the kernels must be compiled
 
 

@@ -21,10 +21,13 @@ class Callback:
     The trainer calls each method on all ranks, callback after callback in the order of
     `pretrain.training.callbacks.build_callbacks`. An error in a callback ends the run on all ranks. An evaluation whose
     errors must not end the run is a hook (`pretrain.evaluate.hook`).
+
+    A start calls `before_training` of all callbacks, then `after_load` (if a checkpoint was loaded) and
+    `load_state_dict` of each, then `before_steps`. A rewind repeats all but the first.
     """
 
     def before_training(self, trainer: "Trainer") -> None:
-        """Called once, after the weights are loaded."""
+        """Called once, after the weights are loaded, and before `load_state_dict`."""
 
     def before_steps(self, trainer: "Trainer") -> None:
         """Called before the first step, and before the first step after a rewind."""
@@ -45,13 +48,15 @@ class Callback:
         return contextlib.nullcontext()
 
     def after_step(self, trainer: "Trainer") -> None:
-        """Called after each step, with its `trainer.outcome`."""
+        """Called after each step, with its `trainer.outcome`. `trainer.rewinding`: an earlier callback has found the
+        step wrong, and the run goes back to a checkpoint as soon as all callbacks have seen the step."""
 
     def after_pause(self, trainer: "Trainer") -> None:
         """Called after an evaluation or a save, whose time must not count as the time of steps."""
 
     def after_load(self, trainer: "Trainer", checkpoint: Path) -> None:
-        """Called after the weights and the optimizer state of a checkpoint are loaded."""
+        """Called after the weights and the optimizer state of a checkpoint are loaded; at a start, after
+        `before_training`."""
 
     def before_save(self, trainer: "Trainer") -> None:
         """Called after the step whose state is saved next."""
@@ -82,5 +87,5 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state that `state_dict` returned. Called before the first step, with {} if the checkpoint has
-        none."""
+        """Restores the state that `state_dict` returned. Called after `before_training` and after each rewind, with {}
+        if the checkpoint has none."""

@@ -15,6 +15,7 @@ from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.engine.checkpoint.index import is_valid, newest
 from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
+from pretrain.run.directory_check import check_directory
 from pretrain.training.tracking import tracker
 from pretrain.training.validate import ValidatedRun, validate
 
@@ -42,6 +43,7 @@ def preflight(
     problems, one line each.
     """
     directory = Path(config.run.directory)
+    check_directory(directory)
     if not may_train:
         status.check_lock(directory)
     if (checkpoints := directory / "checkpoints").exists() and not checkpoints.is_dir():
@@ -54,8 +56,9 @@ def preflight(
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
     """True if corpora are missing, so that `preflight` can't check the run yet. A warning on stderr names them.
 
-    Raises UserError if `ranks` can't share the batches, since this doesn't depend on the corpora.
+    Raises UserError for what doesn't depend on the corpora: the run directory, and batches that `ranks` can't share.
     """
+    check_directory(Path(config.run.directory))
     missing = unbuilt(config, folder)
     for line in missing:
         print(f"warning: {line}; until then, rows and vocabulary aren't checked", file=sys.stderr)
@@ -76,7 +79,7 @@ def note_death(run: Path) -> None:
     """Before the next start in the directory `run`, records and prints that the run there has died, if its end isn't
     recorded. MLflow learns of the death when it is fed."""
     if found := deaths.record(run, max(all_steps(run), default=0)):
-        tracker.end_failed(run, found.ended)
+        tracker.record_end(run, found.ended)
         print(f"{run}: attempt {found.attempt} {deaths.in_words(found)}", flush=True)
 
 

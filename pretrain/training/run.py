@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
+from pretrain.run.directory_check import check_directory
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
 from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
@@ -23,6 +24,7 @@ from pretrain.training.validate import ValidatedRun, validate
 
 if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
+    from pretrain.training.callback import Callback
 
 # variables of cuBLAS and NCCL, with the values with which they sum in a fixed order
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
@@ -30,14 +32,22 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is 
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 
 
-def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = False, alone: bool = False) -> int:
+def train(
+    config: RunConfig,
+    stop_at_step: int | None = None,
+    fresh: bool = False,
+    alone: bool = False,
+    callbacks: "Sequence[Callback]" = (),
+) -> int:
     """Trains from the latest checkpoint on; returns the exit code: 0 if finished, 75 if stopped after saving.
 
     A run stops on request, or if the store of a remote corpus doesn't answer.
 
     `fresh` starts a new run and renames an existing run directory. `alone`: this process is the only rank, even under
-    SLURM, no watchdog ends it, and it is also its caller's: what exists already may become garbage.
+    SLURM, no watchdog ends it, and it is also its caller's: what exists already may become garbage. `callbacks` are
+    called after those of the run file.
     """
+    check_directory(Path(config.run.directory))
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
     hang, start = config.faults.hang_timeout_seconds, config.faults.start_timeout_seconds
     store = config.data.cache.wait_seconds if config.data.remote else 0.0
@@ -45,6 +55,8 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
         os.environ |= slurm.rank_environment(os.environ)
     configure_arithmetic(config.compute)
     own = rank_environment().rank if is_launched() else 0
+    if not own and not rank_logs.supervised() and status.CLEARED not in os.environ:
+        status.clear_stop(Path(config.run.directory))  # left from an earlier start; from now on it is a request
     with (
         contextlib.nullcontext() if alone else watching(own, hang, start, store),
         process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
@@ -54,11 +66,16 @@ def train(config: RunConfig, stop_at_step: int | None = None, fresh: bool = Fals
     ):
         if not alone:
             gc.freeze()  # what has been imported stays; DeepSpeed would have Python search it for garbage a few times
-        return train_in_group(rank, ranks, config, stop_at_step, fresh)
+        return train_in_group(rank, ranks, config, stop_at_step, fresh, callbacks)
 
 
 def train_in_group(
-    rank: int, ranks: int, config: RunConfig, stop_at_step: int | None = None, fresh: bool = False
+    rank: int,
+    ranks: int,
+    config: RunConfig,
+    stop_at_step: int | None = None,
+    fresh: bool = False,
+    callbacks: "Sequence[Callback]" = (),
 ) -> int:
     """`train` within a process group that exists already."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
@@ -84,12 +101,12 @@ def train_in_group(
         if rank == 0:
             print(run.nothing_left)
         return 0
-    callbacks = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step))
+    called = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step, callbacks))
     with RunReport(run, stop_at_step) as report:
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
         stops.catch_signals()
-        code = report.finish(Trainer(run, report, build_engine(run, report.warn), callbacks).fit())
+        code = report.finish(Trainer(run, report, build_engine(run, report.warn), called).fit())
         stops.ignore_signals()
         if fresh and code:
             report.say(NOT_FRESH)

@@ -24,7 +24,7 @@ from pretrain import models
 from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_directory
-from pretrain.engine.ranks import of_all_ranks, on_rank_0
+from pretrain.engine.ranks import of_all_ranks, on_each_rank, on_rank_0
 from pretrain.evaluate.hook import Findings
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
@@ -50,7 +50,11 @@ class RunReport:
         self._held = contextlib.ExitStack()  # the lock of the run directory
         self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
         attempt = on_rank_0(lambda: self._open(self.machines), int)
-        self._monitor = _system_monitor(run, self.machines, attempt)
+        self._monitor: SystemMonitor | None = None
+        with contextlib.ExitStack() as failed:
+            failed.push(self)  # closes the tracker
+            self._monitor = on_each_rank(lambda: _system_monitor(run, self.machines, attempt))
+            failed.pop_all()
         watchdog.alive()
 
     def _open(self, machines: list[Machine]) -> int:
@@ -159,8 +163,6 @@ def _open_directory(run: ValidatedRun, machines: list[Machine], held: contextlib
     held.enter_context(status.lock(directory))
     remove_leftovers(directory)
     supervised = rank_logs.supervised()
-    if not supervised:  # a supervisor has done so before it accepted requests
-        status.clear_stop(directory)  # left from an earlier attempt
     attempt = rank_logs.attempt(supervised) if supervised else rank_logs.next_attempt(directory)
     config, resolved = directory / CONFIG, masked_values(run.config.model_dump(mode="json"))
     if config.exists() and (before := _settings_in(config)) != resolved:
@@ -240,10 +242,13 @@ def _description(run: ValidatedRun, parameters: int) -> str:
 
 
 def _system_monitor(run: ValidatedRun, machines: list[Machine], attempt: int) -> SystemMonitor | None:
-    """The monitor of this machine, on its first rank."""
+    """The monitor of this machine, on its first rank; None where it is off or can't write its file."""
     seconds = run.config.tracking.system_metrics_seconds
     host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
     if seconds is None or host is None:
         return None
-    with _naming_directory(run.directory):
+    try:
         return SystemMonitor(run.directory, attempt, host, len(machines) == 1, seconds)
+    except OSError as error:
+        print(f"warning: {host} has no system metrics: {run.directory}: {error.strerror}", file=sys.stderr, flush=True)
+        return None

@@ -52,6 +52,7 @@ class Trainer:
     outcome: Outcome  # of the last step
     asked_to_stop: bool  # True if `stop` has been called on this rank
     stopping: bool  # True if the run saves and stops after the last step
+    rewinding: tuple[Path, TrainState] | None  # where the run goes back to after the last step, which must not be saved
     weights: str | None  # a fingerprint of the weights after the last step, if the step is saved
 
     def __init__(self, run: ValidatedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
@@ -67,7 +68,7 @@ class Trainer:
         self.weights = None
         self.asked_to_stop = False
         self._compiled = False
-        self._rewound = False
+        self.rewinding = None
         self._lookahead: Lookahead[list[Batch]] | None = None
 
     def fit(self) -> int:
@@ -80,9 +81,9 @@ class Trainer:
             self.report.warn(problem)
         self.plan = micro_batch.choose(self.run, self.engine)
         self.layout = self.plan.layout
-        self._load_callbacks(self.state)
         for callback in self.callbacks.values():
             callback.before_training(self)
+        self._restore_callbacks(self.run.resume)
         while not self._train_until_rewind():
             pass
         for callback in self.callbacks.values():
@@ -93,7 +94,6 @@ class Trainer:
 
     def _train_until_rewind(self) -> bool:
         """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
-        self._rewound = False
         steps = self._batches()
         asked = time.perf_counter()
         for micro_batches in steps:
@@ -105,8 +105,11 @@ class Trainer:
             self._train_step()
             for callback in self.callbacks.values():
                 callback.after_step(self)
-                if self._rewound:
-                    return False
+            if self.rewinding:
+                checkpoint, self.state = self.rewinding
+                if not self.stopping:
+                    self._go_back(checkpoint)
+                return self.stopping
             if self.stopping:
                 break
             asked = time.perf_counter()
@@ -115,6 +118,9 @@ class Trainer:
     def _train_step(self) -> None:
         """Takes one step, within `during_step` of all callbacks, and moves `state` on."""
         before = self.before = self.state
+        health, stages = before.health, self.config.data.curriculum
+        if any(before.step == stage.until_step for stage in stages):
+            health = health.in_new_stage()
         votes: dict[str, bool] = {}
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks.values():
@@ -130,7 +136,7 @@ class Trainer:
             step=self.step,
             position=before.position + self.layout.rows(len(self.micro_batches)),
             skipped=self._training_batches.skipped,
-            health=before.health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
+            health=health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
         )
 
     def _batches(self) -> Iterator[list[Batch]]:
@@ -204,15 +210,18 @@ class Trainer:
             callback.before_rewind(self)
 
     def rewind(self, checkpoint: Path, state: TrainState) -> None:
-        """Loads a checkpoint. Training continues from it with `state`: its step, or rows after those of the checkpoint.
+        """Has the run go back to a checkpoint once all callbacks have seen this step; a callback calls this in
+        `after_step`, on all ranks. Training continues with `state`: the checkpoint's, or with later rows.
 
-        A callback calls this in `after_step`; the callbacks after it are skipped in that step.
+        A run that also stops after this step loads nothing: the next start resumes from the checkpoint.
         """
+        self.rewinding = checkpoint, state
+
+    def _go_back(self, checkpoint: Path) -> None:
         watchdog.starting()
         self._load(checkpoint)
-        self._load_callbacks(state)
-        self.state = state
-        self._rewound = True
+        self._restore_callbacks(checkpoint)
+        self.rewinding = None
 
     def _load_weights(self) -> None:
         """Loads the checkpoint that the run resumes from, or the weights that it starts with."""
@@ -225,9 +234,10 @@ class Trainer:
     def _load(self, checkpoint: Path) -> None:
         restore(self.engine, checkpoint)
         self.engine.unlogged = checkpoint_index.read(checkpoint).train_state.unlogged
-        for callback in self.callbacks.values():
-            callback.after_load(self, checkpoint)
 
-    def _load_callbacks(self, state: TrainState) -> None:
+    def _restore_callbacks(self, checkpoint: Path | None) -> None:
+        """Restores the callbacks from `state`, after a `checkpoint` was loaded or, if it is None, before a new run."""
         for name, callback in self.callbacks.items():
-            callback.load_state_dict(state.callbacks.get(name, {}))
+            if checkpoint:
+                callback.after_load(self, checkpoint)
+            callback.load_state_dict(self.state.callbacks.get(name, {}))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -23,7 +23,7 @@ from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.run import status
-from pretrain.run.train_state import TrainState, position_after
+from pretrain.run.train_state import TrainState, after_rewinds
 
 _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
@@ -191,8 +191,7 @@ def validate(
 
 def state_of(run: Path, checkpoint: Path) -> TrainState:
     """The state that a run resumes from with a checkpoint: after the rows of a spike if it was rewound to there."""
-    train_state = checkpoint_index.read(checkpoint).train_state
-    return replace(train_state, position=position_after(run, train_state))
+    return after_rewinds(run, checkpoint_index.read(checkpoint).train_state)
 
 
 def _opened(location: str, cache: CacheSection) -> Corpus:
@@ -313,23 +312,24 @@ def _weight_settings(model: ModelConfig) -> dict[str, object]:
 
 
 def _corpus_problems(split: str, corpora: list[Corpus]) -> list[str]:
-    """Corpora without rows, and corpora listed twice, whose rows would come twice at the same time."""
-    first: dict[str, int] = {}
+    """Corpora without rows, and corpora listed twice with one objective, whose rows would come twice at a time."""
+    contents = [(corpus.fingerprint, corpus.objective) for corpus in corpora]
     problems = [f"data.{split}: {corpus.location} has no {split} rows" for corpus in corpora if not corpus.rows(split)]
     return problems + [
         f"data.{split}.{number}: {corpus.location} is the same corpus as data.{split}.{before}; leave one out"
         for number, corpus in enumerate(corpora)
-        if (before := first.setdefault(corpus.fingerprint, number)) != number
+        if (before := contents.index(contents[number])) != number
     ]
 
 
 def _name_problems(names: list[str], validation: list[Corpus]) -> list[str]:
-    """Different validation corpora that have the same name in metrics."""
+    """Validation corpora that differ, or whose objectives differ, and that have the same name in metrics."""
+    contents = [(corpus.fingerprint, corpus.objective) for corpus in validation]
     return [
         f"data.validation.{number}: named {name!r} like data.validation.{names.index(name)}; "
         f"set another name as data.validation.{number}.name"
-        for number, (name, corpus) in enumerate(zip(names, validation, strict=True))
-        if names.index(name) != number and corpus.fingerprint != validation[names.index(name)].fingerprint
+        for number, name in enumerate(names)
+        if names.index(name) != number and contents[number] != contents[names.index(name)]
     ]
 
 

@@ -27,10 +27,11 @@ class ObjectStore:
 
     `faults`: every fourth request is answered 503, and every third answer breaks off in the middle. `away`: every
     connection is closed without an answer, also after `away_after` puts, or `blocks_left` ranges of shards. `denied`:
-    every answer is 403, or that to requests of the method, or the access key, that it names. `unconditional`:
-    conditions of requests are ignored. `late`: listings lack what was put since it was set. `asked` counts requests by
-    method, and those for listings as "LIST". `puts` counts the objects and parts received. After `puts_left` of them,
-    those that follow have no answer before `released` is set, and are then lost.
+    every answer is 403, or that to requests of the method, of the access key or to read the path that it names, or,
+    "uploads", that to list or abort uploads. `unconditional`: conditions of requests are ignored. `late`: listings lack
+    what was put since it was set. `asked` counts requests by method, and those for listings as "LIST". `puts` counts
+    the objects and parts received. After `puts_left` of them, those that follow have no answer before `released` is
+    set, and are then lost.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,10 @@ class _Proxied(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         key = f"Credential={store.denied}/" in self.headers.get("Authorization", "")
-        if store.denied in (True, self.command) or key:
+        path, _, query = self.path.partition("?")
+        of_uploads = (self.command, re.split("[=&]", query)[0]) in (("GET", "uploads"), ("DELETE", "uploadId"))
+        of_path = self.command in ("GET", "HEAD") and store.denied == path
+        if store.denied in (True, self.command) or key or of_path or (store.denied == "uploads" and of_uploads):
             return self._answer(403, {"Content-Type": "application/xml"}, _DENIED)
         if store.faults and number % 4 == 1:
             with store.lock:

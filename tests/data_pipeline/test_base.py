@@ -9,6 +9,7 @@ import io
 import os
 import pty
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from safetensors.numpy import save_file
 
 from data_pipeline.base import atomic, progress
 from data_pipeline.base.arrow_tables import table_of
@@ -27,6 +30,7 @@ from data_pipeline.base.errors import StoreUnavailable, UserError, may_be_of_nod
 from data_pipeline.base.formatting import counted, masked, masked_code, masked_values, without_login
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.packages import code_version
+from data_pipeline.base.processes import caught
 from data_pipeline.base.progress import Activity, Board, advance, current, set_activity, working_on
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
@@ -228,7 +232,7 @@ def test_what_workers_report_is_kept_by_unit_as_long_as_they_do_nothing_else():
     board = Board()
     for process in (1, 2):
         board.note("node", process, Activity(f"unit-{process}", done=process))
-    board.note("other", 1, Activity("unit-2", attempt=1, done=7))  # it was lost, and is done again
+    board.note("other", 1, Activity("unit-2", tries=1, done=7))  # it was lost, and is done again
     board.note("node", 1, Activity("unit-3"))
     expected = {"unit-2": ("other", Activity("unit-2", 1, 7)), "unit-3": ("node", Activity("unit-3"))}
     assert board.by_unit() == expected
@@ -325,3 +329,39 @@ def test_a_table_of_rows_is_the_one_that_pyarrow_makes_of_them():
         table.validate(full=True)
         assert table == table_of([(a and a.encode(), *others) for a, *others in rows], schema)
         assert table.equals(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema))
+
+
+def test_the_main_thread_alone_catches_signals():
+    """Python refuses a handler elsewhere."""
+    before, found = signal.getsignal(signal.SIGUSR1), []
+
+    def look() -> None:
+        with caught() as received:
+            found.append((signal.getsignal(signal.SIGUSR1), received))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [(before, [])]
+    with caught() as received:
+        signal.raise_signal(signal.SIGUSR1)
+    assert received == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@each("umask, files, folder", [(0o022, 0o644, 0o755), (0o002, 0o664, 0o775), (0o077, 0o600, 0o700)])
+def test_files_have_the_permissions_of_any_new_file_whichever_library_writes_them(umask, files, folder, tmp_path):
+    """safetensors itself makes its files with mode 0600. A mode that is asked for stays."""
+    before = os.umask(umask)
+    try:
+        with atomic.atomic_path(tmp_path / "one") as path:
+            save_file({"a": np.zeros(3)}, path)
+        with new_directory(tmp_path / "folder") as partial:
+            save_file({"a": np.zeros(3)}, partial / "weights")
+            (partial / "README.md").write_text("text")
+        atomic.write_bytes(tmp_path / "secret", b"password", mode=0o600)
+    finally:
+        os.umask(before)
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    of_new = {"one": files, "folder": folder, "folder/weights": files, "folder/README.md": files}
+    assert modes == {**of_new, "secret": 0o600}

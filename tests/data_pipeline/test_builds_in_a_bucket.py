@@ -30,6 +30,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import in_corpus
 from data_pipeline.engine.records import Records
 from data_pipeline.engine.work_units import Finished, Result
+from data_pipeline.stages.inputs import WRITTEN
 from data_pipeline.stages.pipeline import build
 from tests.conftest import write_c4, write_corpus_file
 from tests.data_pipeline.builds import OFF, family, trained, with_fault
@@ -208,14 +209,52 @@ def test_a_store_that_cannot_have_a_build_is_refused_in_one_line_before_any_work
         assert objects(store, url.removeprefix("s3://")) == {}
 
 
-def test_uploads_that_were_given_up_are_removed_from_below_the_corpus_alone(store):
+@each(
+    "url, left",
+    [
+        ("s3://bucket/given-up", ["given-up/other/a", "given-up-too/shards/b", "shards/c", "texts/d"]),
+        ("s3://bucket", ["given-up-too/shards/b", "given-up/other/a", "given-up/shards/a.tar", "texts/d"]),
+    ],
+)
+def test_uploads_that_were_given_up_are_removed_from_the_folders_of_the_corpus_alone(store, url, left):
+    """A corpus may be the whole bucket, where other programs upload other files."""
     client = store.filesystem()
-    for key in ("given-up/shards/a.tar", "given-up-too/b"):
+    for key in ("given-up/shards/a.tar", "given-up/other/a", "given-up-too/shards/b", "shards/c", "texts/d"):
         client.call_s3("create_multipart_upload", Bucket="bucket", Key=key)
-    Bucket("s3://bucket/given-up").remove_leftovers([])
-    assert [upload["Key"] for upload in client.list_multipart_uploads("bucket")] == ["given-up-too/b"]
-    Bucket("s3://bucket").remove_leftovers([])  # a corpus may be the whole bucket
-    assert [*client.list_multipart_uploads("bucket")] == []
+    Bucket(url).remove_leftovers(WRITTEN)
+    assert sorted(upload["Key"] for upload in client.list_multipart_uploads("bucket")) == sorted(left)
+    for upload in client.list_multipart_uploads("bucket"):
+        client.call_s3("abort_multipart_upload", Bucket="bucket", Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_a_build_needs_no_permission_for_unfinished_uploads(store, file, in_folder):
+    """A bucket's usual policy allows to list, read, write and delete objects."""
+    store.denied = "uploads"
+    done = run_here("data-pipeline", "build", file, "output=s3://bucket/usual-policy")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+    assert line.startswith("note: s3://bucket/usual-policy: permission denied: AccessDenied: Access Denied; unfinished")
+    assert contents("s3://bucket/usual-policy") == in_folder
+
+
+def test_one_object_that_its_store_refuses_is_an_unreadable_input_until_the_store_sends_it(store, tmp_path):
+    for name in "abc":
+        write_c4(tmp_path / f"{name}.json.gz", records=5, skip=5 * ord(name))
+        store.filesystem().put_file(str(tmp_path / f"{name}.json.gz"), f"bucket/texts/{name}.json.gz")
+    source = {"format": "c4", "path": "s3://bucket/texts/*.json.gz", "language": "en"}
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=[source])
+    store.denied = "/bucket/texts/b.json.gz"
+    done = run_here("data-pipeline", "documents", config)
+    assert done.returncode == 0, done.stderr
+    unreadable = r"c4/b.json.gz: unreadable at the start: s3://bucket/texts/b.json.gz: permission denied: .*"
+    assert re.search(f"^warning: {unreadable}$", done.stderr, re.MULTILINE)
+    strict = run_here("data-pipeline", "documents", config, "--strict")
+    assert strict.returncode == 1
+    assert re.search(f"^error: {unreadable}$", strict.stderr, re.MULTILINE)
+    store.calm()
+    again = done_here("data-pipeline", "documents", config)
+    assert "documents: 1 unit to do (files to read again), 2 up to date" in again
+    assert "documents: 3 of 3 units up to date" in done_here("data-pipeline", "documents", config)
 
 
 def test_a_claim_that_another_driver_gives_up_at_the_same_moment_is_claimed_again(store, monkeypatch):

@@ -26,10 +26,12 @@ from data_pipeline.base import local_store, progress
 from data_pipeline.base.command import print_error
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.processes import until
 from data_pipeline.config import RayConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import checking, dispatch, workers
+from data_pipeline.engine.attempt import Needs
 from data_pipeline.engine.dispatch import rooms_of_nodes
 from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.conftest import TOP, write_c4, write_corpus_file
@@ -37,6 +39,7 @@ from tests.conftest import run as run_command
 from tests.data_pipeline.builds import at_work, checksums, family, flip, with_fault
 from tests.in_process import done_here, refused_here
 from tests.ports import free_port
+from tests.tables import each
 
 # If the home directory has a token of Ray, nodes would ask for it and the driver wouldn't send it.
 # Ray asks a node for life every 3 s, and counts it as dead when it hasn't answered five times.
@@ -225,6 +228,30 @@ def test_nodes_on_which_units_fail_are_named_and_left_out_and_all_units_are_done
     assert [(tmp_path / str(by)).read_text() for by in range(1, 41)] == [str(1 / by) for by in range(1, 41)]
 
 
+@pytest.mark.slow
+def test_no_unit_fails_on_a_node_whose_workers_die_as_they_import(tmp_path):
+    """As with a package whose instructions the node's CPU lacks. The other nodes wait until six workers have died."""
+    (tmp_path / "other/data_pipeline").mkdir(parents=True)
+    (tmp_path / "other/data_pipeline/__init__.py").write_text(
+        "import os, signal\n"
+        f"with open({str(tmp_path / 'deaths')!r}, 'a') as file:\n    file.write('x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    nodes = [Node({"PYTHONPATH": str(tmp_path / "other")}), Node({})]
+    with cluster(tmp_path, *nodes) as (address, _):
+        done = in_another_process(f"do_beside_deaths(Path({str(tmp_path)!r}), {address!r})", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / str(by)).read_text() for by in range(1, 31)] == [str(1 / by) for by in range(1, 31)]
+
+
+@pytest.mark.slow
+@each("found", [False, True])
+def test_a_program_keeps_its_own_cluster_and_gets_no_other(found, tmp_path):
+    done = in_another_process(f"use_workers({found})", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [f"after a failure: {found}", f"at the end: {found}"], done.stdout
+
+
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path):
     write_c4(tmp_path / "a.json.gz", records=5)
     config = write_corpus_file(tmp_path / "corpus.yaml")
@@ -325,7 +352,15 @@ def divide_where_possible(corpus: LocalStore, spec: Work) -> None:
     divide(corpus, spec)
 
 
+def divide_beside_deaths(corpus: LocalStore, spec: Work) -> None:
+    deaths = corpus.root / "deaths"
+    while not deaths.exists() or deaths.stat().st_size < 6:
+        time.sleep(0.05)
+    divide(corpus, spec)
+
+
 WORK = {"where_possible": divide_where_possible, "divide": divide, "be_killed": be_killed, "read": read_two_files}
+WORK["beside_deaths"] = divide_beside_deaths
 WORK["allocate"] = lambda corpus, spec: np.zeros(2**50, np.uint8)  # more than a process can address
 
 
@@ -438,3 +473,34 @@ def do_where_possible(corpus: Path, address: str) -> None:
     units = [Unit(f"by-{by}", Work("where_possible", by=by, output=str(by)), "", (str(by),)) for by in range(1, 41)]
     units.append(Unit("bad", Work("where_possible"), ""))
     run(DIVISION, units, LocalStore(corpus), RayConfig(address=address))
+
+
+def do_beside_deaths(corpus: Path, address: str) -> None:
+    units = [Unit(f"by-{by}", Work("beside_deaths", by=by, output=str(by)), "", (str(by),)) for by in range(1, 31)]
+    run(replace(DIVISION, cpus=1), units, LocalStore(corpus), RayConfig(address=address))
+
+
+def _naps(number: int) -> int:
+    """Sleeps for a tenth of a second `number` times: Ray interrupts Python code between two calls, and no call."""
+    for _ in range(number):
+        time.sleep(0.1)
+    return number
+
+
+def use_workers(found: bool) -> None:
+    """Gives up a unit at work, as a build does that fails. `found`: the program has started Ray before."""
+    if found:
+        ray.init("local", num_cpus=2, include_dashboard=False)
+    with workers.cluster_left():
+        pool = workers.ready(RayConfig(num_cpus=2))
+        results = pool.each(_naps, {"short": 0, "long": 36_000}, "naps", lambda number: Needs())
+        assert next(results)[0] == "short"
+        results.close()
+        print(f"after a failure: {ray.is_initialized()}")
+        assert not found or until(lambda: ray.available_resources().get("CPU") == 2, 300)
+    for _ in range(2):  # builds one after the other
+        with workers.cluster_left():
+            pool = workers.ready(RayConfig(num_cpus=2))
+            assert [*pool.each(abs, {"one": -1}, "abs", lambda given: Needs())] == [("one", 1)]
+            pool.count("units_finished", "abs")
+    print(f"at the end: {ray.is_initialized()}", flush=True)

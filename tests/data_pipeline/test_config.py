@@ -5,6 +5,7 @@ import re
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -12,13 +13,14 @@ import data_pipeline.cli
 import launch.cli
 import pretrain.cli
 from data_pipeline.base import stores
-from data_pipeline.base.config_file import Section, load
+from data_pipeline.base.config_file import Section, load, load_with
 from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import how_to_build
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.pipeline import build
 from pretrain.config import RunConfig
+from tests.conftest import TOP
 from tests.in_process import refused_here, run_here
 from tests.tables import each
 
@@ -71,6 +73,55 @@ def test_all_problems_are_told_at_once_with_the_nearest_valid_key(corpus_file, o
         load(corpus_file, overrides, CorpusConfig)
     for found, expected in zip(sorted(str(error.value).splitlines()), lines, strict=True):
         assert found.startswith(f"{corpus_file}: {expected}")
+
+
+@each(
+    "change, nearest",
+    [
+        ("lr=1", "optimizer.learning_rate"),
+        ("optimizer.lr=1", "optimizer.learning_rate"),
+        ("max_steps=9", "run.max_steps"),
+        ("schedule.max_steps=9", "run.max_steps"),
+        ("batch_size=9", "batch.global_batch_size"),
+        ("batch.batch_size=9", "batch.global_batch_size"),
+        ("optimizer.warmup_steps=9", "schedule.warmup_steps"),
+        ("output_dir=run", "run.directory"),
+        ("seed=1", "run.seed"),
+        ("run.sed=1", "run.seed"),  # a near one in the section itself
+    ],
+)
+def test_a_key_of_another_section_or_of_other_programs_is_named_where_it_belongs(change, nearest):
+    with pytest.raises(UserError) as error:
+        load(TOP / "configs/runs/quickstart.yaml", [change], RunConfig)
+    assert str(error.value).endswith(f"{change.partition('=')[0]}: unknown key; nearest valid key: {nearest}")
+
+
+def test_the_keys_that_other_programs_names_stand_for_are_keys():
+    page = (TOP / "docs/reference/settings.md").read_text()
+    assert [key for key in RunConfig.elsewhere.values() if f"| `{key}` " not in page] == []
+
+
+def test_null_empties_a_list_that_another_file_fills():
+    stage = {"until_step": 9, "objective": {"name": "span_corruption"}}
+    filled = {
+        "extends": "configs:runs/quickstart.yaml",
+        "data": {"curriculum": [stage]},
+        "callbacks": [{"name": "a:B"}],
+    }
+    assert load(filled, [], RunConfig).data.curriculum
+    nothing = [f"{key}=null" for key in ("data.curriculum", "data.validation", "callbacks", "evaluation")]
+    config = load(filled, nothing, RunConfig)
+    assert (config.data.curriculum, config.data.validation, config.callbacks, config.evaluation) == ([], [], [], [])
+    with pytest.raises(UserError, match=r"data\.train: expected non-empty list"):
+        load(filled, ["data.train=null"], RunConfig)
+
+
+def test_values_in_python_are_numbers_and_paths_or_refused():
+    changes = {"run": {"max_steps": np.int64(7), "directory": Path("a/b")}}
+    config = load_with("configs:runs/quickstart.yaml", changes, RunConfig)
+    assert (config.run.max_steps, config.run.directory) == (7, "a/b")
+    with pytest.raises(UserError, match="run: expected values as in a YAML file, got <object"):
+        load_with("configs:runs/quickstart.yaml", {"run": {"seed": object()}}, RunConfig)
 
 
 def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_section_starts_afresh(corpus_file):
@@ -143,6 +194,18 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
             for number in (2**63, 10**30)
             for key in ("seed", "shards.rows_per_block", "cleaning.min_words_per_line", "dedup.keys_per_bucket")
         ),
+        ("output=/", "output: / is the root of all files"),
+        *((f"output={url}", f"output: {url} is a whole bucket; name a folder in it") for url in ("s3://b", "gs://b/")),
+        ("output=s3://b/a/../c", "output: s3://b/a/../c: a store takes '..' for a name"),
+        # what YAML takes for a number or a flag
+        ("seed=yes", "seed: expected a number, got true"),
+        ("tokenizer.vocab_size=on", "tokenizer: vocab_size: expected a number, got true"),
+        (
+            "sources.0.language=no",
+            "sources.0.language: expected text, got False (language of the documents, a BCP 47 tag, instead of the "
+            "language that they state); YAML takes yes, no, on and off for true and false; write text in quotes",
+        ),
+        ("rows.packing=off", "rows.packing: expected concatenate, complete_documents, sentence_pairs or examples, got"),
         ("tokenizer.vocab_size=259", "tokenizer: vocab_size: 259 tokens are too few for byte_fallback, which takes"),
     ],
 )
@@ -150,6 +213,47 @@ def test_impossible_settings_are_refused(corpus_file, override, problem):
     with pytest.raises(UserError) as error:
         load(corpus_file, [override], CorpusConfig)
     assert str(error.value).startswith(f"{corpus_file}: {problem}")
+
+
+@each(
+    "written, value, numbers",
+    [
+        ("010", 8, "10 or 8"),
+        ("-0_10", -8, "-10 or -8"),
+        ("1:30", 90, "90"),
+        ("190:20:30", 685_230, "685230"),
+        ("1:30.5", 90.5, "90.5"),
+    ],
+)
+def test_a_number_that_yaml_reads_in_another_base_is_refused_with_its_key(corpus_file, written, value, numbers):
+    """YAML 1.1 has octal numbers and those of base 60; YAML 1.2 takes 010 for 10, and 1:30 for text."""
+    base = "60" if ":" in written else "8"
+    reason = f'YAML takes {written} for {value}, a number in base {base}; write {numbers}, or "{written}" in quotes for'
+    for line, key in (
+        (f"seed: {written}", "seed"),
+        (f"rows: {{objective: {{name: [1, {written}]}}}}", "rows.objective.name.1"),
+        (f"{written}: a", ""),
+    ):
+        corpus_file.write_text(f"{VALID}{line}\n")
+        with pytest.raises(UserError) as refused:
+            load(corpus_file, [], CorpusConfig)
+        assert str(refused.value).startswith(": ".join(filter(None, [str(corpus_file), key, reason])))
+    corpus_file.write_text(VALID)
+    with pytest.raises(UserError, match=f"^'seed={written}': YAML takes {written} for"):
+        load(corpus_file, [f"seed={written}"], CorpusConfig)
+    assert load(corpus_file, [f'name="{written}"'], CorpusConfig).name == written
+
+
+def test_numbers_that_every_yaml_reads_alike_stay_what_they_are(corpus_file):
+    for written, value in (("007", 7), ("0", 0), ("1_000", 1000), ("0x1F", 31), ("-5", -5)):
+        corpus_file.write_text(f"{VALID}seed: {written}\n")
+        assert (
+            load(corpus_file, [], CorpusConfig).seed
+            == load(corpus_file, [f"seed={written}"], CorpusConfig).seed
+            == value
+        )
+    assert load(corpus_file, ["split.validation_fraction=0.05"], CorpusConfig).split.validation_fraction == 0.05
+    assert load(corpus_file, ["dedup.minhash=off"], CorpusConfig).dedup.minhash is None
 
 
 def test_every_shipped_corpus_file_is_valid_and_has_what_its_objective_needs():

@@ -97,7 +97,7 @@ def test_a_result_is_checked_as_it_is_read():
 
 
 def test_the_fingerprint_of_a_dataclass_is_that_of_its_fields():
-    fields = {"tokens": {"train": 1}, "lengths": {"8": 1}, "uncovered": {}, "characters": {}}
+    fields = {"tokens": {"train": 1}, "lengths": {"8": 1}, "uncovered": {}, "characters": {}, "changed": {}}
     assert fingerprint([TokensResult({"train": 1}, {"8": 1}), Range(2)]) == fingerprint([fields, [2, None, 0]])
     assert fingerprint(CONFIG) == fingerprint(CONFIG.model_dump())
 

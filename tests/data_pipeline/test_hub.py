@@ -16,8 +16,9 @@ import pytest
 from data_pipeline.base import hub as hubs
 from data_pipeline.base import stores
 from data_pipeline.base.config_file import load
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.stages.inputs import list_inputs
 from launch.tools.scaffold.machine import Machine
 from launch.tools.scaffold.text import sources_of
 from tests.conftest import TOP, write_corpus_file
@@ -91,7 +92,7 @@ def test_a_resumed_build_has_the_commit_that_it_began_with(hub, small_corpus, tm
     newer = repository.commit({"en/c4-1.json.gz": repository.commits[begun]["en/c4-0.json.gz"]})
     done = run_here("data-pipeline", "build", file)
     assert done.returncode == 0, done.stderr
-    (line,) = done.stderr.splitlines()
+    (line,) = [line for line in done.stderr.splitlines() if "are unknown" not in line]
     assert line == (
         f"hf://datasets/me/c4@main has moved; continuing with commit {begun}; "
         f"for the newer one, write hf://datasets/me/c4@{newer} in the path"
@@ -158,15 +159,46 @@ def test_a_busy_hub_is_asked_again_and_then_given_up(hub, tmp_path, monkeypatch)
     assert refused(75, tmp_path).startswith(unavailable)
 
 
-def test_bytes_that_are_not_the_published_ones_end_the_build(hub, tmp_path):
-    hub.changed = lambda content: content[:-1] + bytes([content[-1] ^ 1])
-    done = run_here("data-pipeline", "build", corpus_file(tmp_path))
+def test_a_file_whose_bytes_are_not_the_published_ones_is_unreadable_until_they_are(hub, tmp_path):
+    def spoilt(content: bytes) -> bytes:
+        return content[:-1] + bytes([content[-1] ^ 1])
+
+    whole = texts_of(built(corpus_file(tmp_path), f"output={tmp_path / 'whole'}", until="documents"))
+    one = next(iter(hub.large.values()))
+    hub.changed = lambda content: spoilt(content) if content == one else content
+    done = run_here("data-pipeline", "documents", corpus_file(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert re.search(
+        r"^warning: c4/c4-\d.json.gz: unreadable at a place unknown: hf://\S+: its sha256 is \w{64}, but", line
+    )
+    assert line.endswith("; run the same command again")
+    hub.changed = spoilt
+    done = run_here("data-pipeline", "documents", corpus_file(tmp_path), f"output={tmp_path / 'none'}")
     assert done.returncode == 1
-    line = done.stderr.splitlines()[0]
-    assert "/en/c4-0.json.gz: its sha256 is " in line
-    assert line.endswith("; run the same command again; what is finished is kept")
+    assert done.stderr.splitlines()[-1] == "nothing could be read from source c4"
     hub.calm()
-    built(corpus_file(tmp_path), until="documents")
+    assert texts_of(built(corpus_file(tmp_path), until="documents")) == whole
+
+
+@each(
+    "below, expected, hidden",
+    [
+        *((below, ["de/README.md", "en/a.txt"], [".gitattributes", "README.md"]) for below in ("", "/", "/**")),
+        ("/de", ["README.md"], []),
+        ("/*.md", ["README.md"], []),
+        ("/README.md", ["README.md"], []),
+    ],
+)
+def test_the_readme_and_gitattributes_of_a_whole_repository_are_no_inputs(hub, below, expected, hidden):
+    hub.repositories["datasets/me/texts"] = Repository()
+    content = {name: name.encode() for name in (".gitattributes", "README.md", "de/README.md", "en/a.txt")}
+    hub.repositories["datasets/me/texts"].commit(content)
+    source = SourceConfig(format="text", path=f"hf://datasets/me/texts{below}")
+    found = list_inputs(source)
+    assert ([file.name for file in found.files], found.hidden) == (expected, hidden)
+    everything = list_inputs(source.model_copy(update={"hidden": True}))
+    assert [file.name for file in everything.files] == sorted([*expected, *hidden])
 
 
 def test_a_dataset_becomes_the_source_of_a_first_corpus(hub, tmp_path, monkeypatch):

@@ -27,10 +27,11 @@ from data_pipeline.base.stores import Checksum
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import documents
+from data_pipeline.stages import documents, report
 from data_pipeline.stages.documents import DocumentsSpec
-from data_pipeline.stages.inputs import InputFile, files_of, list_files, shared
-from tests.data_pipeline.builds import OFF, plain
+from data_pipeline.stages.inputs import InputFile, files_of, list_files, list_inputs, shared
+from data_pipeline.stages.pipeline import build
+from tests.data_pipeline.builds import OFF, documents_of, plain
 from tests.tables import each
 
 
@@ -157,6 +158,70 @@ def test_an_output_in_the_folder_of_its_source_reads_nothing_that_a_build_wrote(
     source = SourceConfig(format="text", path=str(tmp_path))
     assert [file.name for file in list_files(source, output=str(tmp_path))] == ["a.txt", "manifests/b.txt"]
     assert "left out 3 files" in capsys.readouterr().err
+
+
+CLONE = [".a.txt.swp", ".git/config", ".git/objects/b.txt", "sub/.ipynb_checkpoints/c.txt"]
+
+
+@each(
+    "below, expected, hidden",
+    [
+        ("", ["a.txt", "sub/c.txt"], [".a.txt.swp", ".git", "sub/.ipynb_checkpoints"]),
+        ("/*", ["a.txt", "sub/c.txt"], [".a.txt.swp", ".git", "sub/.ipynb_checkpoints"]),
+        ("/**/*.txt", ["a.txt", "sub/c.txt"], [".git", "sub/.ipynb_checkpoints"]),
+        ("/sub", ["c.txt"], [".ipynb_checkpoints"]),
+        # what the path itself names
+        ("/.git", ["config", "objects/b.txt"], []),
+        ("/.a.txt.swp", [".a.txt.swp"], []),
+        ("/*/.ipynb_checkpoints", ["sub/.ipynb_checkpoints/c.txt"], []),
+    ],
+)
+@each("store", ["", "memory://"])
+def test_hidden_files_are_no_inputs_unless_they_are_named(tmp_path, below, expected, hidden, store):
+    write(tmp_path / "in", "a.txt", "sub/c.txt", *CLONE)
+    if store:
+        fsspec.filesystem("memory").put(str(tmp_path / "in"), str(tmp_path / "in"), recursive=True)
+    source = SourceConfig(format="text", path=f"{store}{tmp_path}/in{below}")
+    found = list_inputs(source)
+    assert [file.name for file in found.files] == expected
+    assert found.hidden == hidden
+    if below in ("", "/*"):
+        everything = list_inputs(source.model_copy(update={"hidden": True}))
+        assert [file.name for file in everything.files] == sorted(["a.txt", "sub/c.txt", *CLONE])
+        assert everything.hidden == []
+
+
+def test_a_source_of_hidden_files_alone_says_so_and_a_closed_hidden_folder_closes_nothing(tmp_path):
+    write(tmp_path, ".cache/a.txt")
+    reason = (
+        r"has nothing but 1 hidden file or folder \(.cache\); to read hidden files, set `hidden: true` in the source"
+    )
+    with pytest.raises(UserError, match=reason):
+        names(tmp_path)
+    with tempfile.TemporaryDirectory() as top:  # pytest's own is closed to others
+        Path(top).chmod(0o755)
+        write(Path(top), "in/a.txt", "in/.trash/b.txt")
+        Path(top, "in/.trash").chmod(0)
+        try:
+            with without_privileges():
+                assert [names(f"{top}/in{below}") for below in ("", "/*", "/**/*.txt")] == 3 * [["a.txt"]]
+        finally:
+            Path(top, "in/.trash").chmod(0o755)
+
+
+def test_the_report_counts_hidden_files_in_one_line(tmp_path, capsys):
+    write(tmp_path / "in", "a.txt", *CLONE)
+    config = plain(tmp_path, tmp_path / "in", "text", dedup=OFF)
+    for hidden in (3, 4):
+        build(config, "documents")
+        assert (
+            f"source 'text': left out {hidden} hidden files or folders (.a.txt.swp, .git, " in capsys.readouterr().err
+        )
+        assert report.read(config.output).hidden_inputs == hidden
+        page = (tmp_path / "corpus/report.md").read_text()
+        assert page.count(f"Hidden files and folders left out: {hidden}.") == 1
+        write(tmp_path / "in", ".z")  # no unit changes
+    assert len(documents_of(tmp_path / "corpus")) == 1
 
 
 def test_a_source_that_no_file_system_opens_is_one_line():

@@ -34,11 +34,12 @@ from data_pipeline.loading.reader import DiskCache
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents
-from data_pipeline.stages.inputs import list_files
+from data_pipeline.stages.inputs import files_of, list_files
+from data_pipeline.stages.output import is_begun
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
-from tests.data_pipeline.builds import built, flip
+from tests.data_pipeline.builds import built, flip, plain
 from tests.data_pipeline.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
 from tests.in_process import done_here, refused_here
 from tests.mounts import mounted
@@ -222,6 +223,55 @@ def test_a_listing_has_names_sizes_and_etags(store):
     assert listed("s3://bucket/listed")[0].stamp != one.stamp
 
 
+def test_objects_that_stand_for_folders_are_no_inputs(store):
+    """As consoles ("a/") and Hadoop ("a_$folder$") write them."""
+    for name in ("", "one.txt", "sub/", "sub/two.txt", "sub_$folder$", "named/", "named/three.txt"):
+        content = b"a text" if name.endswith(".txt") else b""
+        store.filesystem().call_s3("put_object", Bucket="bucket", Key=f"marked/{name}", Body=content)
+    everything = ["named/three.txt", "one.txt", "sub/two.txt"]
+    for below in ("", "/", "/*", "/**"):
+        assert [file.name for file in listed(f"s3://bucket/marked{below}")] == everything
+
+
+def test_an_object_with_the_name_of_a_pattern_is_that_object(store):
+    for name in ("[1].jsonl", "1.jsonl", "[d]/a*b", "[d]/ab"):
+        store.filesystem().pipe_file(f"bucket/literal/{name}", name.encode())
+    for name in ("[1].jsonl", "[d]/a*b"):
+        (found,) = listed(f"s3://bucket/literal/{name}")
+        assert found.path == f"s3://bucket/literal/{name}"
+    assert [file.name for file in listed("s3://bucket/literal/[d]")] == ["a*b", "ab"]
+    assert [file.name for file in listed("s3://bucket/literal/[12].jsonl")] == ["1.jsonl"]
+
+
+def test_a_build_takes_no_folder_of_a_bucket_that_has_files_of_the_user(store, tmp_path):
+    for name in (
+        "mine/documents/part-0.parquet",
+        "mine/notes.txt",
+        "begun/.stages/claims/00000001",
+        "begun/documents/a",
+    ):
+        store.filesystem().pipe_file(f"bucket/{name}", b"a text")
+    assert is_begun(open_store("s3://bucket/begun"))
+    assert not is_begun(open_store("s3://bucket/new"))
+    for output, source, said in (
+        ("mine", "begun", "output: s3://bucket/mine has documents, which no build has written"),
+        ("new", "new", "s3://bucket/new: no such file"),
+        ("min", "mine/*.txt", ""),
+        ("mine/a", "mine/*.txt", ""),
+        (
+            "mine/documents",
+            "mine",
+            "output: s3://bucket/mine/documents holds s3://bucket/mine/documents/part-0.parquet",
+        ),
+    ):
+        config = plain(tmp_path, f"s3://bucket/{source}", "text", output=f"s3://bucket/{output}")
+        if said:
+            with pytest.raises(UserError, match=f"^{said}"):
+                files_of(config)
+        else:
+            assert [file.name for file in files_of(config)] == ["notes.txt"]
+
+
 @each(
     "path, message",
     [
@@ -278,6 +328,14 @@ def test_a_bucket_that_vanishes_ends_the_unit_and_a_missing_object_is_damage(sto
     (result,) = documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/removed.txt")).inputs
     assert result.status == "unreadable"  # as a missing file is
     assert "no such file" in result.damage[0].reason
+
+
+def test_a_store_that_refuses_all_objects_ends_the_unit(store, tmp_path):
+    """The credentials may have expired: then the store refuses to list the objects, too."""
+    store.filesystem().pipe_file("bucket/expired/a.txt", b"line\n")
+    store.denied = True
+    with pytest.raises(StoreError, match=r"^s3://bucket/expired/a.txt: permission denied"):
+        documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/expired/a.txt"))
 
 
 def test_a_file_that_kills_its_readers_is_unreadable_and_the_file_beside_it_is_kept(tmp_path):

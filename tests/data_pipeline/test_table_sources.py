@@ -24,6 +24,7 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import READERS, look_of
 from data_pipeline.sources.record import Record
+from data_pipeline.sources.tables import names as names_of_columns
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build, report_damage
@@ -191,6 +192,30 @@ def test_strings_of_any_kind_under_any_name_also_as_two_fields(tmp_path, kind, c
     path = write_table(tmp_path / "a", kind, pa.table({"content": column}))
     kept, _ = read(kind.split()[0], path, text="content", title="content")
     assert [(record.text, record.title) for record in kept] == [("a", "a"), ("b", "b"), ("a", "a")]
+
+
+@each("kind", KINDS)
+def test_a_field_of_a_struct_is_named_as_a_nested_key_of_json_lines(tmp_path, kind):
+    """A null struct has no text. A column whose own name has the dot is meant first, as a key of JSON Lines is."""
+    pairs = [{"en": "one", "de": "eins"}, None, {"en": None, "de": "drei"}, {"en": "four", "de": "vier"}]
+    deep = [{"b": {"c": text}} for text in ("w", "x", "y", "z")]
+    columns = {"translation": pairs, "a": deep, "a.b.c": ["own"] * 4, "id": [1, 2, 3, 4]}
+    path = write_table(tmp_path / "a", kind, pa.table(columns), rows=3)
+    kept, stats = read(kind.split()[0], path, text="translation.en", title="translation.de")
+    assert kept == [Record(0, "one", title="eins"), Record(3, "four", title="vier")]
+    assert flat(stats.counters) == {"read": 4, "empty": 2}
+    own, _ = read(kind.split()[0], path, text="a.b.c")
+    assert [record.text for record in own] == ["own"] * 4
+    path = write_table(tmp_path / "b", kind, pa.table({"a": deep}))
+    kept, _ = read(kind.split()[0], path, text="a.b.c")
+    assert [record.text for record in kept] == ["w", "x", "y", "z"]
+    assert names_of_columns(str(path)) == ["a", "a.b", "a.b.c"]
+    for text, message in (
+        ("a.b.d", "no column 'a.b.d' for the text; there are a, a.b, a.b.c; name one of them in options"),
+        ("a.b", r"'a.b' is struct<c: string>, expected strings; name a field of it in options: {text: NAME}, of a.b.c"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(kind.split()[0], path, text=text)
 
 
 @each("kind", KINDS)
@@ -449,6 +474,22 @@ NESTED = {"version": "1.1", "data": [{"text": "A text."}, {"text": "Another."}]}
 BY_COLUMNS, BY_INDEX = {"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}, {"0": {"text": "a"}, "1": {"text": "b"}}
 LIST = "one JSON object with its records under 'data': make each of them a line by jq -c '.data[]'"
 PANDAS = "one JSON object, a table of pandas: write it by to_json(orient='records', lines=True)"
+
+
+@each("turns", [1, 2_000])
+def test_a_line_with_a_chat_is_told_how_to_become_a_text(tmp_path, turns):
+    """Also where two lines are more than what is looked at of a file. The program that the message names makes texts
+    that are read."""
+    chat = {"id": "7", "messages": [{"role": "user", "content": f"Hello, {turn}." * 10} for turn in range(turns)]}
+    (tmp_path / "a").write_text(f"{json.dumps(chat)}\n" * 3)
+    (damage, *_) = read_as("jsonl", tmp_path / "a").result.inputs[0].damage
+    assert (
+        "its texts are in a list of objects under 'messages', as in a chat; to make one text of them: jq"
+        in damage.reason
+    )
+    assert """jq -c '{text: ([.messages[].content] | join("\\n"))}'""" in damage.reason
+    assert "one JSON object" not in damage.reason
+    assert "options" not in damage.reason
 
 
 @each(

@@ -201,6 +201,18 @@ LOST = {"read": 1, "damaged": 1}
             *("pairs", {"inputs": "to.en", "targets": "to.de"}, lines({"to": {"en": "a", "de": "b"}})),
             *([Record(0, "a", target="b")], {"read": 1}, []),
         ),
+        # the first character that isn't white space tells objects from lines with a tab
+        *(
+            (source, {}, before + lines(pair), [Record(before.count(b"\n"), "a", **found)], {"read": 1}, [])
+            for before in (b"\n", b" ", b"\t", b"\r\n \n", b"\n" * 200_000, b" " * 20_000)
+            for source, pair, found in (
+                ("pairs", {"inputs": "a", "targets": "b"}, {"target": "b"}),
+                ("wikiextractor", {"text": "a", "url": "u"}, {"url": "u"}),
+            )
+        ),
+        ("pairs", {}, b"\n\n a\tb\n", [Record(2, " a", target="b")], {"read": 1}, []),
+        ("pairs", {}, b"\t\na\tb\n", [Record(1, "a", target="b")], {"read": 2, "empty_input": 1}, []),
+        ("wikiextractor", {}, b"\n" + doc("A", "Text."), [Record(0, "Text.", "u", "A")], {"read": 1}, []),
         # several right answers, and choices
         (
             *("pairs", {}, lines(*ANSWERS), [Record(0, "a", target="b", targets=["b", "c"], choices=["b", "d"])]),

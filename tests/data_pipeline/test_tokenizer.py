@@ -1,6 +1,7 @@
 """Tokenizers give the ids of the models' own libraries, and no text becomes a special token or sentinel."""
 
 import dataclasses
+import itertools
 import json
 import pickle
 import re
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.tokenizer import Tokenizer, load, save
+from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save
 from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
@@ -124,7 +125,7 @@ def test_sentinels_and_masks_where_they_are_asked_for(gpt2, bart, spiece):
     assert bart.encode_with_sentinels("Hello<mask> <mask> world") == [31_414, 50_264, 50_264, 232, 2]
     tokenizer = Tokenizer(spiece, ["<mask>", "<s>"], 2)
     (see,), (there,), (dot,) = (tokenizer.encode([text]) for text in ("see", "there", "."))
-    ids = tokenizer.encode_with_sentinels("see <mask> there <extra_id_0> <extra_id_1>.")
+    ids = tokenizer.encode_with_sentinels("see <mask> there <extra_id_0> <extra_id_1> .")
     assert ids == [*see, tokenizer.vocabulary.mask, *there, 503, 502, *dot, 1]
     assert tokenizer.vocabulary.mask not in Tokenizer(spiece).encode_with_sentinels("see <mask> there")
 
@@ -212,10 +213,136 @@ def test_characters_without_a_piece_become_bytes_by_default():
     assert model.decode(ids) == "the Q ☃"
     assert model.decode(ids[-2:]) == "\ufffd\ufffd"
     tokenizer = Tokenizer(model, sentinels=2)
-    assert tokenizer.decode([ids[-3], 281, *ids[-3:], 280]) == "\ufffd <extra_id_0> ☃ <extra_id_1>"
+    assert tokenizer.decode([ids[-3], 281, *ids[-3:], 280]) == "\ufffd <extra_id_0>☃ <extra_id_1>"
     lost = in_bytes(25, byte_fallback=False)
     assert not lost.byte_ids
     assert lost.encode(["the Q ☃"])[0].count(2) == 2
+
+
+CODE = [
+    "def area(r):\n    if r:\n        return 3.14 * r ** 2\n\n",
+    "\twhile True:\n\t\tx = r\n    \r\n  return T²",
+] * 20
+KEPT = [
+    "",
+    " ",
+    "a\n\n  b\t c  ",
+    "\n",
+    "T² ﬁ ½",
+    "\r\n\r",
+    "▁a▁ ▁▁",
+    "\0\x1c\x85\u3000\u2028",
+    " " * 77 + "x",
+    "<0x41>",
+]
+
+
+@pytest.fixture(scope="module")
+def exact():
+    config = TokenizerConfig(vocab_size=290, normalization="identity")
+    return train(config, [text.encode() for text in CODE * 20])
+
+
+def test_with_identity_every_text_comes_back_as_it_was(exact):
+    for text in (*CODE, *KEPT):
+        (ids,) = exact.encode([text])
+        assert exact.decode(ids) == text
+        assert not {0, 1, 2} & {*ids}
+
+    @settings(max_examples=200, deadline=None)
+    @given(text=st.lists(st.sampled_from([*KEPT, "r", "return", "é", "e\u0301", "😀", "\ud7ff"])).map("".join))
+    def every(text):
+        assert exact.decode(exact.encode([text])[0]) == text
+
+    every()
+    with pytest.raises(
+        ValueError, match="vocab_size: 262 tokens are too few for byte_fallback, which takes 256 of them b"
+    ):
+        TokenizerConfig(vocab_size=262, normalization="identity")
+    lines, tab, (indentation, *_) = (exact.encode([text])[0] for text in ("\n", "\t", "        return"))
+    assert (len(lines), len(tab), exact.decode([indentation]).strip(" ")) == (1, 1, "")
+    assert exact.vocabulary.word_starts[[*lines, *tab, indentation]].all()
+    without = train(
+        TokenizerConfig(vocab_size=35, normalization="identity", byte_fallback=False), map(str.encode, CODE)
+    )
+    assert without.encode(["a\n\t  b☃▁☃"])[0].count(2) == 1  # neighbouring unknown characters are one token
+    for text in CODE:
+        assert without.decode(without.encode([text])[0]) == text
+
+
+def test_by_default_a_model_is_t5s(spiece):
+    """T5's normalization: NFKC, and one space for all white space."""
+    assert spiece.normalizer_spec.name == "nmt_nfkc"
+    model = in_bytes()
+    assert model.decode(model.encode(["  T² \n\n\tﬁ  "])[0]) == "T2 fi"
+    assert not model.keeps_text
+    with pytest.raises(ValueError, match="identity is for kind sentencepiece; a tokenizer of kind wordpiece has"):
+        TokenizerConfig(kind="wordpiece", path="x", normalization="identity")
+
+
+def test_what_normalization_changes_is_counted(exact):
+    """By hand: 4 line breaks, 1 tab, the 4 spaces of an indentation and the one at the end, ² once, ﬁ and ﬂ twice."""
+    texts = ["x\n\n    y\tT² ", "ﬁ\nﬁ ﬂ\nﬂ", "plain text"]
+    expected = {"\n": 4, "\t": 1, normalization.RUN: 2, "²": 1, "ﬁ": 2, "ﬂ": 2}
+    assert normalization.changed_by_t5(texts) == expected
+    for model, counts in ((in_bytes(), expected), (exact, {})):
+        coverage = Coverage(model)
+        coverage.add(np.array([], dtype=np.uint16), *texts)
+        assert coverage.changed == counts
+    found = "line breaks (4), tabs (1), runs of spaces (2) and other characters (5: ﬁ, ﬂ, ²)"
+    assert normalization.describe(expected).startswith(
+        f"normalization changes {found}, and decoding doesn't bring them back; a token"
+    )
+    assert normalization.describe({}) == ""
+    assert [*map(normalization.name, ["\n", normalization.RUN, "²", "\xad"])] == [
+        "line break",
+        "run of spaces",
+        "²",
+        "U+00AD",
+    ]
+
+
+def test_without_bytes_every_character_of_the_sample_has_a_token_by_default():
+    """B and r are 2 of 40,005 characters: the most frequent 0.9995 of them leave both out."""
+    assert TokenizerConfig().character_coverage == 0.9995
+    sample = [b"CCOCCNCC=O" * 200] * 20 + [b"BrCCO"]
+    ids = {}
+    for size, coverage in ((10, {}), (10, {"character_coverage": None}), (8, {"character_coverage": 0.9995})):
+        config = TokenizerConfig.model_validate({"vocab_size": size, "byte_fallback": False, **coverage})
+        (ids[config.character_coverage],) = train(config, sample).encode(["CCBrO"])
+    assert 2 not in ids[1.0]
+    assert 2 in ids[0.9995]
+
+
+def test_unknown_tokens_above_a_ten_thousandth_are_a_warning():
+    config = TokenizerConfig(byte_fallback=False)
+    assert report.unknown_tokens(report.Coverage(10_000, 1, 0, {"X": 1}), config) == ""
+    said = report.unknown_tokens(report.Coverage(10_000, 2, 0, {"X": 2}), config)
+    lost = "2 of 10,000 tokens (0.02%) are unknown, and their text is lost, most often X 2"
+    assert said.startswith(
+        f"warning: {lost}; set tokenizer.byte_fallback to true, or tokenizer.character_coverage to 1"
+    )
+    assert "m.model doesn't know this text" in report.unknown_tokens(
+        report.Coverage(10_000, 2, 0, {}), config.model_copy(update={"path": "m.model"})
+    )
+
+
+@each("kind", ["t5", "identity"])
+def test_a_sentinel_inside_a_word_leaves_the_tokens_that_training_has(kind, exact):
+    """Of a row for training, any span of tokens is masked, shown as text, and read back. A space before a sentinel is
+    part of it, so no row that is read has a space alone there."""
+    tokenizer = Tokenizer(in_bytes() if kind == "t5" else exact, sentinels=2)
+    (row,) = tokenizer.encode(["MKTAYIAKQR the cat, (x) sat"])
+    for start, end in itertools.combinations(range(1, len(row)), 2):
+        if tokenizer.decode([row[start - 1]]).strip():
+            masked = [*row[:start], tokenizer.size - 1, *row[end:]]
+            assert tokenizer.encode_with_sentinels(tokenizer.decode(masked)) == [*masked, 1]
+    first, word = tokenizer.encode(["MKT", " AY"])
+    within, apart = (
+        tokenizer.encode_with_sentinels(f"MKT<extra_id_0>{text}")[len(first) + 1 : -1] for text in ("AY", " AY")
+    )
+    assert (tokenizer.decode(within), tokenizer.vocabulary.word_starts[within].any()) == ("AY", False)
+    assert apart == word
 
 
 def test_words_start_with_the_space_mark_and_bytes_of_rare_characters_start_none():
@@ -301,11 +428,20 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
     model = small_corpus / "tokenizer/spiece.model"
     write_c4(tmp_path / "c4.json.gz", records=20)
     config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=trained(small_corpus, special_tokens=["<mask>"]))
-    done_here("data-pipeline", "build", config)
+    done = run_here("data-pipeline", "build", config)
+    assert done.returncode == 0
+    assert re.search(r"^warning: .* tokens .* are unknown, .*; \S+ doesn't know this text: choose", done.stderr, re.M)
     assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
     assert same(open_corpus(tmp_path / "corpus").tokenizer, Tokenizer(SentencePiece.read(model), ["<mask>"], 20))
+    folder = f"tokenizer.path={small_corpus}"  # the size is the file's, whatever a file that this one extends says
+    done = done_here("data-pipeline", "build", config, folder, "tokenizer.vocab_size=32000")
+    said = f"500 tokens, as {small_corpus} has them; tokenizer.vocab_size (32,000) is for one that is trained"
+    assert f"tokenizer: {said}" in done
+    assert (tmp_path / "corpus/tokenizer/spiece.model").read_bytes() == model.read_bytes()
+    identity = f"tokenizer.normalization: {model} changes text, not identity; train one (path: null), or leave"
     for override, problem in {
-        "tokenizer.vocab_size=499": f"tokenizer.vocab_size: {model} has 500 tokens, not 499",
+        "tokenizer.normalization=identity": identity,
+        f"tokenizer.path={tmp_path}": f"{tmp_path}: expected spiece.model, as kind sentencepiece has it",
         "tokenizer.special_tokens=[<unk>]": "tokenizer.special_tokens: <unk>: the tokenizer has that token already",
         "tokenizer.path=nowhere.model": "nowhere.model: no such file",
     }.items():

@@ -57,6 +57,19 @@ def test_a_text_that_spells_a_special_token_stays_text(both, kind, text):
     assert ("<s>" in text and kind == "Llama 2") == (ids != split)
 
 
+@each("kind", KINDS)
+def test_a_word_begins_behind_a_sentinel_only_after_a_space(both, kind):
+    """Llama 2 puts ▁ before each text, but behind no token inside one."""
+    ours, _ = both[kind]
+    tokenizer = Tokenizer(pickle.loads(pickle.dumps(ours)), sentinels=2)
+    start = len(tokenizer.encode(["MKT"])[0]) + 1
+    for text, begins in (("AY", False), (" AY", True)):
+        found = tokenizer.encode_with_sentinels(f"MKT<extra_id_0>{text}")
+        assert tokenizer.vocabulary.word_starts[found[start]] == begins
+        assert tokenizer.decode(found) == f"MKT <extra_id_0>{text}"
+        assert pickle.loads(pickle.dumps(tokenizer)).encode_with_sentinels(f"MKT<extra_id_0>{text}") == found
+
+
 def test_added_tokens_that_are_not_special_match_text(published_tokenizers):
     qwen, gemma = (tokenizer_json.read(published_tokenizers / kind) for kind in ("Qwen3", "Gemma"))
     assert [gemma.saved["model"]["vocab"][name] for name in ("<table>", "\n\n")] == gemma.encode(["<table>\n\n"])[0]

@@ -18,6 +18,8 @@ from pretrain.run import heartbeat
 WAITS = "sleep 3600"
 ASKED = "until [ -e {run}/stop ]; do sleep 0.05; done"
 STOPPED = """echo '{{"state": "stopped", "attempt": 1, "step": 3}}' > {run}/status.json"""
+# until the kernel would kill the rank with its agent: its stdin, which the agent ties to itself, has O_ASYNC
+TIED = "until grep -q '^flags:.*20000$' /proc/self/fdinfo/0; do sleep 0.02; done"
 DONE = f"touch ${heartbeat.DIRECTORY}/rank-$RANK.done"
 
 

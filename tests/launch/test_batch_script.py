@@ -14,12 +14,16 @@ import pytest
 from data_pipeline.base import packages
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import duration
 from launch.slurm import ClusterConfig, Job, batch_script
 from launch.slurm_head import HeadJob, head
+from launch.tools.forecast import seconds_of
 from pretrain.config import RunConfig
+from pretrain.device_speed import GPUS
 from pretrain.run import status
 from pretrain.run.slurm import cpus_per_node, rank_environment, tasks_per_node
-from tests.in_process import done_here, run_here
+from pretrain.tools.plan import Plan, resolve_rows
+from tests.in_process import done_here, refused_here, run_here
 from tests.pretrain.runs import run_file
 from tests.tables import each
 
@@ -74,6 +78,58 @@ def test_the_script_says_what_slurm_is_to_know(small_corpus, tmp_path):
     asked_for = {"--gres=gpu:a100:4", "--mem=200G", "--cpus-per-task=32", '--constraint="a100&ib"'}
     assert {*asked_for, "--mail-type=END,FAIL"} <= found
     assert not [one for one in found if one.startswith(("--exclusive", "--gpus-per-node"))]
+
+
+def test_a_partition_and_an_account_of_the_command_go_before_the_cluster_files(small_corpus, tmp_path):
+    path, cluster = run_file(tmp_path, small_corpus), tmp_path / "cluster.yaml"
+    cluster.write_text("{partition: gpu, account: lab, qos: long}")
+    one = ("launch", "slurm", path, "--dry-run", "--cluster", cluster)
+    asked = options(done_here(*one, "--partition", "debug"))
+    assert {"--partition=debug", "--account=lab", "--qos=long"} <= asked
+    assert "--account=other lab".replace(" ", "-") in options(done_here(*one, "--account", "other-lab"))
+
+
+@each(
+    "expected_hours, time, said",
+    [
+        (1.5, "2:00:00", "forecast: 1 h 30 min (run.expected_hours); the job's time limit is 2:00:00"),
+        (1.5, None, "forecast: 1 h 30 min (run.expected_hours); the job's time limit is the partition's"),
+        (
+            50,
+            "1-00",
+            "forecast: 2.1 days (run.expected_hours); the job's time limit is 1-00, so that it takes 3 jobs: give "
+            "--requeue, or --chain 3",
+        ),
+        (None, "2:00:00", None),  # no GPU is named
+    ],
+)
+def test_the_forecast_of_a_run_is_beside_the_jobs_limit(small_corpus, tmp_path, expected_hours, time, said):
+    path = run_file(tmp_path, small_corpus, run={"expected_hours": expected_hours})
+    printed = done_here("launch", "slurm", path, *(["--time", time] if time else [])).splitlines()
+    assert printed[:-1] == ([said] if said else [])
+
+
+def test_the_forecast_for_the_clusters_gpu_is_the_plans(small_corpus, tmp_path):
+    path, cluster = run_file(tmp_path, small_corpus), tmp_path / "cluster.yaml"
+    cluster.write_text("{gpu: h100-sxm, time: '60'}")
+    config, row, _ = resolve_rows(load(path, [], RunConfig), path)
+    hours = Plan(config, row, "h100-sxm", GPUS["h100-sxm"], 1, 0.31, 0.0).own.hours
+    line = done_here("launch", "slurm", path, "--cluster", cluster).splitlines()[0]
+    assert line == f"forecast: {duration(3600 * hours)} (1 × h100-sxm at 31% MFU); the job's time limit is 60"
+    cluster.write_text("{gpu: h100}")
+    assert "gpu: expected one of a100-40gb, " in refused_here(2, "launch", "slurm", path, "--cluster", cluster)
+
+
+@each(
+    "limit, seconds",
+    [
+        *(("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("1-12", 129_600), ("1-12:30", 131_400)),
+        *(("2-00:00:05", 172_805), ("UNLIMITED", float("inf"))),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(limit, seconds):
+    """man sbatch: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds."""
+    assert seconds_of(limit) == seconds
 
 
 def begun(script: str, folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import pynvml
 import pytest
 
 from launch.tools.doctor import machine, ranks
-from launch.tools.doctor.checks import NUMERICS, Check, Finding, Settings
+from launch.tools.doctor.checks import Check, Finding, Settings
 from launch.tools.doctor.doctor import doctor as examine
 from launch.tools.doctor.doctor import machines, other_versions, report
 from tests.in_process import run_here
@@ -32,10 +32,9 @@ def doctor(*arguments: str | Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path):
-    """DeepSpeed is compared with a plain loop there."""
     path = write_run_file(tmp_path, small_corpus)
     before = sorted(tmp_path.iterdir())
-    done = subprocess.run(doctor(path, "--ranks", "2", "--numerics", "--json"), capture_output=True, text=True)
+    done = subprocess.run(doctor(path, "--ranks", "2", "--json"), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     findings = [Finding(**one) for one in json.loads(done.stdout)]
     assert {finding.check for finding in findings} >= {
@@ -44,8 +43,6 @@ def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path
     }
     (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
     assert sum_over_ranks.found.startswith("2 ranks, ")
-    assert (findings[-1].check, findings[-1].level) == ("numerics", "ok")
-    assert "stage 2, fp32, 2 micro-batches" in findings[-1].found
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -114,7 +111,7 @@ def test_a_check_that_hangs_is_ended_and_named(small_corpus, tmp_path, monkeypat
     monkeypatch.setattr("launch.tools.doctor.doctor.NODE_CHECKS", [Check("tracking", "machine:tracking", 3)])
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"tracking.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
-        assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], True, False) == 1
+        assert examine(*machines(1, None, [], None), write_run_file(tmp_path, small_corpus), [uri], True) == 1
     findings = [Finding(**one) for one in json.loads(capsys.readouterr().out)]
     assert [one.found for one in findings if one.level == "error"] == ["no answer within 3 s"]
     assert findings[0].check == "tracking"
@@ -215,17 +212,3 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     (finding,) = json.loads(done.stdout)
     assert (done.returncode, finding["node"], finding["level"]) == (1, "127.0.0.1", "error")
     assert finding["found"].startswith("ssh ended with exit code 255: ssh: connect to host 127.0.0.1 port 9: ")
-
-
-def test_a_deepspeed_that_trains_wrong_is_an_error():
-    trained, said = "DeepSpeed 0.18.2, stage 2", "wrong from step 1 on: gain (5 elements)"
-    right = ranks.comparison(trained, "", None)
-    assert (right.level, right.found.partition(":")[0]) == ("ok", trained)
-    wrong = ranks.comparison(trained, said, "1.2")
-    assert (wrong.level, wrong.found) == ("error", f"{trained}: {said}")
-    assert wrong.remedy == "install deepspeed 1.2 (constraints.txt)"
-    assert ranks.comparison(trained, said, None).remedy == "don't train with these settings, and report this"
-    (failed,) = NUMERICS.findings("rank 1 of 2: ", 1, ["…", "KeyError: torch.bfloat16"])
-    assert (failed.level, failed.found) == ("error", "rank 1 of 2: the check failed: KeyError: torch.bfloat16")
-    done = run_here("launch", "doctor", "--numerics")
-    assert (done.returncode, "--numerics: give RUN.yaml" in done.stderr) == (2, True)

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 import launch.cli
+from launch.attempts import Run
 from pretrain.run import rank_logs, restarts, status
 from pretrain.training.tracking.mlflow_store import TrackedRun
-from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, told
+from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TIED, WAITS, told
 from tests.pretrain.runs import run_file
 from tests.processes import processes_with
 from tests.tables import each
@@ -24,8 +25,6 @@ TABLE = PAGE.read_text().split("| failure |")[1].partition("\n\n")[0]
 ROWS = [[cell.strip() for cell in row.split("|")[1:5]] for row in TABLE.splitlines()[2:]]
 ATTEMPTS = {"yes": (1, 2), "once": (9, 2), "no": (9, 1)}  # how many of them fail, if asked to, and how many there are
 
-# The package that stands first on the path of ranks, since they start in its folder.
-RANK = "import os, pathlib; os.execvp('sh', ['sh', str(pathlib.Path(__file__).parents[1] / 'rank.sh')])"
 SCRIPT = """
 echo $GLOO_SOCKET_IFNAME $MASTER_ADDR $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_SIZE $CROSS_RANK $CROSS_SIZE \\
     >> {folder}/places
@@ -84,9 +83,10 @@ PLANTED = {
     "the disk is full": (WAITS, fails("OSError: [Errno 28] No space left on device")),
     "a signal": (f"{ASKED}; {STOPPED}; {DONE}", f"kill -TERM {os.getpid()}; {ASKED}; {DONE}"),
     "two signals": (WAITS, f"kill -TERM {os.getpid()}; {ASKED}; kill -TERM {os.getpid()}; {WAITS}"),
-    "a host is lost": (WAITS, f"kill -KILL $PPID; {WAITS}"),
+    "a host is lost": (WAITS, f"{TIED}; kill -KILL $PPID; {WAITS}"),
     "a host is unreachable": (WAITS, WAITS),
     "a wrong run file": (WAITS, WAITS),
+    "other files are there": (WAITS, WAITS),
     "another run is there": (WAITS, WAITS),
 }
 SECOND_HOST = {"a host is lost": "n2", "a host is unreachable": "n3"}
@@ -105,13 +105,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     first, second = (script.format(**places) for script in PLANTED[failure])
     planned = {"first": first, "second": second, "done": DONE, "failing": failing, "logs": rank_logs.SUPERVISED}
     script = SCRIPT.format(**planned, run=run, folder=tmp_path)
-    for name, content in {
-        "pretrain/__init__.py": "",
-        "pretrain/__main__.py": RANK,
-        "rank.sh": script,
-        "hangs/hangs.py": HANGS,
-        "ssh": SSH,
-    }.items():
+    for name, content in {"rank.sh": script, "hangs/hangs.py": HANGS, "ssh": SSH}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     (tmp_path / "ssh").chmod(0o755)
@@ -122,6 +116,7 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     overrides = OVERRIDE.get(failure, "faults.dead_rank_seconds=1")
     command = ["launch", *where, str(path), overrides]
     monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(Run, "rank", ["sh", str(tmp_path / "rank.sh")])
     monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -129,6 +124,8 @@ def test_a_failure_says_what_the_page_says(small_corpus, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     run.mkdir()
     TrackedRun("tests", "mine", 1).save(run)
+    if failure != "other files are there":
+        (run / status.LOCK).touch()
     holder = status.lock(run) if failure == "another run is there" else None
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:

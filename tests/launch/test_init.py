@@ -7,6 +7,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +19,12 @@ import data_pipeline
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig, TokenizerConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.sources.formats import Look, look_of
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.tokenizer_training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
-from launch.tools.scaffold.machine import Machine, models_of, run_within
-from launch.tools.scaffold.text import sample_of, sources_of
+from launch.tools.scaffold.machine import Evaluations, FirstRun, Machine, model_named, models_of, run_within
+from launch.tools.scaffold.text import SampleBy, cut, sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
@@ -123,11 +126,20 @@ def test_no_held_out_text_stands_between_training_text_of_its_file(files):
         assert {own[0] for own in splits.values()} == {"train", "validation"}
 
 
-def test_a_finished_corpus_needs_no_corpus_file():
-    done = run_here("launch", "init", "b", "--corpus", "s3://bucket/a corpus")
-    assert done.stdout.splitlines()[-2:] == ["  data-pipeline show 's3://bucket/a corpus'", "  launch local b.run.yaml"]
-    assert load("b.run.yaml", [], RunConfig).data.train[0].corpus == "s3://bucket/a corpus"
-    assert [path.name for path in Path().iterdir()] == ["b.run.yaml"]
+def test_of_a_finished_corpus_the_run_has_the_true_sizes_and_no_corpus_file(small_corpus):
+    """Its rows, of which a run reads each 40 times at most, and its vocabulary, not what a text might have."""
+    Path("a corpus").symlink_to(small_corpus)
+    done = run_here("launch", "init", "b", "--corpus", "a corpus/", "--hours", "1000")
+    assert done.stdout.splitlines()[-2:] == ["  data-pipeline show 'a corpus'", "  launch local b.run.yaml"]
+    run, corpus = load("b.run.yaml", [], RunConfig), open_corpus(small_corpus)
+    assert run.data.train[0].corpus == "a corpus"
+    assert run.data.curriculum == []
+    rows, batch = corpus.rows("train"), run.batch.global_batch_size
+    assert 40 * rows - batch < run.run.max_steps * batch <= 40 * rows
+    config = run.model.model_copy(update={"vocab_size": corpus.tokenizer.size})
+    a_row = TWO_CORES.seconds_of_row(config, corpus.objective.shape)
+    assert 3600 * run.run.expected_hours == pytest.approx(run.run.max_steps * batch * a_row, rel=0.01)
+    assert [path.name for path in Path().iterdir() if path.suffix] == ["b.run.yaml"]
 
 
 @each("existing", ["first.run.yaml", "first.corpus.yaml"])
@@ -162,6 +174,14 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
         (["--text", "a", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
         (["--format", "csv"], "--format: for --text"),
         (["--text", "a.txt", "--corpus", "b"], "--text and --corpus: a run has its text from one of them"),
+        (["--corpus", "nowhere"], "--corpus: nowhere/manifest.json: no such file; data-pipeline build CORPUS.yaml mak"),
+        (["--packing", "concatenate", "--corpus", "b"], "--packing: a finished corpus has one"),
+        (["--sample-by", "line"], "--sample-by: for --text"),
+        (["--text", "a.jsonl", "--sample-by", "line"], "--sample-by: for plain text, and the format is jsonl"),
+        (["--objective", "ul2", "--packing", "complete_documents"], "--packing: ul2 needs concatenate, not complete_d"),
+        (["--objective", "ul2", "--inputs-length", "100"], "--inputs-length: ul2 has lengths of its own"),
+        (["--family", "bart", "--inputs-length", "2000"], "--inputs-length: 2000, but the model takes 1024 tokens"),
+        (["--objective", "prefix_lm", "--inputs-length", "9999999"], "--inputs-length: 9999999: "),
     ],
 )
 def test_wrong_arguments_are_one_line_and_nothing_is_written(arguments, said):
@@ -246,6 +266,19 @@ def test_what_cannot_be_read_is_refused_in_one_line_and_nothing_is_written(name,
         line = refused_here(2, "launch", "init", "--text", text)
         assert re.match(f"error: --text: {said}", line), line
     assert [path.name for path in Path().iterdir()] == ["data"]
+
+
+@each("text", ["data", "data/*", "data/**"])
+def test_hidden_files_are_no_text_for_the_first_files_and_a_line_counts_them(text):
+    for name in ("a.txt", ".git/config", ".git/b.txt", ".a.txt.swp", "sub/.ipynb_checkpoints/a.txt"):
+        Path("data", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("data", name).write_text("\n\n".join(TEXTS) if name == "a.txt" else "a-token\n")
+    sources, lines = sources_of(text, None)
+    (line,) = lines
+    assert line.startswith("left out: 3 hidden files or folders (.a.txt.swp, .git, sub/.ipynb_checkpoints); to read")
+    sample = sample_of(sources)
+    assert sample
+    assert [sample.documents, *(b"a-token" in one for one in sample.texts)] == [1, False]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_called_missing():
@@ -354,6 +387,11 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
         ("a.json.gz", SAMPLES / "c4-train.00000-of-01024-first1000.json.gz", "jsonl"),
         ("a.txt", b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),  # first bytes say more than the name
         ("wiki_00", b'<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n', "wikiextractor"),
+        ("a.py", b"import os\n", "text"),
+        ("a.tex", b"\\section{A}\n", "text"),
+        ("a.html", b"<!doctype html>\n<p>Text.\n", "text"),
+        ("a.htm", b"<p>Text.\n", "text"),
+        ("a.C.gz", gzip.compress(b"int main;\n"), "text"),
     ],
 )
 def test_a_format_follows_from_the_name_and_the_first_bytes(name, content, format_):
@@ -361,6 +399,70 @@ def test_a_format_follows_from_the_name_and_the_first_bytes(name, content, forma
     Path("data", name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
     for text in ("data", f"data/{name}"):
         assert [source.format for source in sources_of(text, None)[0]] == [format_]
+
+
+CHANCE = random.Random(1)
+MOLECULES = ["".join(CHANCE.choices("CNOcn1=()", k=CHANCE.randint(15, 57))) for _ in range(1990)] + ["CCO"] * 10
+PROSE = [line for text in TEXTS for line in textwrap.wrap(text, 60)]  # 60 texts of 300 words
+SENTENCES = [f"{text[: CHANCE.randint(20, 150)]}." for text in TEXTS for _ in range(20)]
+CODE = ["def f():", "    return 1", "", ""] * 400
+
+
+@each(
+    "lines, by",
+    [
+        (MOLECULES, "line"),
+        (SENTENCES, "line"),
+        (MOLECULES[:900], "document"),  # few
+        (PROSE, "document"),  # wrapped
+        (CODE, "document"),
+        ([text for text in TEXTS for _ in range(20)], "document"),  # long: each may be a text of its own
+    ],
+)
+def test_a_line_is_a_document_where_lines_are_short_and_many(lines, by):
+    Path("a.txt").write_text("\n".join(lines) + "\n")
+    assert sources_cut("a.txt") == by
+    assert sources_cut("a.txt", "paragraph") == "paragraph"
+
+
+def sources_cut(text: str, sample_by: SampleBy | None = None) -> str:
+    """What becomes a document of the plain text at `text`."""
+    (source,) = cut(sources_of(text, None)[0], sample_by)[0]
+    return str(source.options["sample_by"])
+
+
+def test_molecules_are_documents_without_duplicates_of_which_enough_are_held_out():
+    """2,000 lines: each is a document, the ten equal ones are kept once, and chance holds out four of T5's rows."""
+    Path("a.smi").write_text("\n".join(MOLECULES))
+    printed = done_here("launch", "init", "--text", "a.smi")
+    assert "format text, a line a document. Other: --sample-by document" in printed
+    corpus = load("first.corpus.yaml", [], CorpusConfig)
+    assert sample_of(corpus.sources).documents == 2000
+    assert (corpus.dedup.steps, corpus.split.by) == (["documents"], "hash")
+    size = Path("a.smi").stat().st_size
+    assert corpus.split.validation_fraction * size >= 4 * 568 * 4 * 0.95  # 4 bytes a token
+
+
+@each("name", ["a.fasta", "a.fa.gz", "a.txt"])
+def test_fasta_is_refused_with_the_command_that_leaves_its_sequences(name):
+    content = "".join(f">sp|{number}\n{'MKTAYIAK' * 5}\n{'QRQISF' * 3}*\n" for number in range(60)).encode()
+    Path(name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    line = refused_here(2, "launch", "init", "--text", name)
+    assert line.startswith(f"error: --text: {name}: FASTA, whose headers would become text: ")
+    command = re.search("awk '[^']*'", line)
+    assert command is not None
+    sequences = subprocess.run(command[0], shell=True, input=content, capture_output=True)
+    assert sequences.stdout.decode().split("\n") == ["MKTAYIAK" * 5 + "QRQISF" * 3 + "*"] * 60 + [""]
+    assert sources_of(name, "text")[0][0].format == "text"
+    for other in (b"> quoted\nAnd an answer of words.\n\n> again\n", b">>> import os\n>>> os\n"):
+        assert look_of_bytes(other).marked is False
+
+
+def look_of_bytes(content: bytes) -> Look:
+    Path("other.txt").write_bytes(content)
+    found = look_of("other.txt")
+    assert found is not None
+    return found
 
 
 @each("number", [1, 19, 20])
@@ -420,10 +522,10 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
 def test_a_model_that_the_user_names_gets_the_steps_that_fit(options, hours):
     """T5 small, 106.3 GFLOP a row, at 0.6 · 512 / 662 of 200 GFLOP/s: 0.87 rows a second."""
     printed = done_here("launch", "init", *options, "--text", "data/*.jsonl.gz")
-    rows = hours * 3600 * (0.6 * 512 / 662 * 200e9) / 106.3e9
+    rows = hours / 1.1 * 3600 * (0.6 * 512 / 662 * 200e9) / 106.3e9  # evaluations take a tenth of the training's time
     run = load("first.run.yaml", [], RunConfig)
     assert run.run.max_steps * run.batch.global_batch_size == pytest.approx(rows, rel=0.01)
-    assert run.run.expected_hours == pytest.approx(hours, rel=0.01)
+    assert run.run.expected_hours == pytest.approx(hours / 1.1, rel=0.01)
     assert "model: t5-v1.1-small; the run reads " in printed
     assert run.precision == "fp32"
 
@@ -446,12 +548,46 @@ def test_the_speed_of_gpus_is_that_of_their_data_sheet(monkeypatch, device, flop
 def test_the_first_metrics_come_within_a_minute_and_two_thirds_of_the_steps_have_long_spans():
     run_here("launch", "init")
     corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
-    first_run = run_within(1.0, SIZES, TWO_CORES, 32_000, 100, (512, 114), INF)
+    first_run = run_within(1.0 / 1.1, SIZES, TWO_CORES, 32_000, 100, (512, 114), INF)
     a_row = first_run.seconds / first_run.batch
     assert run.tracking.log_every_steps * run.batch.global_batch_size * a_row <= 12
     (stage,) = run.data.curriculum
     assert stage.until_step == pytest.approx(2 / 3 * run.run.max_steps, abs=1)
     assert stage.objective.noise_density > corpus.rows.objective.noise_density
     assert stage.objective.raw_length == corpus.rows.objective.raw_length
-    run_here("launch", "init", "other", "--corpus", "corpora/first")  # its rows may have any length
-    assert load("other.run.yaml", [], RunConfig).data.curriculum == []
+
+
+@each("steps, batch, passes", [(156, 8, 4), (156, 8, 1), (161, 32, 4), (2000, 8, 4), (100_000, 128, 4)])
+def test_evaluations_take_a_tenth_of_the_time_of_training_at_most(steps, batch, passes):
+    """A forward pass takes a third of the time of training on a row. 20 evaluations of 256 rows that are passed four
+    times would take 6,827 rows' time: more than five times that of 156 steps of 8 rows."""
+    run = FirstRun("m", model_named("t5gemma2-1.2m"), steps, batch, batch * 0.5, 626)
+    found = Evaluations.of(run, passes)
+    times = steps / found.every_steps
+    assert 4.5 <= times <= 20
+    assert 8 <= found.rows <= 256
+    assert found.seconds == pytest.approx(times * found.rows * passes / 3 * 0.5)
+    assert found.seconds <= 0.1 * steps * batch * 0.5
+    if steps == 100_000:
+        assert (found.rows, found.every_steps) == (256, 5000)
+
+
+@each("family, writes", [("t5gemma2", True), ("gpt2", True), ("bert", False)])
+def test_a_run_writes_samples_if_its_family_writes_text(family, writes):
+    """MLflow's page of a run names their table."""
+    printed = done_here("launch", "init", "--family", family).replace("\n    ", " ")
+    run = load("first.run.yaml", [], RunConfig)
+    hooks = {hook.hook: hook for hook in run.evaluation}
+    assert ("samples" in hooks) == writes
+    assert all(hook.every_steps <= run.run.max_steps / 4 for hook in hooks.values())
+    assert re.search(r"steps: .* of which evaluations take \d", printed)
+
+
+@each("length, packing", [(64, "complete_documents"), (2048, "concatenate")])
+def test_the_users_length_and_packing_suit_the_curriculum_and_have_sentinels_enough(length, packing):
+    done_here("launch", "init", "--inputs-length", str(length), "--packing", packing)
+    corpus, run = load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig)
+    assert (corpus.rows.objective.shape[0], corpus.rows.packing) == (length, packing)
+    (stage,) = run.data.curriculum
+    assert stage.objective.raw_length == corpus.rows.objective.raw_length
+    assert corpus.tokenizer.sentinels >= max(corpus.rows.objective.sentinels, stage.objective.sentinels)

@@ -394,7 +394,7 @@ def test_a_node_that_is_lost_again_and_again_counts_as_a_failure_unless_it_is_le
         config,
         [Node(name, 1) for name in nodes],
         Access(agent, tries_again=True),
-        Mock(signals=[], stop_signal=None),
+        Mock(signals=[], stop_signal=None, made=False),
     )
     ends = []
     for number in range(1, 5):

@@ -116,6 +116,8 @@ def _main(
     for number, path in enumerate((os.devnull, *output)):
         # the first terminal that the leader of a session opens becomes the session's
         os.dup2(os.open(terminal or path, os.O_RDWR | (os.O_CREAT if number and not terminal else 0)), number)
+    # the server's own are of other files, and know whether these can seek
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,6 +1,7 @@
 """Alerts reach a command and a webhook, and end nothing when they can't."""
 
 import http.server
+import itertools
 import json
 import threading
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 
 from pretrain.config.run_config import AlertsSection
 from pretrain.run.alerts import Alerts
+from pretrain.run.train_state import Health
 from pretrain.training.callbacks.alerting import Alerting
 from tests.tables import each
 
@@ -87,17 +89,19 @@ def test_a_slow_run_and_a_full_disk_are_told_once_until_they_are_over(webhook):
     ]
 
 
-def test_a_spike_is_told_by_the_first_rank_alone(webhook):
+def test_a_spike_is_told_once_by_the_first_rank_alone(webhook):
+    """Of a spike that lasts two steps."""
+    healths = [Health(spikes=0), Health(spikes=1, high=(9.25,)), Health(spikes=2, high=(9.25, 9.25))]
     for rank in (0, 1):
-        health = [SimpleNamespace(health=SimpleNamespace(spikes=number)) for number in (0, 1)]
-        trainer = SimpleNamespace(
-            run=SimpleNamespace(rank=rank),
-            before=health[0],
-            state=health[1],
-            step=7,
-            outcome=SimpleNamespace(loss=9.25),
-        )
         told = Alerting(AlertsSection(webhook="ALERT_URL"), "mine")
-        told.after_step(trainer)
+        for step, (before, after) in enumerate(itertools.pairwise(healths), 7):
+            trainer = SimpleNamespace(
+                run=SimpleNamespace(rank=rank),
+                before=SimpleNamespace(health=before),
+                state=SimpleNamespace(health=after),
+                step=step,
+                outcome=SimpleNamespace(loss=9.25),
+            )
+            told.after_step(trainer)
         told.after_training(trainer)
     assert [one["text"] for one in webhook] == ["mine: step 7: the loss is 9.2500, a spike"]

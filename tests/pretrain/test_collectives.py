@@ -14,6 +14,7 @@ from tests.pretrain.small_runs import engine_of, firsts, micro_batches, run_conf
 from tests.slow import slow
 
 LARGE = 100  # bytes: less is a few scalars
+USE = 8 * (52 + 1)  # bytes: which of the 52 parameters each rank has used, with the loss, fp64
 NAMES = ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor", "broadcast")
 
 
@@ -24,13 +25,14 @@ def layout_of(accumulation: int) -> BatchLayout:
 
 
 def exchanged(stage: int, precision: str, accumulation: int) -> tuple[Counter[str], dict[str, int], list[int]]:
-    """The collectives of a step by name, the bytes of the large ones, and the elements of each flat buffer."""
+    """The collectives of the second step by name, the bytes of the large ones, and the elements of each flat buffer."""
     from deepspeed.comm import comm
 
     from pretrain.engine.deepspeed_private import flat_buffers
 
     engine = engine_of(run_config(stage, precision=precision, batch={"global_batch_size": 16}))
     layout = layout_of(accumulation)
+    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))  # in which the ranks compare what they use, too
     found: Counter[str] = Counter()
     large: Counter[str] = Counter()
 
@@ -48,7 +50,7 @@ def exchanged(stage: int, precision: str, accumulation: int) -> tuple[Counter[st
             patch.setattr(dist, name, noted(name, getattr(dist, name)))
         gather = "all_gather_into_tensor"  # DeepSpeed has chosen it already
         patch.setattr(comm.cdb, "all_gather_function", noted(gather, comm.cdb.all_gather_function))
-        engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
+        engine.step(1, firsts(layout, 1), micro_batches(layout, 1))
     sizes = [buffer.tensor.numel() * dist.get_world_size() for buffer in flat_buffers(engine.deepspeed)]
     engine.close()
     return found, {name: size for name, size in large.items() if size}, sizes
@@ -79,10 +81,11 @@ def test_whatever_the_number_of_micro_batches_gradients_are_reduced_once_and_wei
 
 @pytest.mark.slow
 def test_deepspeed_reduces_gradients_in_each_micro_batch():
-    """At stage 2 in bf16, and at stage 3: 4n bytes of n elements each time. Stage 2 gathers 2n once."""
+    """At stage 2 in bf16, and at stage 3: 4n bytes of n elements each time, and once what the ranks have used. Stage 2
+    gathers 2n once."""
     (found, _) = on_ranks(2, each, exchanged, BY_DEEPSPEED)
     for (stage, _, accumulation), (_, large, sizes) in zip(BY_DEEPSPEED, found, strict=True):
-        assert large["all_reduce"] == accumulation * 4 * sum(sizes), (stage, accumulation)
+        assert large["all_reduce"] == accumulation * 4 * sum(sizes) + USE, (stage, accumulation)
         assert stage == 3 or large["all_gather_into_tensor"] == 2 * sum(sizes), accumulation
 
 

@@ -15,6 +15,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import ContinuationSettings, InputUseSettings
 from pretrain.evaluate.continuation import Continuation
 from pretrain.evaluate.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
+from pretrain.evaluate.validation_loss import entropy
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.runs import run_file, train_ranks
 from tests.pretrain.small_evaluations import CAUSAL, T5, evaluated_alone, evaluation_of, log_p, log_p_after
@@ -64,7 +65,7 @@ def test_the_input_is_worth_what_the_loss_rises_by_another(small_corpus, subject
     assert get["unigram_entropy"] < math.log(500)
     assert line.startswith(f"input use on small, {of.format(all=corpus.rows('validation'))} held-out rows: ")
     assert f"(text loss {get['loss']:.4f}; with another row's input {get['other_input_loss']:.4f}, " in line
-    assert line.endswith(f", bigrams {get['bigram_entropy']:.4f})")
+    assert line.endswith(f", bigrams of training rows {get['bigram_entropy']:.4f})")
 
 
 def test_rows_exchange_inputs_over_the_whole_split_however_it_is_batched(small_corpus):
@@ -90,6 +91,15 @@ def test_first_tokens_of_spans_follow_sentinels():
     first = vocabulary.sentinel_ids.start
     labels = torch.tensor([[first, 5, 6, first + 1, 7, 1, -100]])
     assert first_of_spans(labels, vocabulary).tolist() == [[False, True, False, False, True, False, False]]
+
+
+def test_bigrams_of_training_rows_may_be_above_the_entropy_of_held_out_rows():
+    """Trained on "0 1", judged on "1 0": each pair is new. The entropy of the held-out tokens themselves is ln 2."""
+    held_out = np.array([[1, 0]])
+    losses = Bigrams(iter([np.array([[0, 1]])]), 2).losses(held_out)
+    first = 0.75 * 0.5  # of a row's first token: discounted from 0, spread over the unigrams ½ and ½
+    assert losses == pytest.approx(-np.log([[first, 0.5]]))
+    assert losses.mean() > math.log(2) == entropy(torch.tensor([1, 1]))
 
 
 def test_a_bigram_model_by_hand():

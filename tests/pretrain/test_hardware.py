@@ -1,5 +1,9 @@
 """Which GPUs count, compared with PyTorch's own reading of CUDA_VISIBLE_DEVICES."""
 
+import os
+import re
+import subprocess
+import sys
 from itertools import takewhile
 
 import pynvml
@@ -11,8 +15,8 @@ from launch.agent import ranks_environment
 from pretrain import hardware
 from pretrain.engine import ranks
 from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, rank_threads
-from pretrain.run import environment
-from pretrain.run.rank_environment import local_world_size
+from pretrain.run import environment, slurm
+from pretrain.run.rank_environment import RankEnvironment, local_world_size, rank_environment
 from tests.tables import each
 
 
@@ -89,6 +93,40 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees():
         local_gpu(2, 2)
 
 
+PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+@each(
+    "name, value, expected",
+    [
+        ("RANK", "x", "an integer from 0 to 1"),
+        ("RANK", "2", "an integer from 0 to 1"),
+        ("RANK", "-1", "an integer from 0 to 1"),
+        ("WORLD_SIZE", "0", "an integer of 1 or more"),
+        ("WORLD_SIZE", "2.0", "an integer of 1 or more"),
+        ("LOCAL_RANK", "gpu0", "an integer of 0 or more"),
+        ("LOCAL_SIZE", "0", "an integer of 1 or more"),
+        ("LOCAL_WORLD_SIZE", "two", "an integer of 1 or more"),
+        ("MASTER_PORT", "65536", "an integer from 1 to 65535"),
+        ("SLURM_NTASKS", "x", "an integer of 1 or more"),
+    ],
+)
+def test_a_variable_of_a_launcher_that_is_no_such_number_is_named(monkeypatch, name, value, expected):
+    place = {} if name == "SLURM_NTASKS" else PLACE
+    for one, given in {**place, name: value}.items():
+        monkeypatch.setenv(one, given)
+    with pytest.raises(UserError) as error:
+        slurm.rank_environment(os.environ) if name == "SLURM_NTASKS" else rank_environment()
+    said = f"{name} is {value!r} in the environment; expected {expected}, which a launcher sets; "
+    assert str(error.value) == f"{said}without a launcher, unset its variables"
+
+
+def test_the_place_of_a_rank_is_read(monkeypatch):
+    for name, value in PLACE.items():
+        monkeypatch.setenv(name, value)
+    assert rank_environment() == RankEnvironment(1, 2, 1, 1, "10.0.0.1", 29500)
+
+
 def test_a_rank_is_bound_to_the_cores_beside_its_gpu(tmp_path, monkeypatch):
     """Two sockets of 8 cores with two threads each, as a DGX lists them."""
     for address, cores in {"0000:07:00.0": "0-7,16-23\n", "0000:b7:00.0": "8-15,24-31\n", "0001:00:00.0": "\n"}.items():
@@ -129,24 +167,67 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
         assert rank_threads(local_world_size()) == 16 // number
 
 
+WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+def as_in_a_new_process(monkeypatch, gpus: int) -> None:
+    for name in WAIT:
+        monkeypatch.delenv(name, raising=False)
+    for cached in (hardware.limit_spinning, hardware.tell_of_spinning):
+        cached.cache_clear()
+    monkeypatch.setattr(hardware, "count_gpus", lambda: gpus)
+
+
 @each(
     "given, gpus, expected",
     [
         ({}, 0, {"GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_WAIT_POLICY": ""}, 0, {"OMP_WAIT_POLICY": "", "GOMP_SPINCOUNT": "1000"}),
         ({}, 8, {}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, 0, {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "INFINITY"}, 0, {"GOMP_SPINCOUNT": "INFINITY"}),
     ],
 )
-def test_threads_of_a_rank_on_the_cpu_hardly_spin_unless_the_user_says_how_they_wait(
-    monkeypatch, given, gpus, expected
-):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.delenv(name, raising=False)
+def test_threads_on_the_cpu_hardly_spin_unless_the_user_says_how_they_wait(monkeypatch, given, gpus, expected):
+    as_in_a_new_process(monkeypatch, gpus)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    found = ranks_environment(gpus, ranks=1)
-    assert {name: found[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in found} == expected
+    hardware.limit_spinning()
+    assert {name: os.environ[name] for name in WAIT if name in os.environ} == expected
+    ranks = ranks_environment(gpus, ranks=1)
+    assert {name: ranks[name] for name in WAIT if name in ranks} == expected
+
+
+def test_a_program_that_has_imported_pytorch_is_told_once(monkeypatch, capsys):
+    as_in_a_new_process(monkeypatch, gpus=0)
+    for _ in range(2):
+        hardware.tell_of_spinning()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("import pretrain before torch, or set GOMP_SPINCOUNT=1000")
+    hardware.limit_spinning.cache_clear()
+    hardware.tell_of_spinning.cache_clear()
+    hardware.tell_of_spinning()  # as a process does that inherits the environment
+    assert capsys.readouterr().err == ""
+
+
+@each(
+    "first",
+    [
+        ("-m", "pretrain", "generate", "nowhere", "text"),
+        ("-m", "pretrain", "evaluate", "nowhere"),
+        ("-m", "pretrain", "train", "configs:runs/quickstart.yaml", "run.directory=/dev/null/run"),
+        ("-c", "import pretrain; pretrain.train"),
+        ("-c", "import pretrain; pretrain.load"),
+    ],
+)
+def test_pytorch_finds_the_limit_in_every_entry(first):
+    """libgomp prints its settings when PyTorch loads it."""
+    kept = {name: value for name, value in os.environ.items() if name not in WAIT}
+    environment = {**kept, "OMP_DISPLAY_ENV": "VERBOSE", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run([sys.executable, *first], env=environment, capture_output=True, text=True, check=False)
+    counts = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    assert counts, done.stderr
+    assert set(counts) == {"1000"}
 
 
 @each(

@@ -22,11 +22,11 @@ from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import card, export, import_, load_state, tokenizer_files
-from pretrain.export.card import LICENCES, Lineage, TrainingCorpus
-from pretrain.models.flops import Sizes, count_flops
+from pretrain.export.card import LICENCES, Lineage
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training.validate import validate
+from tests.data_pipeline.test_tokenizer import KEPT
 from tests.hub_server import Hub, serving
 from tests.in_process import done_here, refused_here, run_here
 from tests.pretrain.exported import randomise
@@ -39,7 +39,7 @@ from tests.tables import each
 
 transformers = pytest.importorskip("transformers")
 
-PIECES = 300
+PIECES, BYTES = 300, 285
 
 
 def tokenizer_of(spiece, sentinels=100, special_tokens=()):
@@ -70,6 +70,7 @@ def test_an_export_is_these_files_and_overwrites_none(spiece, tmp_path):
     export(model.state_dict(), model.config, tokenizer_of(spiece), out)
     assert {path.name for path in out.iterdir()} == FILES
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # weights are as readable as the rest
     with pytest.raises(UserError, match="exists already"):
         export(model.state_dict(), model.config, tokenizer_of(spiece), out)
 
@@ -136,6 +137,14 @@ def same(one, other):
 
 
 SPECIAL = ("<s>", "[R]", "<mask>")
+INSIDE = (
+    "the <extra_id_0> of this License, each <extra_id_1> grants.",
+    "MKT<extra_id_0>AY<extra_id_1>, the <extra_id_2>",
+)
+UNCHANGED = {
+    "normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True, "user_defined_symbols": ["\n", "\r", "\t"],
+}  # fmt: skip
 OF_PIECES, OF_BART = {"pad": 0, "eos": 1, "unk": 2}, {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 50_264}
 
 
@@ -147,6 +156,8 @@ OF_PIECES, OF_BART = {"pad": 0, "eos": 1, "unk": 2}, {"bos": 0, "pad": 1, "eos":
         ("pieces", "t5", SPECIAL, 20, {**OF_PIECES, "bos": 300, "mask": 302}),
         ("pieces", "bart", SPECIAL, 20, {**OF_PIECES, "bos": 300, "mask": 302}),
         ("pieces with bytes", "t5", (), 20, OF_PIECES),
+        ("pieces as they are", "t5", (), 20, OF_PIECES),
+        ("pieces as they are", "bart", SPECIAL, 20, {**OF_PIECES, "bos": BYTES, "mask": BYTES + 2}),
         ("bart", "t5", ("[R]",), 20, OF_BART),
         *slow(
             ("bart", "bart", ("[R]",), 20, OF_BART),
@@ -161,6 +172,8 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
     texts = [*TEXTS, ""]
     if kind == "pieces":
         model = SentencePiece.read(spiece)
+    elif kind == "pieces as they are":
+        model, texts = with_bytes(**UNCHANGED), [*TEXTS, *KEPT, "the Queen ☃ and 東京  ", "a <0x41> \ne\u0301"]
     elif kind == "pieces with bytes":
         model, texts = with_bytes(), ["the Queen ☃ and 東京", "🙂🙂 cat", "a <0x41> <0xE6>", "<0x4", "\u00e9 Ω the"]
     else:
@@ -179,8 +192,7 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
     for text, ids in zip(texts, ours.encode(texts), strict=True):
         assert theirs(text).input_ids == [*begin, *ids, marks["eos"]]
         assert kind == "pieces" or theirs.decode(ids) == ours.decode(ids) == text
-    if sentinels:
-        text = "Subject to the <extra_id_0> of this License, each <extra_id_1> hereby grants."
+    for text in INSIDE if sentinels else ():
         assert theirs(text).input_ids == [*begin, *ours.encode_with_sentinels(text)]
     if kind == "bart":
         assert theirs("a <mask>", add_special_tokens=False).input_ids == [102, 50_264]  # no space is left over
@@ -188,18 +200,19 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
         theirs.save_pretrained(tmp_path / "saved")
         assert not (tmp_path / "saved/vocab.json").exists()  # transformers 5 writes tokenizer.json alone
         assert same(tokenizer_files.read(tmp_path / "saved"), ours)
-    if kind == "pieces with bytes":
+    if model.kind == "sentencepiece" and model.byte_ids:
         (tmp_path / "spiece.model").unlink()
         without = tokenizer_files.read(tmp_path)
         assert without.encode(texts) == ours.encode(texts)
-        assert (without.model.byte_ids, without.sentinels) == (frozenset(range(3, 259)), 20)
+        assert [*map(without.encode_with_sentinels, INSIDE)] == [*map(ours.encode_with_sentinels, INSIDE)]
+        assert (without.model.byte_ids, without.sentinels) == (model.byte_ids, 20)
 
 
-def with_bytes():
+def with_bytes(**options):
     model, sample = io.BytesIO(), ["the cat sat on the mat.", "King Zog: a <hat> 0x4!"] * 20
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sample), model_writer=model, vocab_size=283, byte_fallback=True, minloglevel=2,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1,
+        sentence_iterator=iter(sample), model_writer=model, vocab_size=BYTES if options else 283, byte_fallback=True,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1, minloglevel=2, **options,
     )  # fmt: skip
     return SentencePiece(model.getvalue(), "bytes")
 
@@ -266,8 +279,11 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
     takes = r"model: takes sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
     with pytest.raises(UserError, match=takes):
         validate(load_run(path, ["model.max_positions=31"], RunConfig), 0, 1)
-    with pytest.raises(UserError, match=r"checkpoint\.init_from: nowhere: not a checkpoint"):
-        validate(load_run(path, ["checkpoint.init_from=nowhere"], RunConfig), 0, 1)
+    way_out = f", but a model of transformers; pretrain import {tmp_path}/hf OUT makes a checkpoint"
+    for there, found in (("nowhere", ""), (f"{tmp_path}/hf", way_out)):
+        with pytest.raises(UserError) as refused:
+            validate(load_run(path, [f"checkpoint.init_from={there}"], RunConfig), 0, 1)
+        assert str(refused.value) == f"checkpoint.init_from: {there}: not a checkpoint: no index.json{found}"
 
     done = run_forked("train", path, "--stop-at-step", "1")
     assert done.returncode == 75, done.stderr
@@ -308,30 +324,18 @@ def facts(text):
 
 def test_the_card_has_the_figures_of_run_and_corpus(run, small_corpus, tmp_path):
     metadata, text = exported(run, tmp_path / "out")
-    manifest = json.loads((small_corpus / "manifest.json").read_text())
-    report = json.loads((small_corpus / "report.json").read_text())
-    found, train = facts(text), manifest["splits"]["train"]
+    found = facts(text)
     assert metadata == {"language": ["en"], "library_name": "transformers", "tags": ["t5", "encdec-pretrain"]}
     assert text.strip().startswith("# a-run\n")
-    rows = 8 * 16
     assert found["steps"] == ["8"]
-    assert found["tokens of text read"] == [f"{rows * train['tokens'] / train['rows']:,.0f}"]
-    model = TrainedModel.open(run / "checkpoints/step-00000008").model
-    objective = manifest["rows"]["objective"]
-    inputs = objective["inputs_length"]
-    targets = manifest["rows"]["raw_length"] - inputs + 2 * round(0.15 * manifest["rows"]["raw_length"] / 3) + 2
-    flops = float(found["FLOPs of training, with rows at full length"][0])
-    assert flops == pytest.approx(rows * count_flops(model, Sizes.of_example(inputs, targets)), rel=0.05)
+    assert found["rows read"] == [f"{8 * 16:,}"]
     assert found["sha256 of its manifest"] == [
         f"`{hashlib.sha256((small_corpus / 'manifest.json').read_bytes()).hexdigest()}`"
     ]
-    documents = report["documents"]
-    assert found["documents"][0] == f"{documents['kept']:,} of {documents['read']:,} kept"
     assert LICENCES["c4"] in text
     metrics = read_metrics(run)
     loss = metrics[-1].metrics["validation/small/loss"]
     assert float(found["validation/small/loss"][0]) == pytest.approx(loss, rel=1e-5)
-    assert f"{metrics[0].metrics['train/loss']:.4f} at step 1" in text
     settings = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
     assert settings["run"] == {"seed": 11, "max_steps": 8}
     assert settings["model"]["d_model"] == 32
@@ -341,35 +345,20 @@ def test_the_card_has_the_figures_of_run_and_corpus(run, small_corpus, tmp_path)
 def test_the_card_has_nothing_of_later_steps_and_of_what_is_not_known(run, tmp_path):
     _, text = exported(run / "checkpoints/step-00000004", tmp_path / "out")
     assert facts(text)["steps"] == ["4"]
-    assert "at step 4." in text
     assert "## Evaluation" not in text  # at step 8 alone
     import_(tmp_path / "out", tmp_path / "imported")
     metadata, text = exported(tmp_path / "imported", tmp_path / "again")
     assert "language" not in metadata
-    for absent in ("## Training", "## Evaluation", "## Settings", "tokens of text", "None"):
+    for absent in ("## Training", "## Evaluation", "## Settings", "None"):
         assert absent not in text
     assert "## How to load it" in text
-
-
-@each(
-    "options, there, absent",
-    [
-        ((), "export it again with `--for ctranslate2`", "ct2-transformers-converter"),
-        (("--for", "ctranslate2"), "ct2-transformers-converter --model DIRECTORY", "export it again"),
-    ],
-)
-def test_the_card_says_how_to_load_what_was_exported(options, there, absent, run, tmp_path):
-    metadata, text = exported(run, tmp_path / "out", *options)
-    assert there in text
-    assert absent not in text
-    assert "pipeline_tag" not in metadata
 
 
 def test_the_card_names_the_datasets_of_the_hub_that_a_corpus_is_built_from(small_corpus):
     corpus, model = open_corpus(small_corpus), new_model()
     corpus.manifest.config["sources"][0]["commits"] = {"datasets/allenai/c4": "0" * 40, "me/texts": "1" * 40}
-    lineage = Lineage(corpora=[TrainingCorpus(corpus, 1, 1.0, 1.0)])
-    page = card.page(lineage, model.config, hf_models("t5")[0], card.TRANSFORMERS)
+    lineage = Lineage(corpora=[(corpus, 1)])
+    page = card.page(lineage, model.config, hf_models("t5")[0])
     assert ModelCard(page).data.to_dict()["datasets"] == ["allenai/c4"]
 
 
@@ -392,43 +381,34 @@ def checkpoint(spiece, tmp_path) -> Path:
 
 
 def test_an_export_is_sent_to_a_private_repository_of_the_hub(hub, checkpoint, tmp_path):
-    hub.busy({"/commit/": 3})
     out = tmp_path / "out"
-    told = done_here("pretrain", "export", checkpoint, out, "--push-to-hub", "mine").splitlines()
+    told = done_here("pretrain", "export", checkpoint, out, "--push-to-hub", "me/mine").splitlines()
     repository = hub.repositories["models/me/mine"]
     (commit,) = repository.commits
     assert repository.private
     assert repository.commits[commit] == files_of(out)
     assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() in hub.large
-    assert told[1].startswith(f"sending {len(FILES)} files, ")
-    assert told[1].endswith(f", to {hub.url}/me/mine (private, new): {', '.join(sorted(FILES))}")
-    assert told[2] == f"sent: {hub.url}/me/mine/commit/{commit}"
+    assert told[1] == f"sent: {hub.url}/me/mine/commit/{commit}"
     repository.private = False
     again = ("pretrain", "export", checkpoint, tmp_path / "again", "--push-to-hub", "me/mine")
-    line = refused_here(2, *again)
-    assert line == f"error: --push-to-hub: {hub.url}/me/mine is public: add --public, or give another name"
-    assert not (tmp_path / "again").exists()
-    assert "/me/mine (public): " in done_here(*again, "--public")
+    assert "/me/mine is public: add --public, or give another name; " in refused_here(2, *again)
+    assert "sent: " in done_here(*again[:-3], tmp_path / "public", *again[-2:], "--public")
 
 
 @each(
-    "token, name, code, said, exported",
+    "token, name, said",
     [
-        ("hf_old", "mine", 2, "{}/mine: the Hub refuses the token: ", False),
-        ("", "mine", 2, "{}/mine: no token; set HF_TOKEN, or ", False),
-        ("hf_writes", "my/own/model", 2, "--push-to-hub: 'my/own/model': expected NAME or OWNER/NAME: ", False),
-        ("hf_reads", "mine", 2, "{}/me/mine: permission denied: 403 Forbidden: ", True),
+        ("hf_old", "mine", "401"),
+        ("hf_writes", "my/own/model", "--push-to-hub: "),
+        ("hf_reads", "mine", "403"),
     ],
 )
-def test_what_the_hub_refuses_is_told_with_the_way_out(
-    hub, checkpoint, token, name, code, said, exported, tmp_path, monkeypatch
-):
+def test_what_the_hub_refuses_is_one_line_with_the_way_out(hub, checkpoint, token, name, said, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", token)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
     done = run_here("pretrain", "export", checkpoint, tmp_path / "out", "--push-to-hub", name)
     (line,) = done.stderr.splitlines()
-    assert done.returncode == code
-    assert line.startswith(f"error: {said.format(hub.url)}")
-    assert (tmp_path / "out").exists() == exported
-    assert line.endswith(f"; to send it: hf upload me/mine {tmp_path / 'out'} . --private") == exported
+    assert (done.returncode, said in line) == (1, True)
+    assert line.endswith(f"; to send it: hf upload {name} {tmp_path / 'out'} . --private")
+    assert (tmp_path / "out/model.safetensors").exists()
     assert hub.repositories == {}

@@ -203,10 +203,11 @@ def test_after_the_search_layers_are_compiled_for_the_rows_of_the_run(monkeypatc
     monkeypatch.setattr(watchdog, "compiling", told.append)
     torch.compiler.reset()
     model = torch.nn.Sequential(torch.nn.ModuleList([LinearLayer(2, 2)]))
-    construction.prepare_layers(model, ComputeSection(compile=True), stage=2)
+    for one in (torch.nn.Sequential(), model):  # as for two runs of a process
+        construction.prepare_layers(one, ComputeSection(compile=True), stage=2)
     for rows in (1, 4, 8):
         model[0][0](torch.ones(rows, 2))
-    assert sizes == [False, True]
+    assert (sizes, told) == ([False, True], [True, False, True, False])
     told.clear()
     construction.forget_compiled()
     model[0][0](torch.ones(8, 2))

@@ -11,18 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
-from pretrain.engine.numerics import ExactModel
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_runs import run_config
+from tests.support import plain_loop
+from tests.support.plain_loop import ExactModel
 
 ON_CPU = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS_TOO = {**ON_CPU, "offload_param": {"device": "cpu"}}
 
 
 def wrong(stage: int, precision: str, accumulation: int, zero: dict[str, Any]) -> str:
-    from pretrain.engine.numerics import compare
-
-    return compare(run_config(stage, None, zero, precision=precision), accumulation).wrong
+    return plain_loop.differences(run_config(stage, None, zero, precision=precision), accumulation)
 
 
 FIRST = [(2, "bf16", 3, {}), (3, "fp32", 3, {}), (3, "bf16", 3, ON_CPU)]
@@ -51,9 +50,8 @@ def test_one_rank_is_compared_too():
 @contextlib.contextmanager
 def losing(lost: str) -> Iterator[None]:
     """Within the block, the engine loses part of the gradient, as some versions of DeepSpeed do."""
-    from pretrain.engine import numerics
 
-    class Broken(numerics.Engine):
+    class Broken(plain_loop.Engine):
         @classmethod
         def initialize(cls, model: ExactModel, *given: Any, **named: Any) -> "Broken":
             uses: list[Tensor] = []
@@ -71,7 +69,7 @@ def losing(lost: str) -> Iterator[None]:
         return output.detach() if len(uses) % 2 == 0 else output
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "Engine", Broken)
+        patch.setattr(plain_loop, "Engine", Broken)
         yield
 
 
@@ -81,11 +79,9 @@ def wrong_with(lost: str, stage: int, precision: str) -> str:
 
 
 def wrong_on_rank_1() -> str:
-    from pretrain.engine import numerics
-
-    right = numerics._wrong
+    right = plain_loop._wrong
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "_wrong", lambda *given: right(*given) or ("gain" if dist.get_rank() else ""))
+        patch.setattr(plain_loop, "_wrong", lambda *given: right(*given) or ("gain" if dist.get_rank() else ""))
         return wrong(2, "fp32", 1, {})
 
 

@@ -1,6 +1,7 @@
 """`pretrain plan`: against what PyTorch saves, what DeepSpeed allocates, and a published run."""
 
 import gc
+import json
 import os
 import pty
 import re
@@ -264,10 +265,41 @@ def test_communication_is_what_links_carry(gpus, nodes, stage, passes, gradients
 def test_too_many_gpus_for_a_batch_and_the_room_for_checkpoints_are_said():
     """247,577,856 weights in fp32 with Adafactor, 990 MB; ZeRO-1 keeps no moments of it in shards."""
     shown = " ".join(text(replace(on_one(), gpus=64, nodes=8)).split())
-    assert "A GPU has 2 rows (1,252 tokens) a step, too few for so many GPUs" in shown
+    heading = re.match(r"t5-v1.1-base-c4 on 64 × a100-80gb: \d+ min, \$\d+ \(stage 1, micro-batches of 2\)\. ", shown)
+    assert heading is not None
+    doubt = (
+        "Doubtful: a GPU has 2 rows (1,252 tokens) a step, too few for so many GPUs: take fewer, or a larger batch.gl"
+    )
+    assert shown[heading.end() :].startswith(doubt)
     assert "MFU in all" in shown
     assert "On disk a checkpoint takes 0.92 GiB; the run keeps the last 3" in shown
     assert "Communication" not in text(on_one())
+    assert "Doubtful" not in text(on_one())
+
+
+def test_several_numbers_of_gpus_are_a_table_and_the_figures_are_for_programs_too(capsys):
+    """Communication of one step on 8, as `test_communication_is_what_links_carry` has it, on top of the arithmetic."""
+    run_plan(BASE, "--gpu", "a100-80gb", "--gpus", "8,64")
+    head, titles, *rows = capsys.readouterr().out.splitlines()
+    assert (head, titles.split()) == (
+        "t5-v1.1-base-c4 on a100-80gb, stage 1:",
+        ["GPUs", "nodes", "rows", "each", "s/step", "MFU", "time", "cost"],
+    )
+    assert [row.split()[:3] for row in rows[:2]] == [["8", "1", "16"], ["64", "8", "2"]]
+    assert ["doubtful" in row for row in rows[:2]] == [False, True]
+    run_plan(BASE, "--gpu", "a100-80gb", "--gpus", "8,64", "--json")
+    few, many = json.loads(capsys.readouterr().out)
+    assert (few["gpus"], few["doubt"], many["rows_per_gpu"], many["nodes"]) == (8, "", 2, 8)
+    sent = 6 * 247_577_856 * 7 / 8 / 300e9
+    arithmetic = 128 * few["flops_per_row"] / (8 * 0.31 * 312e12)
+    assert few["run"]["communication"] == pytest.approx(sent)
+    assert few["run"]["seconds"] == pytest.approx(arithmetic + sent)
+    assert few["run"]["hours"] == pytest.approx(65_536 * (arithmetic + sent) / 3600)
+    assert few["cost"] == pytest.approx(8 * 2 * few["run"]["hours"])
+    assert few["mfu_in_all"] == pytest.approx(0.31 * arithmetic / (arithmetic + sent))
+    assert [(one["stage"], one["recomputed"]) for one in few["options"]] == [
+        (stage, recomputed) for stage in (1, 2, 3) for recomputed in (False, True)
+    ]
 
 
 def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well():
@@ -365,6 +397,9 @@ def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, caps
             ["--gpus", 8, "--gpu", "cpu"],
             "--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price",
         ),
+        (["--gpu", "a100-80gb", "--gpus", "8,x"], "--gpus: '8,x'; expected a number, or several such as 8,16,64"),
+        (["--gpu", "a100-80gb", "--gpus", "0"], "--gpus: '0'; expected a number"),
+        (["--gpu", "a100-80gb", "--gpus", "8,16", "--nodes", 1], "--nodes: for one number of --gpus"),
         ([*ASKED, "--nodes", 3], "--gpus: 8 can't be divided evenly among 3 nodes"),
         (
             [*ASKED, "--gpus", 48],

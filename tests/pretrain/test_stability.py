@@ -14,7 +14,9 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.run.metrics_file import read_metrics
+from pretrain.run.metrics_file import read_metrics, rows_from
+from pretrain.training.callback import Callback
+from pretrain.training.trainer import Trainer
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.recorded import digests, scheduled_rows
 from tests.pretrain.runs import losses, run_file
@@ -72,12 +74,42 @@ def make_huge(engine: Any) -> None:
             fragment.view(fragment.buffer.data)[0] = HUGE
 
 
+class Counting(Callback):
+    """Counts its steps, and sets itself up before training."""
+
+    def before_training(self, trainer: Trainer) -> None:
+        self.steps, self.calls = 0, ["before_training"]
+
+    def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
+        self.calls.append("after_load")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls.append("load_state_dict")
+        self.steps = state.get("steps", 0)
+
+    def before_steps(self, trainer: Trainer) -> None:
+        self.calls.append("before_steps")
+
+    def after_step(self, trainer: Trainer) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "calls": self.calls}
+
+    def metrics(self, trainer: Trainer) -> dict[str, float]:
+        return {"mine/steps": self.steps}
+
+
 def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     def spike_at(first: int, last: int) -> Any:
         return lambda loss, position: loss + 5.0 * (first <= position < last)  # rows that come at steps 12, …
 
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
-    spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes})
+    command = f'echo "$ALERT_EVENT $ALERT_TEXT" >> {folder}/alerts'
+    tracking = {"mlflow": None, "log_every_steps": 1, "alerts": {"command": command, "events": ["spike"]}}
+    spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes}, tracking=tracking)
+    counting = [{"name": f"{__name__}:Counting"}]
+    stopping = settings(folder / "stopping", corpus, 16, faults={"spikes": spikes}, callbacks=counting)
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]
     batch = {"global_batch_size": 32, "micro_batch_size": 4, "ramp_up": ramp}
@@ -87,6 +119,8 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     less = growing.model_copy(update={"batch": growing.batch.model_copy(update={"global_batch_size": 24})})
     return {
         "spiking": train_with(spiking, spike_at(192, 208)),
+        "stopping": train_with(stopping, spike_at(192, 208), stop=13),
+        "stopped": train_with(stopping, spike_at(192, 208)),
         "hopeless": train_with(hopeless, spike_at(192, 10**9)),
         "growing": train_with(growing, stop=3),
         "grown": train_with(less),
@@ -174,6 +208,38 @@ def test_a_spike_sends_the_run_back_and_past_the_offending_rows(folder, told, sc
     assert checkpoint_index.read(run / "checkpoints/step-00000016").train_state.position == 17 * ROWS
 
 
+def test_a_spike_that_sends_the_run_back_is_told_and_logged(folder, told):
+    """The alert says when the spike was. The step is logged with its loss, and again once it has other rows."""
+    spoilt, taken_again = (
+        row
+        for row, _ in rows_from(folder / "spiking/run/metrics.jsonl")
+        if row.step == 13 and "train/loss" in row.metrics
+    )
+    assert spoilt.metrics["train/loss"] > taken_again.metrics["train/loss"] + 4
+    alert = f"step 13: the loss is {spoilt.metrics['train/loss']:.4f}, a spike"
+    assert (folder / "alerts").read_text() == f"spike {alert}\n"
+
+
+def test_a_run_asked_to_stop_in_a_step_that_sends_it_back_takes_no_other(folder, told, schedule):
+    """It has saved nothing of the spike. The next start continues after the offending rows."""
+    assert [of_rank["stopping"][0] for of_rank in told] == [75, 75]
+    taken = taken_by_both([of_rank["stopping"] for of_rank in told])
+    assert taken == [(step, schedule[step]) for step in range(13)]
+    assert [of_rank["stopped"][0] for of_rank in told] == [0, 0]
+    taken = taken_by_both([of_rank["stopped"] for of_rank in told])
+    assert taken == [(step, schedule[step + 1]) for step in range(12, 16)]
+    rows = {row.step: row.metrics for row in read_metrics(folder / "stopping/run")}
+    assert rows[16]["train/spikes"] == 1
+
+
+def test_a_callback_is_restored_after_it_has_set_itself_up(folder, told):
+    """A stop and a resume from step 12: the steps that it has counted are those of the whole run."""
+    rows = {row.step: row.metrics for row in read_metrics(folder / "stopping/run")}
+    assert [rows[step]["mine/steps"] for step in (12, 13, 16)] == [12, 13, 16]
+    (state,) = checkpoint_index.read(folder / "stopping/run/checkpoints/step-00000016").train_state.callbacks.values()
+    assert state["calls"] == ["before_training", "after_load", "load_state_dict", "before_steps"]
+
+
 def test_a_run_that_was_sent_back_and_killed_goes_on_past_the_offending_rows(folder, told, small_corpus, schedule):
     """Its latest checkpoint is still from before the spike."""
     run = folder / "spiking/run"
@@ -190,7 +256,7 @@ def test_a_run_whose_losses_stay_high_is_not_sent_back_for_ever(folder, told):
     assert [step for step, _ in taken] == [*range(13), 12, 12, 13, 14, 15]
     rows = {row.step: row.metrics for row in read_metrics(folder / "hopeless/run")}
     assert len(json.loads((folder / "hopeless/run/rewinds.json").read_text())) == 2
-    assert rows[16]["train/spikes"] == 4
+    assert rows[16]["train/spikes"] == 6  # in steps 13, 13, 13, 14, 15 and 16
 
 
 def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, schedule, small_corpus):

@@ -232,7 +232,7 @@ def test_runs_that_died_are_ended_by_the_next_in_their_place(tmp_path, uri, clie
     (loss,) = client.get_metric_history(died, "loss/train")
     assert client.get_run(died).info.end_time == loss.timestamp
     # the one that was moved aside from here ended, wherever it ran
-    tracking.end_failed(old)
+    tracking.record_end(old)
     feeder.feed(feeder.connected(run, TrackedRun.load(run), uri))
     assert states() == ["FAILED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
 
@@ -240,8 +240,8 @@ def test_runs_that_died_are_ended_by_the_next_in_their_place(tmp_path, uri, clie
 @pytest.mark.slow
 def test_a_supervisor_has_mlflow_told_that_a_run_has_failed(tmp_path, uri, client, capfd):
     run = fed(tmp_path, uri, 1000.0)
-    assert tracking.end_failed(tmp_path, 2000.0)
-    assert not tracking.end_failed(tmp_path)
+    assert tracking.record_end(tmp_path, 2000.0)
+    assert not tracking.record_end(tmp_path)
     tracking.sync_apart(tmp_path)
     assert (client.get_run(run).info.status, client.get_run(run).info.end_time) == ("FAILED", 2_000_000)
     assert capfd.readouterr().err == ""
@@ -514,3 +514,17 @@ def test_dashboard_of_nothing_is_one_line(tmp_path):
         dashboard(tmp_path, "sqlite:///mlflow.db")
     with pytest.raises(UserError, match="no such file"):
         dashboard(None, f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_the_dashboard_of_a_copied_run_says_how_to_send_it(tmp_path, empty_mlflow):
+    """MLflow's page of a run that its database hasn't is a 404."""
+    run = tmp_path / "run"
+    run.mkdir()
+    uri = empty_mlflow(tmp_path)
+    for where in (uri, f"sqlite:///{tmp_path}/elsewhere.db"):
+        FeedState(where, "1", "f" * 32).save(run)
+        with pytest.raises(
+            UserError, match=rf"pretrain sync {run} --uri sqlite:///runs/mlflow\.db sends it"
+        ) as refused:
+            dashboard(run, "sqlite:///mlflow.db")
+        assert str(refused.value).startswith(where.removeprefix("sqlite:///"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import math
 import resource
 import signal
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
+from data_pipeline.base.errors import DamagedInput, FailedError, StoreUnavailable, UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
@@ -25,6 +26,7 @@ from pretrain.evaluate.hook import Evaluation, Findings, HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run import node_memory
 from pretrain.training.callback import Callback
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from pretrain.training.trainer import Trainer
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
@@ -74,8 +76,14 @@ class Unlike(Callback):
         return {"mine": 1.0} if self.what == "a metric" else {}
 
 
+def locks_no_more(_: object) -> None:
+    raise RuntimeError("the system locks no more pages")
+
+
 def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
     """The exit code of a run, or the error that it ends with, and what it warns of."""
+    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.training import run_report
     from pretrain.training.run import train_in_group
 
     alone = dist.get_rank() == 1
@@ -84,7 +92,11 @@ def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
     with pytest.MonkeyPatch.context() as patch:
         if node and not (what == "no folder" and alone):
             patch.setenv(node_memory.DIRECTORY, str(memory))
+        if what == "no memory" and alone:
+            patch.setattr(HostCopies, "take", locks_no_more)
         patch.chdir(path.parent if what == "no corpus" and alone else corpus)
+        if what == "no monitor" and alone:
+            patch.setattr(run_report, "_system_monitor", lambda *_: raised(FailedError("no room")))
         try:
             return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
         except UserError as error:
@@ -124,6 +136,12 @@ BESIDE = {
         f"rank 1: callbacks.0: {HERE}:Unlike can't be made: RuntimeError: no such device",
     ),
     "corpus": ("no corpus", {}, "rank 1: manifest.json: "),
+    "monitor": ("no monitor", {}, "rank 1: no room"),
+    "copy": (
+        "no memory",
+        {},
+        "rank 1: the state can't be copied for a checkpoint: the system locks no more pages",
+    ),
 }
 
 
@@ -143,6 +161,9 @@ def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
     assert found[0] == found[1]
     for case, one, end in zip(cases, found[0], expected, strict=True):
         assert one == end or (isinstance(end, str) and end in str(one)), (case, one)
+    tracked = TrackedRun.load(tmp_path / "monitor/run")
+    assert tracked
+    assert tracked.status == "FAILED"  # though it has never trained
 
 
 class AloneSettings(HookSettings):
@@ -179,6 +200,42 @@ def test_a_hook_whose_findings_are_rank_0s_alone(small_corpus):
     line = "warning: evaluation by alone failed on rank 1: ZeroDivisionError: integer division or modulo by zero"
     found = on_ranks(2, evaluated, small_corpus)
     assert found == [[(False, []), (True, [line])]] * 2
+
+
+ALONE = [
+    FailedError("data.workers: the loader's worker process died: killed"),
+    StoreUnavailable("s3://bucket: no answer for 600 s"),
+    UserError("corpora/mine: no such folder"),
+    DamagedInput("train/00001.tar", "byte 7", "another sha256"),
+]
+
+
+def left(error: UserError, together: bool) -> tuple[Any, str]:
+    """How a rank ends, and what it prints, without a supervisor. Rank 1 alone has the error, unless all learn of it
+    `together`."""
+    from pretrain.engine import ranks
+
+    printed, end = io.StringIO(), None
+    try:
+        with contextlib.redirect_stderr(printed), ranks.process_group(cpu_threads=1, seconds=60):
+            mine = partial(raised, error if dist.get_rank() == 1 else None)
+            ranks.on_each_rank(mine) if together else mine()
+    except SystemExit as exited:
+        end = exited.code
+    except UserError as told:  # which the command prints
+        end = str(told)
+    return end, printed.getvalue()
+
+
+def test_a_rank_without_a_supervisor_says_why_it_alone_ends():
+    """As under torchrun, `deepspeed --module` or srun: rank 0 would only see that its peer is gone."""
+    for error in ALONE:
+        assert on_ranks(2, left, error, False, joined=False) == [
+            (None, ""),
+            (error.exit_code, f"error: rank 1: {error}\n"),
+        ]
+    error = ALONE[0]
+    assert on_ranks(2, left, error, True, joined=False) == [(f"rank 1: {error}", ""), (error.exit_code, "")]
 
 
 class Planted:

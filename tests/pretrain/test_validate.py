@@ -225,6 +225,21 @@ def test_held_out_corpora_of_one_name_need_another(prepared, small_corpus, corpu
     assert list(prepared(VANILLA, sections={"data": data}).validation) == ["small", "built"]
 
 
+def test_a_corpus_is_held_out_with_several_objectives_under_several_names(prepared, small_corpus):
+    corpus = {"corpus": str(small_corpus)}
+    length = open_corpus(small_corpus).objective.raw_length
+    entries = [corpus, {**corpus, "objective": {"name": "prefix_lm", "length": length}}]
+    data = {"train": [corpus], "validation": entries}
+    (line,) = told(prepared, VANILLA, sections={"data": data})
+    assert line.startswith("data.validation.1: named 'small' like data.validation.0; set another name")
+    entries[1]["name"] = "rest"
+    held_out = prepared(VANILLA, sections={"data": data}).validation
+    assert {name: one.objective.name for name, one in held_out.items()} == {
+        "small": "span_corruption",
+        "rest": "prefix_lm",
+    }
+
+
 def test_a_batch_larger_than_its_corpus_is_warned_of(prepared, small_corpus):
     rows = open_corpus(small_corpus).rows("train")
     none, (warning,) = (

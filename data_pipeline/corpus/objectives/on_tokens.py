@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.base import arguments
 from data_pipeline.base.config_file import Section, check
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.objective import Padded
@@ -29,8 +30,12 @@ def objective(name: str, tokenizer: Tokenizer, /, *, seed: int = 0, **settings: 
     draws the denoiser of a row again.
 
     Raises UserError for unknown names and settings, for an objective that the tokenizer can't serve, and for an
-    objective of pairs of texts. `apply` raises UserError for more tokens than a row has.
+    objective of pairs of texts. `apply` raises UserError for more tokens than a row has, and for anything but token ids
+    and numbers from 0.
     """
+    if not isinstance(tokenizer, Tokenizer):
+        raise UserError(f"tokenizer: expected the tokenizer of a corpus or a model, got {tokenizer!r}")
+    key = arguments.seed(seed)
     made = check({"objective": {**settings, "name": name}}, _Given, "objective()").objective
     vocabulary = tokenizer.vocabulary
     if problems := made.problems(vocabulary):
@@ -41,13 +46,14 @@ def objective(name: str, tokenizer: Tokenizer, /, *, seed: int = 0, **settings: 
     most = int(made.raw_lengths.min()) if isinstance(made, UL2) else made.raw_length
 
     def apply(tokens: Sequence[int], row: int = 0, epoch: int = 0) -> tuple[list[int], list[int]]:
-        if len(tokens) > most or not made.accepts(len(tokens)):
-            expected = f"at most {most:,} tokens" if len(tokens) > most else "tokens that the objective can split"
-            raise UserError(f"{name}: expected {expected}, got {len(tokens):,}")
-        ids = np.array([row])
-        rows = Padded.full(np.array([tokens], dtype=np.int64))
-        columns = {"denoiser": made.draw(row_keys(seed, "denoiser", epoch, ids))} if isinstance(made, UL2) else {}
-        example = made.apply(rows, noise_keys(seed, "train", epoch, ids), vocabulary, columns)
+        given = arguments.token_ids(tokens, tokenizer.size)
+        if len(given) > most or not made.accepts(len(given)):
+            expected = f"at most {most:,} tokens" if len(given) > most else "tokens that the objective can split"
+            raise UserError(f"{name}: expected {expected}, got {len(given):,}")
+        ids, epoch = np.array([arguments.integer("row", row, 0)]), arguments.integer("epoch", epoch, 0)
+        rows = Padded.full(np.array([given], dtype=np.int64))
+        columns = {"denoiser": made.draw(row_keys(key, "denoiser", epoch, ids))} if isinstance(made, UL2) else {}
+        example = made.apply(rows, noise_keys(key, "train", epoch, ids), vocabulary, columns)
         inputs, targets = (side.values[0, : side.lengths[0]].tolist() for side in (example.inputs, example.targets))
         return inputs, targets
 

@@ -1,10 +1,10 @@
 """UL2: a mixture of denoisers (Tay et al. 2022). A token before the inputs tells the model which one."""
 
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from data_pipeline.base.config_file import Section
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
@@ -51,6 +51,14 @@ TABLE_1 = (
 )  # of the paper, equally often, for inputs of 512 tokens
 
 
+def _as_tuple(given: Any) -> Any:
+    """A list of a manifest, whose types are checked strictly, as a tuple."""
+    return tuple(given) if isinstance(given, list) else given
+
+
+Denoisers = Annotated[tuple[Denoiser, ...], Field(min_length=1, max_length=256), BeforeValidator(_as_tuple)]
+
+
 class UL2(Objective):
     """UL2, a mixture of denoisers (Tay et al. 2022): R, regular denoising; S, sequential, a prefix and its
     continuation; X, extreme, with long or many spans.
@@ -68,7 +76,7 @@ class UL2(Objective):
     packings = ("concatenate",)
 
     name: Literal["ul2"] = "ul2"
-    denoisers: Annotated[tuple[Denoiser, ...], Field(min_length=1, max_length=256)] = TABLE_1
+    denoisers: Denoisers = TABLE_1
     """The objectives of the mixture. By default the seven of the paper's table 1, equally often."""
     mode_tokens: dict[Mode, str] = {"R": "[R]", "S": "[S]", "X": "[X]"}
     """The special token before the inputs for each mode; `tokenizer.special_tokens` must list them."""

@@ -28,7 +28,6 @@ class ByteLevelBPE(FastTokenizer):
     """`ids` maps tokens, written in GPT-2's byte alphabet, to ids. `merges` lists pairs of tokens in merge order."""
 
     kind = "byte_level_bpe"
-    glue = ""
 
     def __init__(self, ids: dict[str, int], merges: Merges):
         self._ids, self._merges = ids, merges
@@ -37,6 +36,9 @@ class ByteLevelBPE(FastTokenizer):
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         super().__init__(backend, _roles(ids))
+
+    def glue(self, first: int) -> str:
+        return ""
 
     @classmethod
     def read(cls, directory: Path) -> "ByteLevelBPE":

@@ -1,6 +1,10 @@
-"""A sentencepiece model with T5's conventions: pad 0, eos 1, unk 2."""
+"""A sentencepiece model with T5's conventions: pad 0, eos 1, unk 2.
+
+Its normalization is T5's (NFKC, and one space for all white space), or none: then texts come back as they were.
+"""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import chain, compress, islice
@@ -8,14 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus.tokenizer.text_model import TextModel, ends_sentence, parts
+from data_pipeline.corpus.tokenizer.text_model import TextModel, ends_sentence, parts, starts_word
 from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK = 0, 1, 2
 MODEL, LISTING = "spiece.model", "spiece.vocab"
-_SPACE = "\u2581"
+SPACE = "\u2581"  # in pieces
+LINES = ("\n", "\r", "\t")  # pieces of a model that changes nothing: the trainer learns none that has them
 
 
 def to_be_trained(size: int) -> Vocabulary:
@@ -26,7 +32,6 @@ def to_be_trained(size: int) -> Vocabulary:
 
 class SentencePiece(TextModel):
     kind = "sentencepiece"
-    glue = " "
 
     def __init__(self, model: bytes, origin: str | Path):
         """`origin` names the model in error messages."""
@@ -41,7 +46,15 @@ class SentencePiece(TextModel):
 
     @classmethod
     def read(cls, path: Path) -> "SentencePiece":
-        """The model in the file at `path`. Raises UserError if it can't be read, FailedError if it is damaged."""
+        """The model in the file at `path`, or in the directory `path`, such as an export's or a corpus's.
+
+        Raises UserError if it can't be read, FailedError if it is damaged.
+        """
+        if path.is_dir():
+            places = [path / MODEL, path / "tokenizer" / MODEL]
+            if not (found := [place for place in places if place.exists()]):
+                raise UserError(f"{path}: expected {MODEL}, as kind sentencepiece has it; other kinds have other files")
+            path = found[0]
         try:
             return cls(path.read_bytes(), path)
         except OSError as error:
@@ -53,20 +66,21 @@ class SentencePiece(TextModel):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """A piece with the space mark in front starts a word. Byte and special pieces start and end nothing."""
+        """A piece that begins with white space starts a word. Byte and special pieces start and end nothing."""
         processor, ids = self._processor, [*range(self.size)]
         is_other = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
         others = (any(kinds) for kinds in zip(*(of_kind(ids) for of_kind in is_other), strict=True))
-        text = ["" if other else piece for piece, other in zip(processor.id_to_piece(ids), others, strict=True)]
+        shown = (piece.replace(SPACE, " ") for piece, _ in self.pieces)
+        text = ["" if other else piece for piece, other in zip(shown, others, strict=True)]
         return Vocabulary(
             size=self.size,
             text=(UNK + 1, self.size),
             pad=PAD,
             eos=EOS,
             unk=UNK,
-            word_starts=np.array([piece.startswith(_SPACE) for piece in text]),
-            sentence_ends=np.array([ends_sentence(piece) for piece in text]),
-            texts=tuple(piece.replace(_SPACE, " ") for piece in text),
+            word_starts=np.array([*map(starts_word, text)]),
+            sentence_ends=np.array([*map(ends_sentence, text)]),
+            texts=tuple(text),
         )
 
     @cached_property
@@ -77,10 +91,26 @@ class SentencePiece(TextModel):
     @cached_property
     def files(self) -> Mapping[str, bytes]:
         """The model, and a readable list of its pieces with their scores."""
-        ids = [*range(self.size)]
-        scores = zip(self._processor.id_to_piece(ids), self._processor.get_score(ids), strict=True)
-        listing = "".join(f"{piece}\t{score:g}\n" for piece, score in scores)
+        shown = ((repr(piece)[1:-1] if piece in LINES else piece, score) for piece, score in self.pieces)
+        listing = "".join(f"{piece}\t{score:g}\n" for piece, score in shown)
         return {MODEL: self._model, LISTING: listing.encode()}
+
+    @cached_property
+    def pieces(self) -> list[tuple[str, float]]:
+        """The pieces and their scores, in the order of their ids."""
+        ids = [*range(self.size)]
+        return [*zip(self._processor.id_to_piece(ids), self._processor.get_score(ids), strict=True)]
+
+    @cached_property
+    def normalizer_spec(self) -> protocol.NormalizerSpec:
+        """What the model changes in text before it is split."""
+        return protocol.ModelProto.FromString(self._model).normalizer_spec
+
+    @cached_property
+    def keeps_text(self) -> bool:
+        """Whether the model changes nothing: `decode(encode(text))` is the text, but for unknown characters."""
+        spec = self.normalizer_spec
+        return not (spec.precompiled_charsmap or spec.remove_extra_whitespaces or spec.add_dummy_prefix)
 
     @cached_property
     def sha256(self) -> str:
@@ -92,9 +122,53 @@ class SentencePiece(TextModel):
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Long texts are encoded in parts. Ids differ from those of the whole text only if two segmentations have
         nearly equal scores, since sentencepiece adds scores in single precision."""
+        return [*map(self._encode_exactly, texts)] if self.keeps_text else self._encode(texts)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         cut = [list(parts(text)) for text in texts]
         encoded = iter(self._processor.encode([part for text in cut for part in text], num_threads=1))
         return [list(chain.from_iterable(islice(encoded, len(text)))) for text in cut]
 
+    def _encode_exactly(self, text: str) -> list[int]:
+        """Ids of a text of which nothing is changed.
+
+        Of several spaces, the first ones are the longest piece: scores don't decide between 16 + 4 and 4 + 16. And ▁ is
+        a character like any other, although it is sentencepiece's own mark for a space.
+        """
+        parts = re.split(f"({'|'.join([SPACE, *self.runs])})", text)
+        encoded = iter(self._encode(parts[::2]))
+        ids = next(encoded)
+        for apart, rest in zip(parts[1::2], encoded, strict=True):
+            ids = [*ids, *self._ids_apart[apart], *rest]
+        return [id_ for id_, before in zip(ids, [None, *ids], strict=False) if not id_ == before == UNK]
+
+    @cached_property
+    def runs(self) -> list[str]:
+        """The pieces that are several spaces, the longest first."""
+        runs = (piece.replace(SPACE, " ") for piece, _ in self.pieces if not piece.strip(SPACE))
+        return sorted((run for run in runs if len(run) > 1), key=len, reverse=True)
+
+    @cached_property
+    def _ids_apart(self) -> dict[str, list[int]]:
+        mark = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()] if self.byte_ids else [UNK]
+        return {SPACE: mark, **{run: [self._processor.piece_to_id(SPACE * len(run))] for run in self.runs}}
+
+    def encode_rest(self, text: str) -> list[int]:
+        if self.keeps_text or self._processor.normalize(f"x{text}").startswith(f"{SPACE}x{SPACE}"):
+            return self.encode([text])[0]
+        ids: list[int] = self._within_words.encode(text)
+        return ids
+
+    @cached_property
+    def _within_words(self) -> sentencepiece.SentencePieceProcessor:
+        """The model without the space that it puts in front of a text."""
+        model = protocol.ModelProto.FromString(self._model)
+        model.normalizer_spec.add_dummy_prefix = False
+        return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
+
+    def glue(self, first: int) -> str:
+        """The space that decoding drops from the front of a text."""
+        return " " if not self.keeps_text and self._processor.id_to_piece(first).startswith(SPACE) else ""

@@ -33,9 +33,8 @@ class TextModel(Protocol):
 
     kind: ClassVar[str]
 
-    @property
-    def glue(self) -> str:
-        """The text between a special token and the next text, when ids are shown as text."""
+    def glue(self, first: int) -> str:
+        """What stands between a special token and a text that begins with the token `first`, when ids are shown."""
 
     @property
     def size(self) -> int:
@@ -69,6 +68,10 @@ class TextModel(Protocol):
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without begin or EOS tokens."""
 
+    def encode_rest(self, text: str) -> list[int]:
+        """Ids of the `text` behind a special token: without a space in front, it continues a word."""
+        return self.encode([text])[0]
+
     def decode(self, ids: list[int]) -> str:
         """The text that `ids` stand for."""
 
@@ -96,6 +99,11 @@ def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) ->
         end = space.start() if space else start + longest
         yield text[start:end]
         start = end
+
+
+def starts_word(text: str) -> bool:
+    """Whether a token with this `text` starts a word: with white space."""
+    return _SPACE.match(text) is not None
 
 
 def ends_sentence(text: str) -> bool:
@@ -152,7 +160,7 @@ class FastTokenizer(TextModel):
         texts = [""] * self.size
         for id_, text in self.token_texts():
             is_text[id_], texts[id_] = True, text
-            starts[id_], ends[id_] = _SPACE.match(text) is not None, ends_sentence(text)
+            starts[id_], ends[id_] = starts_word(text), ends_sentence(text)
         roles = asdict(self.roles)
         return Vocabulary(
             size=self.size,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import NonNegativeInt
 
+from data_pipeline.base import arguments
 from data_pipeline.base.atomic import write_bytes, write_json
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import PathBelow, read_json
@@ -109,15 +110,22 @@ class Tokenizer:
         sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
         return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, without an EOS token."""
-        return self.model.encode(texts)
+    def __repr__(self) -> str:
+        added = f"{len(self.special_tokens)} special tokens and {self.sentinels} sentinels"
+        return f"Tokenizer({self.model.kind}: {self.size:,} ids, {self.vocab_size:,} of the model, {added})"
+
+    def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without an EOS token. A str is one text. Raises UserError for anything but texts."""
+        return self.model.encode(arguments.texts(texts))
 
     def encode_with_sentinels(self, text: str) -> list[int]:
         """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, and `<mask>` the mask.
 
-        A space before one is part of it, as in `decode`. So no token consists of that space alone.
+        A space before one is part of it, as in `decode`. So no token consists of that space alone. The text behind one
+        begins a word only after a space: `MKT<extra_id_0>AY` masks a part of a word, as training does. Raises UserError
+        for anything but a text.
         """
+        (text,) = arguments.texts([text])
         ids: list[int] = []
         start = 0
         for number in range(self.sentinels):
@@ -125,26 +133,32 @@ class Tokenizer:
             at = text.find(sentinel, start)
             if at < 0:
                 break
-            ids += [*self._ids_with_masks(text[start:at].removesuffix(" ")), self.size - 1 - number]
+            ids += [*self._ids_with_masks(text[start:at].removesuffix(" "), not start), self.size - 1 - number]
             start = at + len(sentinel)
-        return [*ids, *self._ids_with_masks(text[start:]), self.vocabulary.eos]
+        return [*ids, *self._ids_with_masks(text[start:], not start), self.vocabulary.eos]
 
-    def _ids_with_masks(self, text: str) -> list[int]:
+    def _ids_with_masks(self, text: str, is_start: bool) -> list[int]:
+        """`is_start`: `text` is the start of a text, not the rest behind a sentinel."""
         mask = self.vocabulary.mask
-        if mask is None:
-            return self._ids(text)
-        *before, last = text.split(self.names[mask])
-        return [id_ for part in before for id_ in (*self._ids(part.removesuffix(" ")), mask)] + self._ids(last)
+        *before, last = [text] if mask is None else text.split(self.names[mask])
+        first, *others = [*(part.removesuffix(" ") for part in before), last]
+        ids = self.encode([first])[0] if is_start else self.model.encode_rest(first)
+        for part in others:
+            ids = [*ids, *([] if mask is None else [mask]), *self.model.encode_rest(part)]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out."""
+        """The text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out.
+
+        Raises UserError for anything but ids of this tokenizer, such as the -100 of padded labels.
+        """
         hidden = (self.vocabulary.pad, self.vocabulary.eos)
-        shown = [int(id_) for id_ in ids if int(id_) not in hidden]
+        shown = [id_ for id_ in arguments.token_ids(ids, self.size) if id_ not in hidden]
         text = ""
         for named, group in groupby(shown, self.names.__contains__):
             run = list(group)
             part = " ".join(self.names[id_] for id_ in run) if named else self.model.decode(run)
-            between = " " if named else self.model.glue
+            between = " " if named else self.model.glue(run[0])
             text += (between if text and part else "") + part
         return text
 
@@ -168,9 +182,6 @@ class Tokenizer:
             special=vocabulary.special,
             first_sentinel=vocabulary.first_sentinel if self.sentinels else None,
         )
-
-    def _ids(self, text: str) -> list[int]:
-        return self.model.encode([text])[0]
 
 
 def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int) -> Vocabulary:

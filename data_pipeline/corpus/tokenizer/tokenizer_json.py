@@ -10,14 +10,15 @@ the merges. So `read` lets transformers read published files, and keeps what tra
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import AddedToken, decoders
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError
@@ -29,6 +30,7 @@ Json = dict[str, Any]
 MODEL, CONFIG, ROLES = "tokenizer.json", "tokenizer_config.json", "roles.json"
 _CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between letters
 _WITHIN = re.compile(r"\S ")
+_BEFORE = "\ue000"  # a character for private use
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -70,10 +72,25 @@ class TokenizerJson(FastTokenizer):
     def names(self) -> Mapping[int, str]:
         return {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
 
+    def glue(self, first: int) -> str:
+        """A space if the decoder is of a type that drops the space before a text, and `first` has one."""
+        drops = {"Strip", "Metaspace"} & types(self.saved["decoder"])
+        return " " if drops and self.tokens[first].startswith("\u2581") else ""
+
+    def encode_rest(self, text: str) -> list[int]:
+        """As in an export: what the model puts before each text, such as Llama 2's ▁, stands behind no other token."""
+        ids: list[int] = self._behind_a_token.encode(_BEFORE + text, add_special_tokens=False).ids
+        return ids[1:]
+
     @cached_property
-    def glue(self) -> str:
-        """A space if the decoder is of a type that drops the space before a text."""
-        return " " if {"Strip", "Metaspace"} & types(self.saved["decoder"]) else ""
+    def _behind_a_token(self) -> tokenizers.Tokenizer:
+        backend = self.backend()
+        backend.add_tokens([AddedToken(_BEFORE, normalized=False)])  # special tokens would not match text
+        backend.encode_special_tokens = True
+        return backend
+
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name != "_behind_a_token"})
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
         of_bytes = "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
@@ -122,6 +139,17 @@ class TokenizerJson(FastTokenizer):
         *apart, whole = (one.ids for one in encoded)
         separately = [id_ for ids in apart for id_ in ids]
         return separately == whole and not any(_WITHIN.search(text) for _, text in self.token_texts())
+
+
+def without_sentinels(model: TokenizerJson) -> tuple[TokenizerJson, int]:
+    """The model without the sentinels that an export has at the end, and their number."""
+    sentinels = sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
+    return model.first(model.size - sentinels), sentinels
+
+
+def sentinels_at_the_end(names: Sequence[str]) -> int:
+    """How many of the last `names` of tokens are sentinels, <extra_id_0> last."""
+    return sum(1 for _ in takewhile(lambda one: one[1] == f"<extra_id_{one[0]}>", enumerate(reversed(names))))
 
 
 def types(settings: Any) -> set[str]:

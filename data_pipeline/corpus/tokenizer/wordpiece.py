@@ -40,7 +40,6 @@ class WordPiece(FastTokenizer):
     """`tokens` are in the order of their ids."""
 
     kind = "wordpiece"
-    glue = " "
 
     def __init__(self, tokens: list[str], normalization: Normalization, origin: str | Path):
         """`origin` names the model in error messages. Raises UserError for a list that isn't BERT's."""
@@ -67,6 +66,9 @@ class WordPiece(FastTokenizer):
         lines = read_file(path).split("\n")
         tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
         return cls(tokens, _normalization(directory), path)
+
+    def glue(self, first: int) -> str:
+        return " "
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
         """Every token without ## starts a word."""

@@ -96,7 +96,6 @@ RUN_FILE = Check("run file", "machine:run_file", 300)  # once for all nodes
 # Checks of all ranks together. Importing torch from a network file system is slow; DeepSpeed may compile.
 _REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
 ALL_REDUCE = Check("all-reduce", "ranks:all_reduce", 180, _REACHABLE)
-NUMERICS = Check("numerics", "ranks:numerics", 300, remedy="")
 
 
 def main() -> None:

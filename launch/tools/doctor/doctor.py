@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,20 @@ from pathlib import Path
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted
+from data_pipeline.base.processes import PYTHON
 from launch import hosts, slurm_head
 from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
 from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
-from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, NUMERICS, RUN_FILE, Check, Finding, Settings
+from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, RUN_FILE, Check, Finding, Settings
 from launch.tools.doctor.machine import locked_file
 from pretrain.config import RunConfig
 from pretrain.run import slurm
 
 _SECONDS_TO_START = 120.0  # of Python on a slow file system
 _POLL_SECONDS = 0.1
-_PROGRAM = [sys.executable, "-P", "-m", checks.__name__]
+_PROGRAM = [*PYTHON, "-m", checks.__name__]
 _INDENT = 9
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hyphens=False, break_long_words=False)
 
@@ -56,14 +56,8 @@ def doctor(
     path: Path | None,
     overrides: list[str],
     as_json: bool,
-    with_numerics: bool,
 ) -> int:
-    """Prints the findings; returns 1 if one would stop a run, else 0. Raises UserError for a wrong run file.
-
-    `with_numerics`: also compares DeepSpeed with a plain loop, on the first node.
-    """
-    if with_numerics and path is None:
-        raise UserError("--numerics: give RUN.yaml; DeepSpeed is checked with its settings")
+    """Prints the findings; returns 1 if one would stop a run, else 0. Raises UserError for a wrong run file."""
     settings = Settings()
     if path:
         config = load(path, overrides, RunConfig)
@@ -74,7 +68,7 @@ def doctor(
             tracking=(mlflow.uri or "") if mlflow else None,
             run_file=(str(path.absolute()), *overrides),
         )
-    findings = list(_examined(nodes, access, settings, with_numerics))
+    findings = list(_examined(nodes, access, settings))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
     return int(any(finding.level == "error" for finding in findings))
 
@@ -104,7 +98,7 @@ def _of_ranks(
     return programs
 
 
-def _examined(nodes: list[Node], access: Access, settings: Settings, with_numerics: bool) -> Iterator[Finding]:
+def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator[Finding]:
     lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
     with lock as locked, AgentPool([node.name for node in nodes], access) as pool:
         pool.connect(give_up=lambda: False)
@@ -128,9 +122,6 @@ def _examined(nodes: list[Node], access: Access, settings: Settings, with_numeri
             if settings.run_file:
                 together.append([Program(RUN_FILE, first, RUN_FILE.request(settings))])
             together.append(_of_ranks(ALL_REDUCE, settings, places, machine.address, machine.port))
-            if with_numerics:
-                pair = [(first, min(2, machine.gpus or 2))]
-                together.append(_of_ranks(NUMERICS, settings, pair, "127.0.0.1", machine.port))
         for programs in together:
             # the first process with findings is rank 0, or a rank that failed
             yield from next(filter(None, _run(programs).values()), [])

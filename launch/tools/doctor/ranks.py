@@ -1,20 +1,15 @@
-"""Checks all ranks together: the speed of an all-reduce, and DeepSpeed's numerics. Rank 0 returns the findings.
+"""Checks all ranks together: the speed of an all-reduce. Rank 0 returns the findings.
 
 The environment of a rank has RANK etc., as in a run.
 """
 
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from data_pipeline.base.config_file import load
-from launch.tools.doctor.checks import ALL_REDUCE, NUMERICS, Finding, Settings
-from pretrain.config import RunConfig
-from pretrain.config.batch import BatchPlan
-from pretrain.engine.ranks import process_group
+from launch.tools.doctor.checks import ALL_REDUCE, Finding, Settings
 from pretrain.hardware import device_type, local_gpu
 from pretrain.run.rank_environment import rank_environment
 
@@ -64,27 +59,3 @@ def speed(ranks: int, size: int, seconds: float, gpu: str | None) -> Finding:
     reached = 2 * (ranks - 1) / ranks * size / seconds / 1e9
     found = f"{ranks} ranks, {size / 2**20:.0f} MiB at {reached:.2g} GB/s ({gpu or 'CPU, gloo'})"
     return Finding("all-reduce", "ok", found)
-
-
-def numerics(settings: Settings) -> list[Finding]:
-    """Whether DeepSpeed trains a small model as a plain loop does, with the settings of a run of all ranks."""
-    path, *overrides = settings.run_file
-    config = load(Path(path), overrides, RunConfig)
-    with process_group(1, NUMERICS.seconds, any_version=True) as (rank, _):
-        # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
-        from pretrain.engine import numerics as zero_numerics
-        from pretrain.engine import versions
-
-        found = zero_numerics.compare(config, BatchPlan(config.batch, settings.all_ranks).usual_accumulation)
-        untested = None if versions.is_tested() else versions.TESTED
-        return [] if rank else [comparison(found.trained, found.wrong, untested)]
-
-
-def comparison(trained: str, wrong: str, tested: str | None) -> Finding:
-    """The finding about DeepSpeed's numerics. `tested`: the tested version, if another one is installed."""
-    expected = "the weights of a plain loop, to the bit, after each step"
-    if not wrong:
-        return Finding("numerics", "ok", f"{trained}: {expected}")
-    install = f"install deepspeed {tested} (constraints.txt)"
-    remedy = install if tested else "don't train with these settings, and report this"
-    return Finding("numerics", "error", f"{trained}: {wrong}", expected, remedy)

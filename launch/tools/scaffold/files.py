@@ -11,33 +11,40 @@ from string import Template
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 import data_pipeline
 from data_pipeline.base import paths
-from data_pipeline.base.config_file import load
+from data_pipeline.base.atomic import write_together
+from data_pipeline.base.config_file import load, problems
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import counted
+from data_pipeline.base.formatting import counted, duration
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources.formats import OPTIONS
 from launch.tools.scaffold.machine import (
     DEFAULT,
+    MOST_EVALUATED,
     SERIES,
     TOKENS_PER_PARAMETER,
+    Evaluations,
     FirstRun,
     Machine,
     model_named,
     models_of,
     run_within,
 )
-from launch.tools.scaffold.text import PART, cut, sample_of, sources_of
+from launch.tools.scaffold.text import PART, Sample, SampleBy, cut, sample_of, sources_of
+from pretrain.config.evaluation import InputUseSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.models import FAMILIES
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_SAMPLES = Path(data_pipeline.__file__).with_name("samples")
+_SHIPPED_TEXT = Path(data_pipeline.__file__).with_name("samples")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _CORPORA = {  # by objective, the shipped corpus file that the first corpus file extends
     **dict.fromkeys(("span_corruption", "iid_denoising", "prefix_lm", "full_lm"), "c4-published"),
@@ -61,9 +68,14 @@ schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
 _CURRICULUM = """\
   curriculum:                 # half of each row first: more to predict, and more to look for in the input
     - until_step: {until}
-      objective: {{name: span_corruption, inputs_length: 342, noise_density: 0.5, mean_span_length: 5.0}}
+      objective: {{name: span_corruption, inputs_length: {length}, noise_density: 0.5, mean_span_length: 5.0}}
 """
-_INPUT_USE = "\n  - {{hook: input_use, every_steps: {evaluate}, rows: 256}}"
+_LONG_SPANS = SpanCorruption(noise_density=0.5, mean_span_length=5.0)
+_INPUT_USE = "\n  - {{hook: input_use, every_steps: {every}, rows: {rows}}}"
+_SAMPLES = "\n  - {{hook: samples, every_steps: {every}, number: 4}}"
+_TIMES_SAMPLED = 5
+_PASSES_OF_INPUT_USE = 3  # with a row's input, with another row's and without one
+_A_DOCUMENT_A_ROW = "complete_documents"
 _MICRO_BATCH = 8  # rows on a CPU
 _SECONDS_TO_LOG = 10.0
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
@@ -81,7 +93,10 @@ class Wanted:
         family: a key of SERIES, if there is no `model`.
         size: a size of the family.
         objective: the objective of the corpus that is built.
-        hours: the maximum duration of training.
+        hours: the maximum duration of training and its evaluations.
+        sample_by: what becomes a document of plain text: a file, a paragraph or a line.
+        inputs_length: the objective's `inputs_length` or `length`.
+        packing: how documents become rows.
     """
 
     name: str
@@ -93,6 +108,9 @@ class Wanted:
     size: str | None = None
     objective: str | None = None
     hours: float = 1.0
+    sample_by: SampleBy | None = None
+    inputs_length: int | None = None
+    packing: str | None = None
 
 
 def write_first_files(wanted: Wanted) -> list[str]:
@@ -102,7 +120,7 @@ def write_first_files(wanted: Wanted) -> list[str]:
     is the largest that this machine can train in `hours`. Raises UserError, before anything is written, for a wrong
     name, an unknown model or format, text that no reader can read, and a file that exists.
     """
-    name, text, corpus = wanted.name, wanted.text, wanted.corpus
+    name, text, corpus = wanted.name, wanted.text, wanted.corpus.rstrip("/") if wanted.corpus else None
     if not _NAME.fullmatch(name):
         raise UserError(f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it")
     formats = [known for known in OPTIONS if known != "pairs"]  # pairs need another objective
@@ -110,11 +128,14 @@ def write_first_files(wanted: Wanted) -> list[str]:
         raise UserError(f"--format: {wanted.text_format!r}; expected one of {', '.join(formats)}")
     if text and corpus:
         raise UserError("--text and --corpus: a run has its text from one of them; give only one")
-    if wanted.objective and corpus:
-        raise UserError("--objective: a finished corpus has one; set `data.objective` in the run file instead")
+    of_corpus = {"objective": wanted.objective, "inputs-length": wanted.inputs_length, "packing": wanted.packing}
+    if corpus and (given := [f"--{option}" for option, value in of_corpus.items() if value]):
+        raise UserError(f"{given[0]}: a finished corpus has one; set `data.objective` in the run file instead")
     if wanted.model and (wanted.family or wanted.size):
         raise UserError("--model: names a family and a size already; leave out --family and --size")
-    names = (wanted.model,) if wanted.model else models_of(wanted.family or DEFAULT, wanted.size)
+    finished = _finished(corpus) if corpus else None
+    family = wanted.family or (_family_for(finished) if finished else DEFAULT)
+    names = (wanted.model,) if wanted.model else models_of(family, wanted.size)
     try:
         config = model_named(names[0])
     except ValueError as error:
@@ -123,49 +144,46 @@ def write_first_files(wanted: Wanted) -> list[str]:
     for path in [run_file] if corpus else [run_file, corpus_file]:
         if path.exists():
             raise UserError(f"{path}: exists already; choose another NAME")
-    objective = _objective(config, wanted.objective)
+    objective = _own_objective(finished, config) if finished else _objective(config, wanted)
     shipped = [] if text or corpus else load(paths.config(_SHIPPED), [], CorpusConfig).sources
     sources, lines = sources_of(text, wanted.text_format) if text else (shipped, [])
-    sources, found = cut(sources)
+    sources, found = cut([] if finished else sources, wanted.sample_by)
     sample = sample_of(sources)
     set_activity("measuring this machine")
     machine = Machine.this()
     vocabulary = sample.vocabulary(_LARGEST_VOCABULARY) if sample else _LARGEST_VOCABULARY
-    lengths = objective.shape
-    if isinstance(objective, MaskedLM):  # the head computes only the tokens that are predicted
-        lengths = lengths[0], math.ceil(objective.mask_ratio * lengths[0])
+    long_spans = None
+    if objective.name == "span_corruption" and not finished:
+        long_spans = _LONG_SPANS.for_rows_of(objective.raw_length)
+    sentinels = max(_SENTINELS, objective.sentinels, long_spans.sentinels if long_spans else 0)
+    if finished:
+        sentinels = finished.tokenizer.sentinels
+        vocabulary = finished.tokenizer.size - sentinels
     set_activity("choosing the model and its steps")
-    text_rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length if sample else math.inf
-    first_run = run_within(wanted.hours, names, machine, vocabulary, _SENTINELS, lengths, text_rows)
-    recipe, said = _recipe(first_run, machine, long_spans=not corpus and objective.name == "span_corruption")
-    directory = corpus or f"corpora/{name}"
-    contents = {run_file: _run_file(name, directory, first_run, recipe, machine, objective)}
+    hours, (lengths, text_rows) = (
+        wanted.hours / (1 + MOST_EVALUATED),
+        _rows(objective, finished, sample, wanted.packing),
+    )
+    first_run = run_within(hours, names, machine, vocabulary, sentinels, lengths, text_rows)
+    reads_inputs = not InputUseSettings().problems({name: objective.full_name})
+    evaluations = Evaluations.of(first_run, 1 + _PASSES_OF_INPUT_USE * reads_inputs)
+    time = duration(first_run.steps * first_run.seconds + evaluations.seconds)
+    recipe, said = _recipe(first_run, machine, long_spans)
+    recipe["input_use"] = _INPUT_USE.format(every=evaluations.every_steps, rows=evaluations.rows) * reads_inputs
+    contents = {run_file: _run_file(name, corpus or f"corpora/{name}", first_run, evaluations, recipe, machine, time)}
     if not corpus:
-        is_cut = any(PART in source.options for source in sources)
-        is_divided = any(source.split for source in sources)
-        whole_files = all(source.format == "text" for source in sources)  # each file is a document, of any size
-        contents[corpus_file] = _filled(
-            "corpus",
-            run=run_file,
-            rows=_CORPORA[objective.name],
-            name=name,
-            sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
-            dedup=_flow({**({"urls": None} if whole_files else {}), "documents": not is_cut}),
-            by="position" if is_cut else "files" if whole_files else "hash",
-            held_out=0 if is_divided else sample.held_out() if sample else 0.01,
-        )
-        size = min(vocabulary, (first_run.config.vocab_size or math.inf) - _SENTINELS)
-        contents[corpus_file] += _changes(objective, config, int(size))
-    for path, content in contents.items():
-        with path.open("x") as file:
-            file.write(content)
+        size = min(vocabulary, (first_run.config.vocab_size or math.inf) - sentinels)
+        contents[corpus_file] = _corpus_file(name, run_file, objective, sources, sample)
+        contents[corpus_file] += _changes(objective, int(size), sentinels, wanted.packing)
+    write_together({path: content.encode() for path, content in contents.items()})
     choices = [
         f"machine: {machine}",
-        _chosen_model(wanted, first_run),
+        _chosen_model(wanted, family, first_run),
         *([] if corpus else [_chosen_objective(config, objective)]),
         *said,
-        f"steps: {first_run.steps:,} of {counted(first_run.batch, 'row')}: about {first_run.time}, estimated from the "
-        "model's FLOPs and the speed of this machine when nothing else runs on it",
+        f"steps: {first_run.steps:,} of {counted(first_run.batch, 'row')}: about {time}, of which evaluations take "
+        f"{duration(evaluations.seconds)}, estimated from the model's FLOPs and the speed of this machine when nothing "
+        "else runs on it",
     ]
     return [
         *lines,
@@ -178,12 +196,49 @@ def write_first_files(wanted: Wanted) -> list[str]:
     ]
 
 
-def _chosen_model(wanted: Wanted, first_run: FirstRun) -> str:
+def _rows(
+    objective: Objective, finished: Corpus | None, sample: Sample | None, packing: str | None
+) -> tuple[tuple[int, int], float]:
+    """The lengths of a row's inputs and targets on average, and the number of rows of the text, infinite if unknown."""
+    inputs, targets = objective.shape
+    if isinstance(objective, MaskedLM):  # the head computes only the tokens that are predicted
+        targets = math.ceil(objective.mask_ratio * inputs)
+    if finished:
+        return (inputs, targets), finished.rows("train")
+    if sample is None:
+        return (inputs, targets), math.inf
+    rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
+    if packing != _A_DOCUMENT_A_ROW:
+        return (inputs, targets), rows
+    filled = min(1.0, rows / sample.documents)  # of a row
+    return (math.ceil(filled * inputs), math.ceil(filled * targets)), sample.documents
+
+
+def _corpus_file(
+    name: str, run_file: Path, objective: Objective, sources: Sequence[SourceConfig], sample: Sample | None
+) -> str:
+    is_cut = any(PART in source.options for source in sources)
+    is_divided = any(source.split for source in sources)
+    are_texts = all(source.format == "text" for source in sources)  # which have no URLs
+    whole_files = all(source.options.get("sample_by") == "document" for source in sources)
+    return _filled(
+        "corpus",
+        run=run_file,
+        rows=_CORPORA[objective.name],
+        name=name,
+        sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
+        dedup=_flow({**({"urls": None} if are_texts else {}), "documents": not is_cut}),
+        by="position" if is_cut else "files" if whole_files else "hash",
+        held_out=0 if is_divided else sample.held_out() if sample else 0.01,
+    )
+
+
+def _chosen_model(wanted: Wanted, series: str, first_run: FirstRun) -> str:
     """A line that says which model was chosen and why, and what the alternatives are."""
     read = f"{first_run.tokens_per_parameter:.2g} tokens a parameter"
     if wanted.model or wanted.size:
         return f"model: {first_run.model}; the run reads {read} ({TOKENS_PER_PARAMETER} are usual)"
-    series, hours = wanted.family or DEFAULT, f"{wanted.hours:g} {'hour' if wanted.hours == 1 else 'hours'}"
+    hours = f"{wanted.hours:g} {'hour' if wanted.hours == 1 else 'hours'}"
     if first_run.model == models_of(series)[0]:
         why = f"the smallest {series}; the run reads {read} ({TOKENS_PER_PARAMETER} are usual)"
     else:
@@ -204,19 +259,77 @@ def _objectives(config: ModelConfig) -> list[str]:
     return [one for one in FAMILIES[config.family].objectives if one in _CORPORA]
 
 
-def _objective(config: ModelConfig, name: str | None) -> Objective:
-    """The objective of the model's corpus: `name`, or the family's. Its rows fit into the model's positions.
+def _objective(config: ModelConfig, wanted: Wanted) -> Objective:
+    """The objective of the model's corpus: the user's, or the family's. Its rows fit into the model's positions.
 
-    Raises UserError for an objective that the family doesn't learn.
+    Raises UserError for an objective that the family doesn't learn, and for a length or packing that it hasn't.
     """
-    known = _objectives(config)
+    name, known = wanted.objective, _objectives(config)
     if name and name not in known:
         raise UserError(f"--objective: {config.family} doesn't learn {name!r}; expected one of {', '.join(known)}")
-    name = name or _OBJECTIVES.get(config.family, known[0])
-    changes = [f"rows.objective={{name: {name}}}"] if name != _corpus_for(name).rows.objective.name else []
-    objective = _corpus_for(name, changes).rows.objective
-    if config.longest_sequence and config.longest_sequence < objective.shape[0]:
-        return objective.model_copy(update={"length": config.longest_sequence})
+    objective = _shipped(name or _OBJECTIVES.get(config.family, known[0]))
+    if wanted.packing and wanted.packing not in objective.packings:
+        raise UserError(f"--packing: {objective.name} needs {' or '.join(objective.packings)}, not {wanted.packing}")
+    most, length = config.longest_sequence, wanted.inputs_length
+    if length is None:
+        return _of_length(objective, most) if most and most < objective.shape[0] else objective
+    if most and length > most:
+        raise UserError(f"--inputs-length: {length}, but the model takes {most} tokens at most")
+    return _of_length(objective, length)
+
+
+def _of_length(objective: Objective, length: int) -> Objective:
+    """`objective` with inputs of `length` tokens. Raises UserError, which names --inputs-length, if it has none."""
+    key = next((key for key in ("length", "inputs_length") if key in type(objective).model_fields), None)
+    if key is None:
+        raise UserError(f"--inputs-length: {objective.name} has lengths of its own; set rows.objective")
+    try:
+        changed = type(objective).model_validate({**objective.model_dump(), key: length})
+        if changed.raw_length > 1:
+            return changed
+        reason = f"rows of {changed.raw_length} tokens are too short"
+    except ValidationError as error:
+        reason = "; ".join(problems(error, type(objective)))
+    except ValueError as error:
+        reason = str(error)
+    raise UserError(f"--inputs-length: {length}: {reason}")
+
+
+def _finished(location: str) -> Corpus:
+    """The corpus that the user gives. Raises UserError if it isn't there, or holds nothing out."""
+    try:
+        corpus = open_corpus(location)
+    except UserError as error:
+        raise type(error)(f"--corpus: {error}") from None
+    if not corpus.rows("validation"):
+        raise UserError(f"--corpus: {location}: has no held-out rows; build it with a larger split.validation_fraction")
+    return corpus
+
+
+def _family_for(corpus: Corpus) -> str:
+    """The first series whose models learn the objective of `corpus`; the default if there is none."""
+    learnt_by = (one for one in SERIES if _learns(model_named(models_of(one)[0]), corpus.objective))
+    return next(learnt_by, DEFAULT)
+
+
+def _learns(config: ModelConfig, objective: Objective) -> bool:
+    return objective.kind_of_batches in FAMILIES[config.family].objectives
+
+
+def _own_objective(corpus: Corpus, config: ModelConfig) -> Objective:
+    """The objective of a finished corpus. Raises UserError if the model can't learn it."""
+    objective, most = corpus.objective, config.longest_sequence
+    if not _learns(config, objective):
+        able = ", ".join(one for one in SERIES if _learns(model_named(models_of(one)[0]), objective))
+        way_out = f"give --family {able}" if able else "no family of `launch init` does"
+        raise UserError(
+            f"--corpus: {corpus.location}: has {objective.name}, which {config.family} doesn't learn; {way_out}"
+        )
+    if most and most < max(objective.shape):
+        longest = max(objective.shape)
+        raise UserError(
+            f"--corpus: {corpus.location}: has rows of {longest} tokens, and the model takes {most} at most"
+        )
     return objective
 
 
@@ -225,18 +338,24 @@ def _corpus_for(objective: str, changes: Sequence[str] = ()) -> CorpusConfig:
     return load(paths.config(f"configs:corpora/{_CORPORA[objective]}.yaml"), changes, CorpusConfig)
 
 
-def _changes(objective: Objective, config: ModelConfig, vocab_size: int) -> str:
+def _shipped(name: str) -> Objective:
+    """The objective of this name in its shipped corpus file, or else with its defaults."""
+    found = _corpus_for(name).rows.objective
+    return found if found.name == name else _corpus_for(name, [f"rows.objective={{name: {name}}}"]).rows.objective
+
+
+def _changes(objective: Objective, vocab_size: int, sentinels: int, packing: str | None) -> str:
     """Lines of YAML with the differences from the objective's shipped corpus file."""
-    rows, shipped = dict[str, Any](), _corpus_for(objective.name)
-    if objective.name != shipped.rows.objective.name:
-        rows["name"] = objective.name
-    if objective.shape[0] == config.longest_sequence:
-        rows["length"] = config.longest_sequence  # the model has no more positions
+    file, shipped = _corpus_for(objective.name), _shipped(objective.name)
+    changed = {key: value for key, value in objective.model_dump().items() if value != getattr(shipped, key)}
+    if objective.name != file.rows.objective.name:
+        changed = {"name": objective.name, **changed}
+    rows = {**({"packing": packing} if packing else {}), **({"objective": changed} if changed else {})}
     tokenizer: dict[str, Any] = {"vocab_size": vocab_size}
-    if objective.sentinels > shipped.tokenizer.sentinels:
-        tokenizer["sentinels"] = objective.sentinels
+    if sentinels > file.tokenizer.sentinels:
+        tokenizer["sentinels"] = sentinels
     lines = f"tokenizer: {_flow(tokenizer)}   # as many as the text can fill, and the model has\n"
-    return lines + (f"rows: {{objective: {_flow(rows)}}}\n" if rows else "")
+    return lines + (f"rows: {_flow(rows)}\n" if rows else "")
 
 
 def _as_written(source: SourceConfig) -> dict[str, Any]:
@@ -244,14 +363,14 @@ def _as_written(source: SourceConfig) -> dict[str, Any]:
     without = {"name"} if source.name == source.format else None
     keys = source.model_dump(exclude_unset=True, exclude=without)
     if isinstance(source.path, str):
-        keys["path"] = source.path.replace(f"{_SAMPLES}/", "${samples:}/")
+        keys["path"] = source.path.replace(f"{_SHIPPED_TEXT}/", "${samples:}/")
     return keys
 
 
-def _recipe(first_run: FirstRun, machine: Machine, long_spans: bool) -> tuple[dict[str, str], list[str]]:
+def _recipe(first_run: FirstRun, machine: Machine, long_spans: Objective | None) -> tuple[dict[str, str], list[str]]:
     """The optimizer and the curriculum of a run file, as YAML, and lines that explain the choice.
 
-    `long_spans`: whether the curriculum suits the rows' objective and length.
+    `long_spans`: the curriculum's first objective; None: no curriculum suits the rows.
     """
     steps = first_run.steps
     if not first_run.config.mup:
@@ -261,24 +380,29 @@ def _recipe(first_run: FirstRun, machine: Machine, long_spans: bool) -> tuple[di
         return {"optimizer": adamw, "curriculum": ""}, [f"optimizer: adamw, {why} (docs/results/speedrun.md)"]
     muon = _RECORD.format(precision=machine.precision, warmup=steps // 20)
     said = ["optimizer: muon with muP, which learns fastest in docs/results/speedrun.md. Other: adamw, as in T5's runs"]
-    if not long_spans:
+    if long_spans is None:
         return {"optimizer": muon, "curriculum": ""}, said
     until = max(1, 2 * steps // 3)
     why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
     said.append(f"curriculum: half of each row is masked until step {until:,}, {why}")
-    return {"optimizer": muon, "curriculum": _CURRICULUM.format(until=until)}, said
+    return {"optimizer": muon, "curriculum": _CURRICULUM.format(until=until, length=long_spans.shape[0])}, said
 
 
 def _run_file(
-    name: str, corpus: str, first_run: FirstRun, recipe: dict[str, str], machine: Machine, objective: Objective
+    name: str,
+    corpus: str,
+    first_run: FirstRun,
+    evaluations: Evaluations,
+    recipe: dict[str, str],
+    machine: Machine,
+    time: str,
 ) -> str:
     config, steps = first_run.config, first_run.steps
-    evaluate = max(1, steps // 20)
-    reads_inputs = _CORPORA[objective.name] in ("c4-published", "c4-bart", "c4-ul2")
+    writes = FAMILIES[config.family].generates is not None
     return _filled(
         "run",
         model=first_run.model,
-        time=first_run.time,
+        time=time,
         machine=machine.name,
         name=name,
         corpus=_flow(corpus),
@@ -291,8 +415,9 @@ def _run_file(
         **recipe,
         precision=machine.precision,
         save=max(1, steps // 10),
-        evaluate=evaluate,
-        input_use=_INPUT_USE.format(evaluate=evaluate) if reads_inputs else "",
+        evaluate=evaluations.every_steps,
+        rows=evaluations.rows,
+        samples=_SAMPLES.format(every=max(1, steps // _TIMES_SAMPLED)) if writes else "",
         log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
     )
 

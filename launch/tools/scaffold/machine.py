@@ -10,10 +10,10 @@ import torch
 from data_pipeline.base import paths
 from data_pipeline.base.config_file import Section, load
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import counted, duration
+from data_pipeline.base.formatting import counted
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import AnyModelConfig
-from pretrain.device_speed import cpu_share, gpu_of_device, product_flops
+from pretrain.device_speed import GPU_MFU, cpu_share, gpu_of_device, product_flops
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
@@ -32,7 +32,9 @@ _HOUR = 3600.0
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 _MOST_EPOCHS = 40  # more repetitions teach nothing (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
-_MFU = 0.31  # of a GPU; the default of pretrain plan
+MOST_EVALUATED = 0.1  # of the training's time
+_MOST_EVALUATIONS, _FEWEST_EVALUATIONS = 20, 5
+_MOST_ROWS, _FEWEST_ROWS = 256, 8  # held-out rows of an evaluation
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/device_speed.py
 
 
@@ -81,7 +83,7 @@ class Machine:
 
     def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
         """The time of training on a row: the row's FLOPs, divided by the FLOP/s that the model's width reaches."""
-        share = _MFU if self.gpus else cpu_share(config.width)
+        share = GPU_MFU if self.gpus else cpu_share(config.width)
         return count_flops(outline(config), Sizes.of_example(*lengths)) / (share * self.flops)
 
     def __str__(self) -> str:
@@ -105,12 +107,30 @@ class FirstRun:
     tokens: int
 
     @property
-    def time(self) -> str:
-        return duration(self.steps * self.seconds)
-
-    @property
     def tokens_per_parameter(self) -> float:
         return self.steps * self.tokens / outline(self.config).num_parameters()
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The evaluations of a run: one every `every_steps`, each of `rows` held-out rows. All take about `seconds`."""
+
+    every_steps: int
+    rows: int
+    seconds: float
+
+    @classmethod
+    def of(cls, run: FirstRun, passes: int) -> "Evaluations":
+        """Up to 20 evaluations of up to 256 rows, which take a tenth of the time of the training at most; in the
+        shortest runs five of 8 rows.
+
+        `passes`: forward passes over each row. Training on a row takes as long as three.
+        """
+        affordable = MOST_EVALUATED * 3 * run.steps * run.batch / passes
+        number = min(run.steps, max(_FEWEST_EVALUATIONS, min(_MOST_EVALUATIONS, int(affordable / _MOST_ROWS))))
+        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, int(affordable / number)))
+        every = -(-run.steps // number)
+        return cls(every, rows, run.steps / every * rows * passes / 3 * run.seconds / run.batch)
 
 
 def run_within(

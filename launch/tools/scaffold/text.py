@@ -6,23 +6,30 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from data_pipeline.base.errors import DamagedInput, StoreError, UserError
 from data_pipeline.base.formatting import counted, printable
 from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig, TokenizerConfig
-from data_pipeline.sources import csv, jsonl, tables
+from data_pipeline.sources import csv, jsonl, plain_text, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
-from data_pipeline.sources.record import Input, ReadStats, Record, open_text, parsed_lines
+from data_pipeline.sources.record import Input, ReadStats, Record, numbered_lines, open_text, parsed_lines
 from data_pipeline.stages.documents import text_of
-from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files
+from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files, list_inputs
 from data_pipeline.stages.tokenizer_training import largest_vocabulary
 
+SampleBy = Literal["document", "paragraph", "line"]
+_TEXTS = (  # endings of names: prose, pages, programs, molecules
+    *("txt", "text", "md", "markdown", "rst", "adoc", "org", "tex", "html", "htm", "py", "pyi", "js", "ts", "jsx"),
+    *("tsx", "c", "h", "cc", "cpp", "hpp", "cs", "java", "kt", "scala", "go", "rs", "rb", "php", "pl", "lua", "r"),
+    *("jl", "swift", "sh", "sql", "hs", "ml", "lisp", "el", "f90", "m", "v", "smi", "smiles"),
+)
 _FORMATS = {  # by the ending of a name, without the compression's ending
+    **{f".{name}": "text" for name in _TEXTS},
     **{f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow", "wet", "warc")},
-    **{".txt": "text", ".md": "text", ".json": "jsonl", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
+    **{".json": "jsonl", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
@@ -36,9 +43,13 @@ _HELD_OUT = ("validation", "valid", "dev")  # names of splits in datasets
 _SAMPLE, _SAMPLE_FILES, _REMOTE_FILES = 300_000, 200, 8  # bytes, local files, remote files (4 MB are read of each)
 _PACKED, _TEXT_PER_BYTE = (*_COMPRESSED, ".parquet"), 3  # bytes of text per byte of a compressed file
 _ENOUGH, _ENOUGH_BYTES = 30, 580_000  # documents to hold out, or bytes: the 256 rows of 568 tokens of an evaluation
+_SHORTEST = 300  # bytes of a document; of shorter ones more are held out, so that they fill four of T5's rows
 _FEWEST, _FEWEST_BYTES = 20, 8_600  # 30 % of them can be held out, and two of T5's rows are left to train on
 _ENOUGH_FILES, _PARTS = 20, 1000  # fewer files are cut into parts, of which the last ones are held out
 _SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
+_LINES, _LONGEST_LINE = 1000, 200  # fewest lines of a file of lines, and their longest mean, in bytes
+_LINES_SAMPLED, _FILES_OF_LINES = 2000, 8
+_EXCEPTIONS = 0.02  # of the lines: blank ones, and those with white space before or within
 _CERTAIN = 0.9  # of the tokens that the sample gives, since held-out text isn't trained on
 
 
@@ -69,7 +80,8 @@ class Sample:
             found = f"{counted(self.documents, 'document')}, {self.bytes / 1000:.1f} kB"
             least = f"expected {_FEWEST} or more, of which some are held out, and {_FEWEST_BYTES / 1000:.1f} kB"
             raise UserError(f"--text: holds {found}; {least}; a file of plain text may be one document: it is cut")
-        share = min(_ENOUGH / self.documents, _ENOUGH_BYTES / self.bytes)
+        enough = max(_ENOUGH / self.documents, _ENOUGH * _SHORTEST / self.bytes)
+        share = min(enough, _ENOUGH_BYTES / self.bytes)
         return round(min(0.3, max(0.01, share)), 2)
 
     def vocabulary(self, largest: int) -> int:
@@ -97,7 +109,7 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
     files that no reader can read, with the way out.
     """
     try:
-        files = list_files(SourceConfig(format="text", path=text))
+        inputs = list_inputs(SourceConfig(format="text", path=text))
     except (NoSuchFile, StoreError) as error:  # if the text comes later, its name tells the format
         if named := text_format or _named(_ending(text)):
             return [SourceConfig(format=named, path=text)], []
@@ -107,16 +119,17 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
         raise UserError(f"--text: {text}: {reason}") from None
     except UserError as error:
         raise UserError(f"--text: {error}") from None
+    files = inputs.files
+    left_out = [f"left out: {inputs.left_out}"] if inputs.hidden else []
     set_activity(f"reading {counted(len(files), 'file')}")
     folder = is_folder(text)
     if Path(text).is_dir() and (splits := _saved_splits(Path(text))):
         return splits
     if text_format:
-        return [_with_column(SourceConfig(format=text_format, path=text), files[0])], []
+        return [_with_column(SourceConfig(format=text_format, path=text), files[0])], left_out
     by_ending: dict[str, list[InputFile]] = defaultdict(list)
     for file in files:
-        parts = PurePosixPath(file.name).parts
-        is_about_the_data = parts[-1].startswith(_METADATA) or any(part.startswith(".") for part in parts)
+        is_about_the_data = PurePosixPath(file.name).name.startswith(_METADATA)
         if not (folder and is_about_the_data):
             by_ending[_ending(file.name)].append(file)
     found: dict[str, list[str]] = defaultdict(list)  # the endings of each format
@@ -135,29 +148,61 @@ def sources_of(text: str, text_format: str | None) -> tuple[list[SourceConfig], 
         globs = [f"{text.rstrip('/')}/**/{_glob(by_ending[ending], ending)}" for ending in endings]
         source = SourceConfig(format=kind, path=globs if folder else text)
         sources.append(_with_column(source, by_ending[endings[0]][0]))
-    return sources, [f"left out: {counted(number, 'file')}: {error}" for number, error in refused]
+    return sources, left_out + [f"left out: {counted(number, 'file')}: {error}" for number, error in refused]
 
 
-def cut(sources: Sequence[SourceConfig]) -> tuple[list[SourceConfig], list[str]]:
+def cut(sources: Sequence[SourceConfig], sample_by: SampleBy | None) -> tuple[list[SourceConfig], list[str]]:
     """`sources` with options for plain text, and lines about the files.
 
-    A file of plain text becomes a document. Few files are cut into parts, so that the last parts can be held out.
+    `sample_by`: what becomes a document of plain text. None: a line if lines are short and many, else a file. Few files
+    are cut into parts, so that the last parts can be held out. Raises UserError if `sample_by` has no effect.
     """
     found, lines = list[SourceConfig](), list[str]()
+    if sample_by and not any(source.format == "text" for source in sources):
+        formats = " and ".join(sorted({source.format for source in sources}))
+        raise UserError(f"--sample-by: for plain text, and the format is {formats}, which has documents of its own")
     for source in sources:
         files, what = _files_of(source), source.format
         size = sum(file.bytes for file in files)
         if "text" in source.options:
             what += f" in {source.options['text']!r}"
         elif source.format == "text":
-            options: dict[str, Any] = {"sample_by": "document"}
-            if 0 < len(files) < _ENOUGH_FILES:
+            by = sample_by or ("line" if _are_lines(files) else "document")
+            options: dict[str, Any] = {"sample_by": by}
+            if by == "document" and 0 < len(files) < _ENOUGH_FILES:
                 options[PART] = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
+            if by != "document":
+                what += f", a {by} a document" + ("" if sample_by else ". Other: --sample-by document")
             source = source.model_copy(update={"options": options})
         found.append(source)
         if files:
             lines.append(f"text: {counted(len(files), 'file')}, {size / 1e6:,.1f} MB, format {what}")
     return found, lines
+
+
+def _are_lines(files: Sequence[InputFile]) -> bool:
+    """Whether lines are texts of their own, such as sentences or molecules: short, many, and not those of wrapped
+    paragraphs or programs, which have blank lines, or indents, or mostly the greatest length."""
+    lines, some = list[bytes](), files[:: max(1, -(-len(files) // _FILES_OF_LINES))]
+    try:
+        for file in some:
+            with open_text(Input(file.path, is_sample=True), plain_text.Options()) as stream:
+                numbered = numbered_lines(stream, _LONGEST_LINE * _LINES)
+                lines += [line or b"" for _, line in itertools.islice(numbered, _LINES_SAMPLED // len(some))]
+    except UserError:  # reported when a sample is read
+        return False
+    size = sum(len(line) + 1 for line in lines)
+    estimated = sum(file.bytes for file in files) * len(lines) / size if lines else 0
+    if estimated < _LINES or size > _LONGEST_LINE * len(lines):
+        return False
+    few = _EXCEPTIONS * len(lines)
+    if sum(not line.strip() or line[:1].isspace() for line in lines) > few:
+        return False
+    if sum(len(line.split(None, 1)) > 1 for line in lines) <= few:  # no spaces: molecules, words, sequences
+        return True
+    lengths = sorted(map(len, lines))
+    full = 0.8 * lengths[int(0.99 * len(lengths))]
+    return sum(length >= full for length in lengths) < len(lengths) / 4
 
 
 def sample_of(sources: Sequence[SourceConfig]) -> Sample | None:
@@ -260,6 +305,8 @@ def _named(ending: str) -> str | None:
 def _format_of(file: InputFile, ending: str) -> str:
     """The format of a file by its name and first bytes. Raises UserError if no reader can read the file."""
     named, look = _named(ending), look_of(file.path)
+    if look and look.marked:
+        raise UserError(f"{file.name}: {look}")
     if look and (look.certain or not ending) and named not in look.formats:
         if look.certain and (not look.formats or (named and look.formats == ("text",))):
             raise UserError(f"{file.name}: {look}")

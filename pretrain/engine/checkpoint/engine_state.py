@@ -176,6 +176,8 @@ def restore(engine: Engine, directory: Path, weights_only: bool = False) -> None
         slots = optimizer.state.setdefault(fragment.buffer, {})
         for name, value in stored.scalars(fragment.name).items():
             slots[name] = torch.tensor(value, dtype=torch.float32, device=fragment.buffer.device)
+        for name in slots.keys() - {*stored.scalars(fragment.name), *stored.states(fragment.name)}:
+            del slots[name]  # of later steps: no step before the checkpoint was applied
         for name in stored.states(fragment.name):
             if name not in slots:
                 slots[name] = torch.zeros_like(fragment.buffer.data)

@@ -169,7 +169,9 @@ def read(directory: Path) -> Index:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{directory}: not a checkpoint: no {INDEX}") from None
+        is_hf = (directory / "config.json").exists()
+        way_out = f", but a model of transformers; pretrain import {directory} OUT makes a checkpoint" if is_hf else ""
+        raise UserError(f"{directory}: not a checkpoint: no {INDEX}{way_out}") from None
     except OSError as error:
         raise FailedError(f"{path}: can't be read: {error.strerror}") from None
     values = parse_json(content, dict[str, object], path)

@@ -103,8 +103,7 @@ class Saver:
         """
         started = time.perf_counter()
         before = self.wait()
-        self._copies = self._copies or HostCopies(self._engine)
-        copy = self._copies.take()
+        copy = on_each_rank(self._copied)
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
         final = checkpoint_directory(self._origin.run, train_state.step)
         temporary = from_rank_0(temporary_path(final), Path)
@@ -115,6 +114,14 @@ class Saver:
         copy.seconds += time.perf_counter() - started
         self._thread.start()
         return before
+
+    def _copied(self) -> Copy:
+        """A copy of this rank's state. Raises FailedError if there is no memory for the copy."""
+        self._copies = self._copies or HostCopies(self._engine)
+        try:
+            return self._copies.take()
+        except RuntimeError as error:  # also if the system locks no more pages
+            raise FailedError(f"the state can't be copied for a checkpoint: {error}") from error
 
     def prove(self) -> None:
         """Notes that a finite loss was computed from the last saved state, so that `latest` may name the checkpoint."""

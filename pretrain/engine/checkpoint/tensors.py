@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from data_pipeline.base.atomic import atomic_file
+from data_pipeline.base.atomic import atomic_file, atomic_path
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.json_file import read_json
@@ -70,8 +70,8 @@ def write_part(
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes a safetensors file. Raises OSError if the disk refuses."""
-    with os_errors():
-        save_file(tensors, path)
+    with atomic_path(path) as temporary, os_errors():
+        save_file(tensors, temporary)
 
 
 def verify_share(stored: "StoredTensors") -> None:

@@ -119,7 +119,7 @@ def norms_figure(rows: Sequence[Row]) -> "Figure":
     figure.suptitle(f"norms of each layer, up to step {steps[-1]}")
     panels = figure.subplots(2, 2, squeeze=True).flatten()
     for axes, (kind, title) in zip(panels, _PANELS.items(), strict=True):
-        values = {(row["layer"], row["step"]): row[kind] for row in rows if row[kind]}
+        values = {(row["layer"], row["step"]): float(row[kind]) for row in rows if row[kind]}
         shown = [layer for layer in layers if any((layer, step) in values for step in steps)]
         cells = [[values.get((layer, step), math.nan) for step in steps] for layer in shown]
         finite = [value for line in cells for value in line if math.isfinite(value)]

@@ -2,7 +2,7 @@
 
 - Replaying, ComparingMemory, SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
 - Speed, Straggling, Profiling: measure steps.
-- The callbacks of the run file, and Alerting.
+- The callbacks of the run file, those of a Python call, and Alerting.
 - Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
 - CheckpointsInMemory, WeightComparison, Checkpointing: save the run.
 - Stops: ends the run on request.
@@ -26,9 +26,14 @@ from pretrain.training.callbacks.stops import Stops
 from pretrain.training.callbacks.stragglers import Straggling
 
 
-def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = None) -> dict[str, Callback]:
-    """The callbacks of a run by name, in the order in which they are called, without those whose setting is off. Raises
-    UserError for a callback of the run file that can't be made."""
+def build_callbacks(
+    config: RunConfig, ranks: int, stop_at_step: int | None = None, objects: Sequence[Callback] = ()
+) -> dict[str, Callback]:
+    """The callbacks of a run by name, in the order in which they are called, without those whose setting is off.
+
+    `objects`: callbacks of the caller, besides those of the run file. Raises UserError for a callback of the run file
+    that can't be made, and for an object that is none.
+    """
     faults, alerts = config.faults, config.tracking.alerts
 
     def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
@@ -42,7 +47,7 @@ def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = No
         **built_in(Speed),
         **built_in(Straggling, faults.straggler_factor is not None and (ranks > 1 or config.data.remote)),
         **built_in(Profiling, config.trainer.profile),
-        **users_callbacks(config.callbacks),
+        **users_callbacks(config.callbacks, objects),
         **({"Alerting": Alerting(alerts, config.run.name)} if alerts else {}),
         **built_in(Reporting),
         **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
@@ -53,16 +58,24 @@ def build_callbacks(config: RunConfig, ranks: int, stop_at_step: int | None = No
     }
 
 
-def users_callbacks(settings: Sequence[CallbackSection]) -> dict[str, Callback]:
-    """The callbacks of a run file by name, in the file's order. Raises UserError if one can't be made."""
-    found: dict[str, Callback] = {}
+def users_callbacks(settings: Sequence[CallbackSection], objects: Sequence[object] = ()) -> dict[str, Callback]:
+    """The callbacks of a run file by name, in the file's order, then `objects`.
+
+    Raises UserError if one can't be made or is no callback.
+    """
+    made: list[tuple[str, object]] = []
     for number, one in enumerate(settings):
         module, _, name = one.name.partition(":")
         try:
-            made = getattr(import_module(module), name)(**(one.model_extra or {}))
+            made.append((one.name, getattr(import_module(module), name)(**(one.model_extra or {}))))
         except Exception as error:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
-        if not isinstance(made, Callback):
-            raise UserError(f"callbacks.{number}: {one.name} is no subclass of pretrain.training.callback.Callback")
-        found[one.name if one.name not in found else f"{one.name} {number}"] = made
+    made += [(f"{type(given).__module__}:{type(given).__qualname__}", given) for given in objects]
+    found: dict[str, Callback] = {}
+    for number, (name, callback) in enumerate(made):
+        if not isinstance(callback, Callback):
+            if isinstance(callback, type):
+                raise UserError(f"callbacks.{number}: expected an object, got the class {callback.__qualname__}")
+            raise UserError(f"callbacks.{number}: {name} is no subclass of pretrain.training.callback.Callback")
+        found[name if name not in found else f"{name} {number}"] = callback
     return found

@@ -1,5 +1,6 @@
 """Sends alerts while a run trains: `tracking.alerts`."""
 
+import contextlib
 import shutil
 from collections import deque
 from collections.abc import Mapping
@@ -27,13 +28,14 @@ class Alerting(Callback):
         self._disk_is_full = False
 
     def after_step(self, trainer: Trainer) -> None:
-        if trainer.run.rank == 0 and trainer.state.health.spikes > trainer.before.health.spikes:
+        if trainer.run.rank == 0 and trainer.state.health.spiking and not trainer.before.health.spiking:
             self._alerts.send("spike", f"step {trainer.step}: the loss is {trainer.outcome.loss:.4f}, a spike")
 
     def after_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if trainer.run.rank == 0:
             self.check_speed(trainer.step, metrics.get("train/tokens_per_second"))
-            self.check_disk(trainer.step, shutil.disk_usage(trainer.run.directory).free)
+            with contextlib.suppress(OSError):  # a network disk that doesn't answer is looked at again later
+                self.check_disk(trainer.step, shutil.disk_usage(trainer.run.directory).free)
 
     def check_speed(self, step: int, speed: float | None) -> None:
         """`speed` in tokens per second; None if it isn't measured."""

@@ -55,9 +55,10 @@ class SkippedSteps(Callback):
         found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
-        trainer.rewind(checkpoint, replace(state_of(run.directory, checkpoint), skipped=trainer.state.skipped))
-        self._untried, self._since = checkpoint, trainer.state.step
-        trainer.report.warn(f"{found}; rewinding to step {trainer.state.step}")
+        then, now = state_of(run.directory, checkpoint), trainer.state
+        trainer.rewind(checkpoint, replace(then, skipped=now.skipped, health=now.health.rewound_to(then.health)))
+        self._untried, self._since = checkpoint, then.step
+        trainer.report.warn(f"{found}; rewinding to step {then.step}")
 
 
 def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
@@ -74,8 +75,10 @@ def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
 
 
 class Spikes(Callback):
-    """`faults.spikes`: reports loss spikes. With the action `rewind`, restores the latest checkpoint and skips the rows
-    up to the spike."""
+    """`faults.spikes`: reports loss spikes, each once, however many steps it lasts. With the action `rewind`, restores
+    the latest checkpoint and skips the rows up to the spike."""
+
+    _why_not = ""  # the last spike didn't rewind the run
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/spikes": trainer.state.health.spikes}
@@ -85,26 +88,31 @@ class Spikes(Callback):
         if trainer.state.health.spikes == before.spikes:
             return
         assert settings is not None  # the callback isn't there otherwise
-        mean, loss = sum(before.recent) / len(before.recent), trainer.outcome.loss
-        trainer.report.warn(f"step {trainer.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
-        if settings.action != "warn":
-            self._rewind(trainer, settings)
+        if not before.spiking:
+            mean, loss = sum(before.recent) / len(before.recent), trainer.outcome.loss
+            trainer.report.warn(f"step {trainer.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
+            self._why_not = ""
+        if settings.action == "rewind" and not self._why_not and (why_not := self._rewind(trainer, settings)):
+            trainer.report.warn(f"not rewound: {why_not}")
+            self._why_not = why_not
 
-    def _rewind(self, trainer: Trainer, settings: SpikeSection) -> None:
-        run, report = trainer.run, trainer.report
+    def _rewind(self, trainer: Trainer, settings: SpikeSection) -> str:
+        """Rewinds the run, or returns why it can't be rewound."""
+        run = trainer.run
         trainer.finish_saving()
         checkpoint = newest_verified(run.directory)
         if checkpoint is None:
-            report.warn("not rewound: there is no checkpoint yet")
-            return
+            return "there is no checkpoint yet"
         if on_rank_0(lambda: len(rewinds(run.directory)), int) >= settings.max_rewinds:
-            report.warn(f"not rewound: {settings.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)")
-            return
+            return f"{settings.max_rewinds} rewinds are the limit (faults.spikes.max_rewinds)"
         then, now = checkpoint_index.read(checkpoint).train_state, trainer.state
+        health = now.health.rewound_to(then.health)
         trainer.drop_unsaved()
         # training continues with the rows after the spike
-        trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped))
+        trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped, health=health))
         if run.rank == 0:
-            add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, trainer.outcome.loss))
+            loss, counts = trainer.outcome.loss, (health.spikes, health.skipped)
+            add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, loss, *counts))
         rows = now.position - then.position
-        report.warn(f"rewound to step {then.step}; skipping {rows} rows, up to row {now.position}")
+        trainer.report.warn(f"rewinding to step {then.step}; skipping {rows} rows, up to row {now.position}")
+        return ""

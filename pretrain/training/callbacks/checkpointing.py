@@ -42,8 +42,8 @@ class CheckpointsInMemory(Callback):
     def after_step(self, trainer: Trainer) -> None:
         if self._memory is None:
             return
-        due_everywhere = not trainer.any_rank(_NOT_DUE)
-        if due_everywhere and trainer.outcome.applied and not trainer.last:  # the last step goes to disk
+        due = not trainer.any_rank(_NOT_DUE) and not trainer.rewinding
+        if due and trainer.outcome.applied and not trainer.last:  # the last step goes to disk
             self._memory.take(trainer.state_to_save())
         if self._memory.problem and not self._told:
             trainer.report.warn(self._memory.problem)
@@ -84,6 +84,8 @@ class Checkpointing(Callback):
         return {_WRITING: self._saving and self._saver.writes}
 
     def after_step(self, trainer: Trainer) -> None:
+        if trainer.rewinding:
+            return
         if self._saving:
             if trainer.outcome.applied:  # its loss was finite
                 self._saver.prove()

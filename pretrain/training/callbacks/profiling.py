@@ -1,5 +1,7 @@
 """Profiles steps of a run."""
 
+import sys
+
 from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.base.atomic import temporary_path
@@ -42,8 +44,11 @@ class Profiling(Callback):
             return
         self._profile.stop()
         target = trainer.run.directory / "profile" / f"rank-{trainer.run.rank:05d}.json"
-        target.parent.mkdir(exist_ok=True)
-        unnamed = temporary_path(target)
-        self._profile.export_chrome_trace(str(unnamed))
-        unnamed.rename(target)
+        try:
+            target.parent.mkdir(exist_ok=True)
+            unnamed = temporary_path(target)
+            self._profile.export_chrome_trace(str(unnamed))
+            unnamed.rename(target)
+        except OSError as error:
+            print(f"warning: trainer.profile: {target} isn't written: {error.strerror}", file=sys.stderr, flush=True)
         self._profile, self._begin = None, 0  # once: a run that is rewound takes the same steps again

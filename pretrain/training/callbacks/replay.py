@@ -174,8 +174,7 @@ def taken(model: nn.Module, device: torch.device, repeats: bool, first_pass: boo
 
         return hook
 
-    trained = [(number, one) for number, one in enumerate(parameters) if one.requires_grad]
-    handles = [one.register_hook(take(number)) for number, one in trained]
+    handles = [one.register_hook(take(number)) for number, one in enumerate(parameters)]
     handles.append(model.register_forward_pre_hook(count))
     try:
         yield table

@@ -216,7 +216,7 @@ class EvaluationHooks(Callback):
         return self._hooks.during(trainer.engine, trainer.step, trainer.last) if self._due else contextlib.nullcontext()
 
     def after_step(self, trainer: Trainer) -> None:
-        if not self._due:
+        if not self._due or trainer.rewinding:
             return
         for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
             trainer.report.record_findings(trainer.step, findings)

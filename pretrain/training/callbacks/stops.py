@@ -1,6 +1,7 @@
 """Ends a run on request: a signal, the file RUN/stop, `--stop-at-step`, `run.max_hours`, or an object store that
 doesn't answer."""
 
+import os
 import signal
 import threading
 import time
@@ -66,7 +67,7 @@ class Stops(Callback):
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         lost = trainer.store_error is not None
-        by_file = trainer.run.rank == 0 and self._stop_file.exists()
+        by_file = trainer.run.rank == 0 and os.path.exists(self._stop_file)  # noqa: PTH110 - False if a disk fails
         late = time.monotonic() > self._deadline
         asked = bool(_received) or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
         return {"stop": asked or late or lost, _STORE_LOST: lost}

@@ -1,12 +1,14 @@
 """`pretrain dashboard`: MLflow's own UI, opened on the charts of a run."""
 
+import contextlib
 import os
 import socket
-import sys
+import sqlite3
 from pathlib import Path
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import without_login
+from data_pipeline.base.processes import PYTHON, SAFE_PATH
 from pretrain.training.tracking.mlflow_store import ARTIFACTS, FeedState, absolute_uri, sqlite_file, with_password
 
 _HOST = "127.0.0.1"
@@ -34,20 +36,42 @@ def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
     uri = with_password(uri, given)
     database = sqlite_file(uri)
     if database and not database.exists():
-        raise UserError(f"{database}: no such file, so there is nothing to show yet; runs create it when they train")
+        reason = _copied(run_dir) if run_dir else "there is nothing to show yet; runs create it when they train"
+        raise UserError(f"{database}: no such file, so {reason}")
+    if database and state and not _has_run(database, state.run_id):
+        raise UserError(f"{database}: has no run {state.run_id}, so {_copied(run_dir)}")
     address = f"http://{_HOST}:{(port := _free_port(port))}"
     print(f"{address}/{page}")
     if state:
         print(f"with the experiment's other runs: {address}/{runs}{_TRAINING}&compareRunsMode=CHART")
     print("MLflow starts, which takes some seconds. Ctrl-C ends it.", flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"]
+    command = [*PYTHON, "-m", "mlflow", "server", "--host", _HOST, "--port", str(port), "--workers", "1"]
     command += ["--uvicorn-opts", "--log-level warning"]
     if database:
         command += ["--default-artifact-root", (database.parent / ARTIFACTS).as_uri()]
     # without MLflow's job runners, which evaluate language-model applications
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_LOGGING_LEVEL": "WARNING"}
-    environment |= {"MLFLOW_BACKEND_STORE_URI": uri}  # a command line is public, and the URI may have a password
-    os.execve(sys.executable, command, environment)
+    # a command line is public, and the URI may have a password
+    environment |= {**SAFE_PATH, "MLFLOW_BACKEND_STORE_URI": uri}
+    os.execve(command[0], command, environment)
+
+
+def _copied(run_dir: Path | None) -> str:
+    return (
+        f"{run_dir} was copied, or the run was deleted there: pretrain sync {run_dir} --uri sqlite:///runs/mlflow.db "
+        "sends it to an MLflow here"
+    )
+
+
+def _has_run(database: Path, run_id: str) -> bool:
+    """Whether MLflow's `database` has the run, which isn't deleted. A database that can't be read counts as one that
+    has it: MLflow then says what is wrong."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", [run_id]).fetchone()
+    except sqlite3.Error:
+        return True
+    return found is not None and found[0] != "deleted"
 
 
 def _free_port(port: int) -> int:

@@ -19,6 +19,7 @@ from typing import Literal
 
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import masked, masked_values
+from data_pipeline.base.processes import PYTHON
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking.mlflow_store import (
     HOST,
@@ -149,20 +150,20 @@ class Tracker:
         self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
-def end_failed(run_dir: Path, ended: float | None = None) -> bool:
-    """Records that a run has failed, now or when it `ended`, if the run didn't record its own end. Returns True if
-    MLflow must be fed with this. Raises OSError if the disk refuses."""
+def record_end(run_dir: Path, ended: float | None = None, status: Status = "FAILED") -> bool:
+    """Records for MLflow that a run has ended, now or when it `ended`, if the run didn't record its own end. Returns
+    True if MLflow must be fed with this. Raises OSError if the disk refuses."""
     run = TrackedRun.load(run_dir)
     if run is None or run.ended is not None:
         return False
-    replace(run, status="FAILED", ended=ended or time.time()).save(run_dir)
+    replace(run, status=status, ended=ended or time.time()).save(run_dir)
     return run.uri is not None
 
 
 def sync_apart(run_dir: Path) -> None:
     """Runs `sync` in another process, since MLflow's client takes much memory. Prints a line if it fails or takes too
     long."""
-    command = [sys.executable, "-m", "pretrain", "sync", str(run_dir)]
+    command = [*PYTHON, "-m", "pretrain", "sync", str(run_dir)]
     with contextlib.suppress(subprocess.TimeoutExpired):
         if not subprocess.run(command, capture_output=True, timeout=SECONDS_FOR_THE_REST).returncode:
             return

@@ -28,7 +28,6 @@ from pretrain.config.optimizers import ConstantSchedule
 from pretrain.engine.construction import adds_locally, prepare_layers, sharded, stage_on
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import first_value
-from pretrain.engine.versions import is_tested
 from pretrain.models.layers import Layer
 from pretrain.models.model import Losses, Model
 
@@ -153,7 +152,6 @@ def plain_loop(accumulation: int, ranks: int) -> list[PlainStep]:
     return steps
 
 
-_MOST_MICRO_BATCHES = 4
 _NEVER_CLIPS = 2.0**20
 # numbers of elements that a run's model exceeds, and this model, too: a bucket holds some parameters, not the largest
 _SIZES = {
@@ -167,44 +165,20 @@ _ROUNDING = 2.0**-20  # of the gradient norm alone: it is a square root, and Dee
 _SHOWN = 3  # parameters
 
 
-class Comparison(NamedTuple):
-    """The settings that DeepSpeed trained with, and the differences; `wrong` is empty if there are none."""
+def differences(config: RunConfig, accumulation: int) -> str:
+    """Trains the small model with DeepSpeed and the settings of `config`, and without DeepSpeed. Returns what differs;
+    empty if nothing does. All ranks call this together, and get the same result.
 
-    trained: str
-    wrong: str
-
-
-def compare(config: RunConfig, accumulation: int) -> Comparison:
-    """Trains the small model with DeepSpeed and the settings of `config`, and without DeepSpeed. All ranks call this
-    together, and get the same result.
-
-    A step has `accumulation` micro-batches on each rank, four at most. Raises DeepSpeed's errors.
+    A step has `accumulation` micro-batches on each rank.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    accumulation = min(accumulation, _MOST_MICRO_BATCHES)
-    small, wrong = _small(config, accumulation, ranks), ""
-    with torch.random.fork_rng(devices=[]), _engine(small) as engine:
+    with torch.random.fork_rng(devices=[]), _engine(_small(config, accumulation, ranks)) as engine:
         for step, expected in enumerate(plain_loop(accumulation, ranks)):
             engine.step(step, range(accumulation), micro_batches(step, accumulation, ranks)[rank])
             # what one rank alone finds ends the comparison on all of them
             if found := first_value(_wrong(engine, expected) or None):
-                wrong = f"wrong from step {step + 1} on: {found}"
-                break
-    return Comparison(_described(small, accumulation), wrong)
-
-
-def _described(config: RunConfig, accumulation: int) -> str:
-    """The settings of the comparison, for a report."""
-    ranks, zero = dist.get_world_size(), config.deepspeed.zero_optimization
-    parts = [
-        f"DeepSpeed {deepspeed.__version__}",
-        f"stage {config.zero_stage}",
-        config.precision,
-        f"{accumulation} micro-batch{'es' if accumulation > 1 else ''}",
-        *(f"{key} to the CPU" for key in zero.offloaded_to("cpu")),
-        f"{counted(ranks, 'rank')} on {'GPUs' if dist.get_backend() == 'nccl' else 'the CPU'}",
-    ]
-    return ", ".join(parts)
+                return f"wrong from step {step + 1} on: {found}"
+    return ""
 
 
 def _wrong(engine: Engine, expected: PlainStep) -> str:
@@ -223,7 +197,7 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
     zero = config.deepspeed.zero_optimization
     given = zero.model_dump()
     sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
-    if adds_locally(config, ranks) and is_tested():  # another version trains as DeepSpeed documents it
+    if adds_locally(config, ranks):
         del sizes["reduce_bucket_size"]
     on_cpu = {key: {"device": "cpu"} for key in zero.offloaded_to("nvme")}  # so small a model isn't swapped
     small = {**given, **sizes, **on_cpu, "zero_quantized_weights": False}  # what is gathered quantized isn't exact

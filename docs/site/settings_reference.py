@@ -1,11 +1,11 @@
-"""Prints the page docs/reference/settings.md: every key of corpus and run files, from their classes."""
+"""Prints the page docs/reference/settings.md: every key of corpus and run files, from their classes.
 
-import itertools
+python -m docs.site.settings_reference > docs/reference/settings.md
+"""
+
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from data_pipeline.base.config_file import Section, allowed_values, meaning
-from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
@@ -24,11 +23,12 @@ from pretrain.config import RunConfig
 _INTRODUCTION = """\
 # Settings
 
-Every key of corpus files and of run files. `pretrain reference` prints this page from the code, where each key's
-meaning stands below its field.
+Every key of corpus files and of run files. `python -m docs.site.settings_reference` prints this page from the code,
+where each key's meaning stands below its field.
 
 Keys are written as on the command line, where `checkpoint.every_steps=500` sets one; a number is the index in a list,
-from 0. A key without a default is **required**; a section without one has the defaults of its keys.
+from 0. A key without a default is **required**; a section without one has the defaults of its keys. `null` empties a
+list that is empty by default and that an extended file fills.
 
 At the top of a file, `extends: [other.yaml]` names files to start from, by paths relative to it or, if they ship with
 the package, as `configs:models/t5-v1.1-base.yaml`. They are merged in order, the file itself last. `${samples:}` stands
@@ -43,13 +43,6 @@ class Row(NamedTuple):
     values: str
     default: str
     meaning: str
-
-    def words(self, where: str) -> str:
-        """The row as lines for a terminal."""
-        plain = [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).replace("`", "").replace("**", "") for cell in self[1:]]
-        lines = [f"{self.key} ({where})", f"  {plain[2]}"]
-        lines += [f"  {name}: {cell}" for name, cell in zip(("values", "default"), plain, strict=False) if cell]
-        return "\n".join([*lines, ""])
 
 
 @dataclass(frozen=True)
@@ -71,47 +64,6 @@ def page() -> str:
     """The whole page, in Markdown."""
     parts = list(_parts())
     return "\n\n".join([_INTRODUCTION + "\n" + _contents(parts), *map(str, parts)]) + "\n"
-
-
-def describe_key(key: str) -> str:
-    """The part of the page about `key` and the keys below it, for a terminal. Indices of lists may be left out.
-
-    Raises UserError for an unknown key, with the nearest keys.
-    """
-    asked, headings, found, known = _plain(key), list[str](), [], []
-    for part in _parts():
-        headings = [*headings[: part.level - 2], part.heading]
-        for row in part.rows:
-            known.append(row.key)
-            if f"{_plain(row.key)}.".startswith(f"{asked}."):
-                found.append(row.words(", ".join(headings)))
-    if not found:
-        near = get_close_matches(key, dict.fromkeys(known), 3, 0.5)
-        advice = f"the nearest are {', '.join(near)}" if near else "pretrain reference shows all"
-        raise UserError(f"{key}: no such key; {advice}")
-    if asked.split(".")[-1] == "objective":
-        found.append(_objectives_in_words(key))
-    return "\n".join(found)
-
-
-def _objectives_in_words(key: str) -> str:
-    """Every objective with its keys, their defaults, and how it is given at `key`."""
-    parts = list(_parts())
-    begin = next(number for number, part in enumerate(parts) if part.heading == "Objectives")
-    kinds = itertools.takewhile(lambda part: part.level > 2, parts[begin + 1 :])
-    lines = ["objectives:"]
-    for part in kinds:
-        name = part.heading.removeprefix("name: ")
-        keys = ", ".join(f"{row.key.removeprefix('objective.')} ({row.default})" for row in part.rows if row.default)
-        plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", f"{part.text} Keys: {keys or 'none'}").replace("`", "")
-        lines += textwrap.wrap(f"{name}: {plain.replace('**', '')}", 80, initial_indent="  ", subsequent_indent="    ")
-        lines.append(f"    {key}='{{name: {name}}}'")
-    return "\n".join([*lines, ""])
-
-
-def _plain(key: str) -> str:
-    """`key` without the indices of lists: "sources.0.path" -> "sources.path"."""
-    return ".".join(part for part in key.split(".") if not part.isdigit())
 
 
 def anchor(heading: str) -> str:
@@ -296,3 +248,7 @@ def _table(rows: list[Row]) -> str:
     texts = [[*map(str.ljust, line[:3], widths), line[3]] for line in lines]
     texts.insert(1, ["-" * width for width in (*widths, 7)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

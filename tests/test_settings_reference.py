@@ -5,17 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import yaml
-from pydantic import TypeAdapter
 
 from data_pipeline.base.config_file import Section, in_brief, meaning
-from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import OPTIONS
+from docs.site import settings_reference
 from pretrain.config import RunConfig
-from pretrain.tools import reference
 
 PAGE = Path("docs/reference/settings.md")
 
@@ -42,34 +38,9 @@ def keys_of(value: Any, path: str = "") -> Iterator[str]:
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text() == reference.page(), (
-        "docs/reference/settings.md is out of date: pretrain reference > docs/reference/settings.md"
+    assert PAGE.read_text() == settings_reference.page(), (
+        "out of date: python -m docs.site.settings_reference > docs/reference/settings.md"
     )
-
-
-def test_each_objective_is_listed_with_its_keys_and_an_example_that_loads():
-    shown = reference.describe_key("data.objective")
-    examples = re.findall(r"^    data\.objective='(.*)'$", shown, re.MULTILINE)
-    assert max(map(len, shown.split("objectives:")[1].splitlines())) <= 80
-    kinds = {section.model_fields["name"].default for section in reference._classes(TrainingObjective)}
-    assert {yaml.safe_load(example)["name"] for example in examples} == kinds
-    for example in examples:
-        if "in_one_row" not in example:  # it needs another objective
-            TypeAdapter(TrainingObjective).validate_python(yaml.safe_load(example))
-    assert "noise_density (0.15)" in shown
-
-
-def test_a_key_is_shown_with_all_below_it_and_another_answered_with_the_nearest():
-    rate = reference.describe_key("optimizer.learning_rate").splitlines()
-    assert rate[0].startswith("optimizer.learning_rate (Run files, optimizer")
-    (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| `data.train.0.weight` ")]
-    values, default, meaning = (cell.strip(" |") for cell in row.replace("`", "").split(" | ")[1:])
-    shown = reference.describe_key("data.train.weight")  # without the place in the list
-    assert shown == (f"data.train.0.weight (Run files, data)\n  {meaning}\n  values: {values}\n  default: {default}\n")
-    below = re.findall(r"^(\S+) \(", reference.describe_key("batch"), re.MULTILINE)
-    assert below == [row.split("`")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `batch")]
-    with pytest.raises(UserError, match=r"^optimizer.learning_rte: no such key; .* optimizer.learning_rate"):
-        reference.describe_key("optimizer.learning_rte")
 
 
 def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
@@ -100,5 +71,7 @@ def test_every_link_leads_to_a_heading_or_a_file():
     headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
     assert len(headings) == len(set(headings))
     targets = set(re.findall(r"\]\(([^)]*)\)", page))
-    assert {target for target in targets if target.startswith("#")} <= {f"#{reference.anchor(one)}" for one in headings}
+    assert {target for target in targets if target.startswith("#")} <= {
+        f"#{settings_reference.anchor(one)}" for one in headings
+    }
     assert all((PAGE.parent / target).exists() for target in targets if not target.startswith(("#", "http")))

@@ -1,0 +1,103 @@
+"""Counts what a sentencepiece model changes in texts before it splits them: decoding doesn't bring these places back.
+
+T5's normalization turns line breaks and tabs into spaces, leaves one space of several, and gives characters the form of
+NFKC: ² becomes 2.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import sentencepiece
+
+from data_pipeline.base.formatting import first_few
+
+RUN = "  "  # stands for several spaces in a row, and for a space at the start or the end of a text
+_NAMES = {"\n": ("line break", "line breaks"), "\t": ("tab", "tabs"), RUN: ("run of spaces", "runs of spaces")}
+_RUN = re.compile(r" {2,}|\A | \Z")
+_CHARACTERS_AT_ONCE = 1 << 20
+_SHOWN = 5
+
+
+class CodePoints:
+    """Counts the characters of texts."""
+
+    def __init__(self) -> None:
+        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point occurs
+
+    def add(self, text: str) -> None:
+        counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32))
+        if len(counts) > len(self._seen):
+            counts, self._seen = self._seen, counts
+        self._seen[: len(counts)] += counts
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of each character, in the order of their code points."""
+        return {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
+
+
+class Changes:
+    """Counts the places that a normalization changes. `model`: of a sentencepiece model; None: T5's for a new one."""
+
+    def __init__(self, model: bytes | None = None):
+        self._normalizer = sentencepiece.SentencePieceNormalizer(
+            model_proto=model,
+            rule_name="nmt_nfkc" if model is None else None,
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            escape_whitespaces=False,
+        )
+        self._points, self._runs = CodePoints(), 0
+        self._waiting, self._size = list[str](), 0
+
+    def add(self, text: str) -> None:
+        self._runs += sum(1 for _ in _RUN.finditer(text))
+        self._waiting.append(text)
+        self._size += len(text)
+        if self._size >= _CHARACTERS_AT_ONCE:
+            self._see()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of each character that is changed, and of runs of spaces, under RUN."""
+        self._see()
+        found = {one: n for one, n in self._points.counts.items() if self._normalizer.normalize(one) != one}
+        return {**found, **({RUN: self._runs} if self._runs else {})}
+
+    def _see(self) -> None:
+        self._points.add("".join(self._waiting))
+        self._waiting, self._size = [], 0
+
+
+def changed_by_t5(texts: Iterable[str]) -> dict[str, int]:
+    """What T5's normalization changes in `texts`: the number of each character, and of runs of spaces, under RUN."""
+    changes = Changes()
+    for text in texts:
+        changes.add(text)
+    return changes.counts
+
+
+def describe(changed: Mapping[str, int]) -> str:
+    """A line that says what is changed, and how to keep it; "" if nothing is changed.
+
+    {"\\n": 2, "²": 1}  ->  "normalization changes line breaks (2) and other characters (1: ²), and …"
+    """
+    if not changed:
+        return ""
+    found = [f"{plural} ({changed[one]:,})" for one, (_, plural) in _NAMES.items() if one in changed]
+    if others := {one: n for one, n in changed.items() if one not in _NAMES}:
+        shown = first_few(map(name, sorted(others, key=lambda one: (-others[one], one))), _SHOWN)
+        found.append(f"other characters ({sum(others.values()):,}: {shown})")
+    listed = " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    return (
+        f"normalization changes {listed}, and decoding doesn't bring them back; a tokenizer that is trained with "
+        "tokenizer.normalization: identity changes nothing"
+    )
+
+
+def name(one: str) -> str:
+    """What is changed, in a table: "line break", "²", "U+00AD"."""
+    visible = one.isprintable() and not one.isspace() and not unicodedata.combining(one[0])
+    return _NAMES[one][0] if one in _NAMES else one if visible else f"U+{ord(one):04X}"

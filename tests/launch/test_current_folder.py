@@ -1,0 +1,90 @@
+"""Files of the current folder whose names are modules' are never run in place of the modules."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.base import processes
+from launch import hosts, slurm_head
+from launch.attempts import Run
+from launch.tools.doctor import doctor
+from pretrain.training import attention_check
+from tests.conftest import TOP, run
+from tests.launch.conftest import a_run
+
+NAMES = ("pretrain", "launch", "data_pipeline", "random", "tempfile", "selectors", "tokenizers", "deepspeed", "mlflow")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder, whose files end what runs them and leave a file with their name."""
+    (current := tmp_path / "current").mkdir()
+    for name in NAMES:
+        (current / f"{name}.py").write_text(f"open({str(tmp_path / name)!r}, 'x')\nraise SystemExit('run: {name}')\n")
+    monkeypatch.chdir(current)
+    return tmp_path
+
+
+def files_that_were_run(folder: Path) -> list[str]:
+    return sorted(name for name in NAMES if (folder / name).exists())
+
+
+def test_what_starts_ranks_agents_and_checks_runs_no_file_of_the_current_folder(folder):
+    rank = Run(folder / "run.yaml", []).rank
+    modules = {
+        "pretrain": rank[: rank.index("train")],
+        "launch": slurm_head.LAUNCH,
+        "agent": ["sh", "-c", hosts.remote_command().removesuffix(" agent")],
+        "doctor": doctor._PROGRAM,
+        "kernels": attention_check._CHECK,
+    }
+    for name, command in modules.items():
+        version = ["--version"] if name in ("pretrain", "launch") else []
+        command = ["sh", "-c", f"{command[-1]} --version"] if name == "agent" else [*command, *version]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert "run: " not in done.stderr, name
+        assert ("encdec-pretrain 0." in done.stdout) == (name in ("pretrain", "launch", "agent")), name
+    assert files_that_were_run(folder) == []
+
+
+LOADING = """
+import sys
+from multiprocessing import get_context
+
+from data_pipeline.loading import server
+
+if __name__ == "__main__":
+    server.start("json")
+    worker = get_context("forkserver").Process(target=print, args=["at work"])
+    worker.start()
+    worker.join()
+    sys.exit(worker.exitcode)
+"""
+
+
+def test_the_loaders_processes_run_no_file_of_the_current_folder(folder):
+    """In a process that doesn't search the current folder itself, as the command `pretrain`."""
+    (folder / "script.py").write_text(LOADING)
+    done = subprocess.run([sys.executable, folder / "script.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, files_that_were_run(folder)) == (0, "at work\n", []), done.stderr
+
+
+def test_every_command_that_runs_python_begins_alike():
+    """With -P; that of a library gets a variable instead."""
+    assert (sys.executable, "-P") == processes.PYTHON
+    others = re.compile(r"sys\.executable|get_context\(\"spawn\"\)")
+    packages = ("data_pipeline", "pretrain", "launch", "examples/experiment")
+    found = {path for name in packages for path in (TOP / name).rglob("*.py") if others.search(path.read_text())}
+    assert found == {TOP / "data_pipeline/base/processes.py"}
+
+
+@pytest.mark.slow
+def test_a_run_runs_no_file_of_the_current_folder(small_corpus, folder):
+    path = a_run(folder, small_corpus, steps=2)
+    done = run("launch", "local", path, "--ranks", "2", "data.workers=1", cwd=Path.cwd())
+    assert (done.returncode, files_that_were_run(folder)) == (0, []), done.stderr
+    assert os.environ.get("PYTHONSAFEPATH") is None

@@ -1,0 +1,266 @@
+"""Requests to stop a run, at each moment of its attempts: each ends the run with exit code 75, and none is lost."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import caught
+from launch import attempts
+from launch.attempts import Attempts, Ended, Run
+from launch.head import StopRequests
+from launch.nodes import Access, Node
+from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import save
+from pretrain.engine.checkpoint.index import newest
+from pretrain.run import restarts, status
+from pretrain.training.callbacks import stops
+from pretrain.training.tracking.mlflow_store import TrackedRun
+from tests.launch.shell_ranks import ASKED, TIED
+from tests.launch.test_supervise import agent
+from tests.pretrain.rank_processes import each as each_here
+from tests.pretrain.rank_processes import on_ranks
+from tests.pretrain.runs import run_file
+from tests.tables import each
+
+NO_ROUTE = "echo No route to host; exit 255"
+ASKS = {
+    "SIGTERM": f"kill -TERM {os.getpid()}",
+    "SIGUSR1": f"kill -USR1 {os.getpid()}",
+    "stop file": "mkdir -p {run}; touch {run}/stop",
+}
+STOPPED = """echo '{{"state": "stopped", "attempt": 1, "step": 3, "stop_file": true}}' > {run}/status.json; exit 75"""
+
+
+@dataclass
+class Supervised:
+    """A run that is supervised in this process, whose ranks are lines of shell; `ends` says how.
+
+    `hosts`: what stands for ssh, try by try; none: this machine. `told`: the alerts.
+    """
+
+    folder: Path
+    hosts: list[list[str]] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def told(self) -> str:
+        told = self.folder / "alerts"
+        return told.read_text() if told.exists() else ""
+
+    @property
+    def in_mlflow(self) -> str:
+        tracked = TrackedRun.load(self.run)
+        assert tracked
+        return tracked.status
+
+    def ends(self, rank: str = "exit 1") -> Ended:
+        alerts = {"command": f"echo $ALERT_EVENT: $ALERT_TEXT >> {self.folder}/alerts"}
+        path = run_file(self.folder, self.folder / "corpus", tracking={"mlflow": None, "alerts": alerts})
+        self.run.mkdir()
+        TrackedRun("experiment", "test", 1).save(self.run)
+        access = Access(lambda host: self.hosts.pop(0), tries_again=True) if self.hosts else Access()
+        requests, config = StopRequests(self.run), load(path, [], RunConfig)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Run, "rank", ["sh", "-c", rank.format(run=self.run)])
+            with caught(requests.on_signal), Attempts(Run(path, []), config, [Node("a", 1)], access, requests) as made:
+                return made.until_over()
+
+
+@each("asks", ASKS)
+def test_before_the_first_attempt(tmp_path, capfd, asks):
+    """The node is being reached."""
+    one = Supervised(tmp_path)
+    one.hosts = [["sh", "-c", f"{ASKS[asks].format(run=one.run)}; exec sleep 3600"]]
+    assert one.ends() == Ended(75, asks == "SIGUSR1")
+    assert attempts.NOTHING_STARTED in capfd.readouterr().err
+    assert (status.read(one.run).state, (one.run / "logs").exists(), (one.run / "stop").exists()) == (
+        "new",
+        False,
+        False,
+    )
+
+
+def test_a_warning_of_the_scheduler_while_a_run_is_checked(tmp_path, monkeypatch, capfd):
+    """It would otherwise end the supervisor, and SLURM wouldn't requeue the job."""
+    one = Supervised(tmp_path)
+
+    def checked(*_: object, **__: object) -> object:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return type("Setup", (), {"directory": one.run, "finished": False})
+
+    monkeypatch.setattr(attempts, "preflight", checked)
+    path = run_file(tmp_path, tmp_path / "corpus")
+    assert attempts.launch(Run(path, []), [Node("a", 1)], Access()) == Ended(75, True)
+    assert attempts.NOTHING_STARTED in capfd.readouterr().err
+
+
+@each("asks", ASKS)
+def test_in_an_attempt(tmp_path, asks):
+    one = Supervised(tmp_path)
+    assert one.ends(f"{ASKS[asks]}; {ASKED}; {STOPPED}") == Ended(75, asks == "SIGUSR1")
+    assert [attempt.outcome for attempt in restarts.read(one.run)] == ["stopped"]
+
+
+def a_run(folder: Path, corpus: Path) -> Path:
+    saves = {"every_steps": 1, "keep_last": 2}
+    return run_file(folder, corpus, run={"max_steps": 1_000_000}, evaluation=[], checkpoint=saves)
+
+
+def stopped_after_an_attempt(one: Supervised, said: str, told: str) -> None:
+    """Asserts that the run has stopped on request without another attempt."""
+    now = status.read(one.run)
+    assert (now.state, now.attempt, one.in_mlflow, one.told) == ("stopped", 1, "KILLED", told)
+    assert [attempt.outcome for attempt in restarts.read(one.run)] == ["failed"]
+    assert not (one.run / "logs/attempt-0002").exists()
+    assert not (one.run / "stop").exists()
+    assert "stopped before attempt 2; the same command resumes the run from step 20\n" in said
+    assert "nothing was saved" not in said
+
+
+SAVED = "mkdir -p {run}/checkpoints/step-00000020"
+
+
+@each("asks", ASKS)
+def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
+    """No alert says that the run is restarted."""
+    one = Supervised(tmp_path)
+
+    def to_wait(failures: object) -> float:
+        threading.Timer(0.2, os.system, [ASKS[asks].format(run=one.run)]).start()
+        return 3600.0
+
+    monkeypatch.setattr(restarts, "seconds_to_wait", to_wait)
+    assert one.ends(f"{SAVED}; exit 1") == Ended(75, asks == "SIGUSR1")
+    stopped_after_an_attempt(one, capfd.readouterr().err, "")
+
+
+RESTARTED = "restarted: attempt 1 failed; starting attempt 2\n"
+LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
+
+
+@each("asks", ASKS)
+def test_while_a_lost_node_is_waited_for(tmp_path, monkeypatch, capfd, asks):
+    monkeypatch.setattr(attempts, "_WAITS", (3600,))
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+    one = Supervised(tmp_path)
+    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {NO_ROUTE}"]]
+    assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
+    stopped_after_an_attempt(one, capfd.readouterr().err, RESTARTED)
+
+
+@each("asks", ASKS)
+def test_while_an_agent_starts_again(tmp_path, monkeypatch, capfd, asks):
+    """The node answers, but its agent isn't connected yet."""
+    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
+    one = Supervised(tmp_path)
+    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; exec sleep 3600"]]
+    assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
+    stopped_after_an_attempt(one, capfd.readouterr().err, RESTARTED)
+
+
+def trained(path: Path, asks: Callable[[], object]) -> tuple[int, status.Status, str]:
+    """The exit code of a run that is asked to stop while it writes its first checkpoint, its status, and its newest
+    valid checkpoint."""
+    from pretrain.training.run import train_in_group
+
+    asked = threading.Event()
+    written = save.write_run_index
+
+    def write_run_index(*given: object, **options: object) -> object:
+        if not asked.is_set():
+            asked.set()
+            asks()
+        return written(*given, **options)
+
+    config = load(path, [], RunConfig)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save, "write_run_index", write_run_index)
+        code = train_in_group(0, 1, config)
+        stops.pass_on()  # to nobody: forgets them
+    directory = Path(config.run.directory)
+    newest_there = newest(directory)
+    assert newest_there
+    return code, status.read(directory), newest_there.name
+
+
+def test_in_a_save(small_corpus, tmp_path):
+    """The save is completed, and so is that of the step after which the run stops."""
+    cases: list[tuple[Path, Callable[[], object]]] = []
+    for name, number in {"SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1}.items():
+        cases.append((a_run(tmp_path / name, small_corpus), partial(signal.raise_signal, number)))
+    path = a_run(tmp_path / "file", small_corpus)
+    cases.append((path, (tmp_path / "file/run/stop").touch))
+    for code, now, checkpoint in on_ranks(1, each_here, trained, cases)[0]:
+        assert (code, now.state, checkpoint) == (75, "stopped", f"step-{now.step:08d}")
+        assert 1 < (now.step or 0) < 1_000_000
+
+
+def started(path: Path, launcher_has_cleared: bool) -> tuple[int, int | None]:
+    """The exit code and the last step of a process without a supervisor. A request is there before the process starts;
+    another one is made while the process checks its run file."""
+    from pretrain.training import run
+
+    config = load(path, [], RunConfig)
+    (stop := Path(config.run.directory) / "stop").parent.mkdir()
+    stop.touch()
+    validated = run.validate
+
+    def validate(*given: object) -> object:
+        assert stop.exists() == launcher_has_cleared
+        stop.touch()
+        return validated(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "validate", validate)
+        if launcher_has_cleared:
+            patch.setenv(status.CLEARED, "1")
+        return run.train(config), status.read(stop.parent).step
+
+
+def test_while_a_process_without_a_supervisor_starts(small_corpus, tmp_path):
+    """Only what an earlier start has left is removed; a launcher that has removed it says so."""
+    for name, cleared in {"alone": False, "launched": True}.items():
+        path = run_file(tmp_path / name, small_corpus, evaluation=[])
+        assert on_ranks(1, started, path, cleared, joined=False) == [(75, 1)]
+
+
+def test_a_lost_node_that_stays_away_ends_the_run_as_failed(tmp_path, monkeypatch, capfd):
+    """A scheduler may requeue its job."""
+    monkeypatch.setattr(attempts, "_WAITS", ())
+    one = Supervised(tmp_path)
+    one.hosts = [agent(), ["sh", "-c", NO_ROUTE]]
+    assert one.ends(LOSES_ITS_NODE) == Ended(1, True)
+    failed_after_an_attempt(one, capfd.readouterr().err, "a: sh ended with exit code 255: No route to host")
+
+
+def test_a_node_that_comes_back_with_fewer_gpus_ends_the_run_as_failed(tmp_path, monkeypatch, capfd):
+    checks = iter([None, UserError("a: 2 ranks, but it has 1 GPUs")])
+
+    def check(*_: object) -> None:
+        if error := next(checks):
+            raise error
+
+    monkeypatch.setattr(attempts, "_check", check)
+    one = Supervised(tmp_path)
+    one.hosts = [agent(), agent()]
+    assert one.ends(LOSES_ITS_NODE) == Ended(1, True)
+    failed_after_an_attempt(one, capfd.readouterr().err, "a: 2 ranks, but it has 1 GPUs")
+
+
+def failed_after_an_attempt(one: Supervised, said: str, reason: str) -> None:
+    now = status.read(one.run)
+    assert (now.state, now.attempt, now.reason, one.in_mlflow) == ("failed", 1, reason, "FAILED")
+    failed = f"failed: the run has failed in attempt 1 ({reason}); its logs: {one.run}\n"
+    assert sorted(one.told.splitlines(keepends=True)) == [failed, RESTARTED]
+    assert f"no further attempt: {reason}\n" in said
