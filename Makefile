@@ -58,10 +58,18 @@ fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
-$(INSTALLED): pyproject.toml constraints.txt examples/double_decoder/pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt \
+		examples/double_decoder/pyproject.toml \
+		examples/diagnostics/pyproject.toml \
+		examples/alerts/pyproject.toml \
+		examples/fault_hunting/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" --editable examples/double_decoder
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" \
+		--editable examples/double_decoder \
+		--editable examples/diagnostics \
+		--editable examples/alerts \
+		--editable examples/fault_hunting
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, pip takes one; some files are for other Pythons
 	touch $@
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fault_hunting import memory as hunting
+from fault_hunting import replay
 from harness import ROOT, Options, Table, main
 from start_up import command
 
@@ -26,7 +28,6 @@ from pretrain.engine.checkpoint import memory
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.callbacks import memory_corruption, replay
 from pretrain.training.validate import validate
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
@@ -40,10 +41,16 @@ MODELS = {  # by millions of parameters
     12: {"d_model": 256, "num_heads": 4, "d_ff": 704, "num_encoder_layers": 4, "num_decoder_layers": 4},
     60: {"d_model": 512, "num_heads": 8, "d_ff": 1408, "num_encoder_layers": 8, "num_decoder_layers": 8},
 }
-WHAT: dict[str, dict[str, dict[str, Any]]] = {
-    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}, "faults": {}},
-    "replay": {"checkpoint": {"memory_every_steps": None}, "faults": {"replay_every_steps": EVERY}},
-    "checksums": {"checkpoint": {"memory_every_steps": None}, "faults": {"checksum_every_steps": EVERY}},
+WHAT: dict[str, dict[str, Any]] = {
+    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}},
+    "replay": {
+        "checkpoint": {"memory_every_steps": None},
+        "callbacks": [{"name": "fault_hunting:Replay", "every_steps": EVERY}],
+    },
+    "checksums": {
+        "checkpoint": {"memory_every_steps": None},
+        "callbacks": [{"name": "fault_hunting:MemoryChecksums", "every_steps": EVERY}],
+    },
 }
 
 
@@ -58,9 +65,10 @@ def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, rank
         "optimizer": {"name": "adamw", "learning_rate": 1e-4},
         "precision": "fp32",
         "deepspeed": {"zero_optimization": {"stage": stage}},
-        "tracking": {"mlflow": None, "log_every_steps": 1, "system_metrics_seconds": None},
+        "tracking": {"mlflow": None, "log_every_steps": 1},
         "checkpoint": {"every_steps": 10 * steps, **changes["checkpoint"]},
-        "faults": {"max_restarts": 1, "replay_every_steps": None, "checksum_every_steps": None, **changes["faults"]},
+        "faults": {"max_restarts": 1},
+        "callbacks": changes.get("callbacks", []),
     }
     path.write_text(json.dumps(config))
     return path
@@ -80,11 +88,11 @@ def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> i
     if what == "checkpoint in memory":
         return memory.interval(taken, plain)
     if what == "replay":
-        return replay.interval("auto", 1, ranks, save_every=1000) or 0
+        return replay.interval(1, ranks, save_every=1000)
     run = validate(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
     model = outline(run.model)
     read = 4 * model.num_parameters() * (1 + 3 / ranks)  # weights, and this rank's master weights and two moments
-    return memory_corruption.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
+    return hunting.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
 
 
 def measure(options: Options) -> Iterator[Table]:

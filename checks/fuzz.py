@@ -79,6 +79,7 @@ def seeds() -> list[Seed]:
             * 6,
         )
     )
+    found.append(Seed("fasta", b">sp|P1|A_HUMAN Some protein\nMKTAYIAKQR\nQISFVK*\n>P2\n>P3\nmktayiak\n" * 8))
     found.append(Seed("parquet", _parquet()))
     return found
 

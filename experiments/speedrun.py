@@ -1,6 +1,6 @@
 """`python -m experiments.speedrun TRACK runs.csv`: which rows of a track reach its loss for certain, and how fast.
 
-docs/results/speedrun.md has the rules. `python -m examples.experiment configs/speedrun/TRACK` trains rows and writes
+docs/results/speedrun.md has the rules. `pretrain experiment configs/speedrun/TRACK` trains rows and writes
 runs.csv.
 """
 
@@ -16,7 +16,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 from data_pipeline.base.command import path_argument, run_command
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import aligned
-from examples.experiment.results import Result, Spread, read_csv, shown
+from pretrain.tools.experiment.results import Result, Spread, read_csv, shown
 
 P_VALUE = 0.01  # of a record, at most
 _CLOCKS = {"processor_seconds": "CPU s", "seconds": "s"}
@@ -170,15 +170,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Example: python -m experiments.speedrun mini runs/speedrun-mini/runs.csv")
 def _speedrun(
     name: Annotated[str, typer.Argument(metavar="TRACK", help=f"{', '.join(TRACKS)}.")],
-    runs: Annotated[Path, path_argument("RUNS.csv", "What `python -m examples.experiment` wrote of the track's runs.")],
+    runs: Annotated[Path, path_argument("RUNS.csv", "What `pretrain experiment` wrote of the track's runs.")],
 ) -> None:
     """Judge the rows of a track of the speedrun."""
     if name not in TRACKS:
         raise UserError(f"{name}: no such track; choose {', '.join(TRACKS)}")
     if not runs.is_file():
-        raise UserError(
-            f"{runs}: no such file; python -m examples.experiment configs/speedrun/{name} --seeds 5 writes it"
-        )
+        raise UserError(f"{runs}: no such file; pretrain experiment configs/speedrun/{name} --seeds 5 writes it")
     print(text(TRACKS[name], judged(TRACKS[name], read_csv(runs))))
 
 

@@ -22,7 +22,6 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
 from pretrain.run import node_memory, restarts, started_by, status
-from pretrain.run.alerts import Alerts
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
@@ -113,7 +112,6 @@ class Attempts:
         self.failures: list[AttemptRecord] = []
         self._run, self._access, self._requests = run, access, requests
         self._batch, self._faults, self._directory = config.batch, config.faults, Path(config.run.directory)
-        self._alerts = Alerts(config.tracking.alerts, config.run.name)
         self._pool: AgentPool | None = None
         self._reached = False  # whether all nodes have been reached before
         self._began = time.monotonic()
@@ -210,10 +208,6 @@ class Attempts:
         when = f" in {duration(seconds)}" if seconds else ""
         print(f"starting attempt {recorded.attempt + 1}{when} (faults.max_restarts)", file=sys.stderr, flush=True)
         requests.wait(seconds)
-        if not requests.made:
-            self._alerts.send(
-                "restarted", f"attempt {recorded.attempt} failed; starting attempt {recorded.attempt + 1}"
-            )
         return None
 
     def leave_out(self, lost: Sequence[str]) -> bool:
@@ -249,9 +243,6 @@ class Attempts:
         """Records that the run has failed. `reason`: why no other attempt follows."""
         if reason:
             print(f"no further attempt: {reason}", file=sys.stderr, flush=True)
-        because = f" ({reason})" if reason else ""
-        text = f"the run has failed in attempt {record.attempt}{because}; its logs: {self._directory}"
-        self._alerts.send("failed", text)
         if self._record_failure(record, reason):
             tracker.sync_apart(self._directory)
         return Ended(1, interrupted)
@@ -283,7 +274,6 @@ class Attempts:
 
     def __exit__(self, *_: object) -> None:
         self._close()
-        self._alerts.finish()
 
 
 def _number_of_ranks(nodes: Sequence[Node]) -> int:

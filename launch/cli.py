@@ -85,7 +85,7 @@ def init(
         typer.Option(help="What becomes a document of plain text. Default: line if lines are short and many."),
     ] = None,
     inputs_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of an example's inputs. Default: the objective's.")
+        int | None, typer.Option(min=8, help="Tokens of an example's inputs. Default: the objective's.")
     ] = None,
     packing: Annotated[
         Literal["concatenate", "complete_documents"] | None,

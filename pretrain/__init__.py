@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 from pretrain.hardware import limit_spinning
 
 if TYPE_CHECKING:
-    from pretrain.from_python import train
+    from pretrain.from_python import experiment, train
     from pretrain.loaded import PretrainedModel, load
     from pretrain.run_directory import Run
 
-_MODULES = {"PretrainedModel": "loaded", "Run": "run_directory", "load": "loaded", "train": "from_python"}
+_MODULES = {
+    "PretrainedModel": "loaded",
+    "Run": "run_directory",
+    "experiment": "from_python",
+    "load": "loaded",
+    "train": "from_python",
+}
 
-__all__ = ["PretrainedModel", "Run", "load", "train"]
+__all__ = ["PretrainedModel", "Run", "experiment", "load", "train"]
 
 limit_spinning()
 

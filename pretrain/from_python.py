@@ -17,16 +17,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_pipeline.base.config_file import Given, load_with
-from data_pipeline.base.errors import UserError
+from data_pipeline.base import arguments
+from data_pipeline.base.command import STOPPED
+from data_pipeline.base.config_file import Given, as_overrides, load_with, path_of
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.processes import handlers_kept
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.hardware import tell_of_spinning
 from pretrain.run.rank_environment import is_launched
 from pretrain.run_directory import Run, stop_step
+from pretrain.tools.experiment import MOST_RUNS
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pretrain.training.callback import Callback
 
 _training = threading.Lock()  # held by the thread that trains: DeepSpeed's process group belongs to the whole process
@@ -77,6 +82,47 @@ def train(
         afterwards.callback(stops.pass_on)
         training.train(settings, stop, fresh, alone=True, callbacks=objects)
     return Run(Path(settings.run.directory))
+
+
+def experiment(
+    directory: str | Path,
+    /,
+    *,
+    seeds: int = 3,
+    budget: str | None = None,
+    at_once: int | None = None,
+    out: str | Path | None = None,
+    baseline: str | None = None,
+    **overrides: Any,
+) -> "pd.DataFrame":
+    """Trains every run file of a folder with several seeds, prints a table that compares them, and returns the runs.
+
+    `directory`: the folder, or `configs:NAME` for one that ships. `seeds`: runs of each file. `budget`: the length of
+    each run: "400steps", "5%" or "2e13flops". `at_once`: runs that train at the same time; None: one per GPU, or one.
+    `out`: the folder of the runs and the table; None: runs/NAME. `baseline`: the row that the others are compared with.
+    `overrides`: keys of all run files.
+
+    The same call resumes: finished runs are kept, and interrupted ones continue. The table that is returned has a row
+    for each finished run, as `out`/runs.csv.
+
+    Raises UserError for a wrong argument or run file, and FailedError if a run failed; the others are trained first.
+    """
+    import pandas as pd  # it takes 0.4 s
+
+    from pretrain.tools.experiment import run_experiment  # MLflow takes seconds
+
+    seeds = arguments.integer("seeds", seeds, 1, MOST_RUNS)
+    if at_once is not None:
+        at_once = arguments.integer("at_once", at_once, 1, MOST_RUNS)
+    folder, changes = path_of(directory), as_overrides(overrides)
+    if isinstance(folder, Mapping):
+        raise UserError("directory: expected a folder of run files, got keys and values")
+    outcome = run_experiment.experiment(
+        folder, seeds, budget, at_once, Path(out) if out else None, changes, baseline=baseline
+    )
+    if outcome.code not in (0, STOPPED):
+        raise FailedError(f"{outcome.out}: a run has failed; the log beside its directory says why")
+    return pd.read_csv(outcome.out / "runs.csv")
 
 
 def _entries_and_objects(callbacks: Any) -> tuple[Any, list[Any]]:

@@ -55,6 +55,8 @@ def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:
             "stop_at_step: expected an integer, got 1.5",
         ),
         (lambda: pretrain.train("nowhere.yaml"), "nowhere.yaml: no such file"),
+        (lambda: pretrain.experiment("nowhere"), "nowhere: no such folder"),
+        (lambda: pretrain.experiment("nowhere", seeds=0), "seeds: expected 1 to 1000, got 0"),
         (
             lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
             "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",

@@ -9,6 +9,10 @@ from checks.faults.planted import EARLY, OF_RANK_0, POINTS
 STEPS, RANKS, SAVE_EVERY = 40, 2, 10
 HANG_SECONDS, START_SECONDS, NO_WORD_SECONDS = 10.0, 40.0, 30.0
 WHOLE_RUN = "the whole run"
+HUNTING = [
+    {"name": f"fault_hunting:{name}"} for name in ("Replay", "MemoryChecksums", "Stragglers", "WeightComparison")
+]
+FOUND_BY_HUNTING = "a bit of a weight"  # without these callbacks nothing finds it
 MLFLOW = ("MLflow refused", "MLflow hanging", "MLflow answers 500")
 _WORLD_CHANGES, _TWICE, _TWO_HOSTS, _ALONE = 0.5, 0.15, 5, 0.5
 
@@ -25,7 +29,7 @@ _ONE_HOST = {
     "EIO": [*_WRITES, "load"],
     "a loader's worker killed": _STEPS,
     "straggler": ["step"],
-    "a bit of a weight": ["comparison of weights"],
+    FOUND_BY_HUNTING: ["comparison of weights"],
     "a bit in memory, then SIGKILL": ["step", "forward", "all-reduce"],
     "torn rename": list(OF_RANK_0),
 }
@@ -51,7 +55,7 @@ _NAMED = {  # in the first line on the terminal; None: nothing fails
     "EROFS": "Read-only file system",
     "a loader's worker killed": "data.workers: the loader's worker process",
     "straggler": None,  # ten steps are too few to tell
-    "a bit of a weight": "weights",
+    FOUND_BY_HUNTING: "weights",
     "a bit in memory, then SIGKILL": "rank {rank} was killed by SIGKILL",
     "torn rename": "rank {rank} was killed by SIGKILL",
     "the agent killed": "{address} is lost",

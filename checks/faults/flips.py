@@ -258,7 +258,11 @@ def _run_file(folder: Path, corpus: Path) -> Path:
         run={"max_steps": STEPS},
         precision="bf16",
         evaluation=[],
-        faults={"replay_every_steps": 1, "checksum_every_steps": 1},
+        callbacks=[
+            {"name": "fault_hunting:Replay", "every_steps": 1},
+            {"name": "fault_hunting:MemoryChecksums", "every_steps": 1},
+            {"name": "fault_hunting:WeightComparison"},
+        ],
         checkpoint={"every_steps": SAVE_EVERY, "keep_last": 9, "memory_every_steps": 1},
     )
     (folder / "node").mkdir()

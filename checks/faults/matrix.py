@@ -40,10 +40,12 @@ LAUNCH = str(Path(sys.executable).with_name("launch"))
 class Matrix:
     """Runs cells below `folder`, on a corpus made there, beside the undisturbed run.
 
-    Its limits of seconds, and those of its runs, are `patience` times as long as on a quiet machine.
+    Its limits of seconds, and those of its runs, are `patience` times as long as on a quiet machine. `hunting`: its
+    runs name the callbacks of examples/fault_hunting.
     """
 
-    def __init__(self, folder: Path, patience: float = 1.0):
+    def __init__(self, folder: Path, patience: float = 1.0, hunting: bool = True):
+        self._hunting = hunting
         self.folder, self._patience, self._stack = folder, patience, contextlib.ExitStack()
         self.corpus = folder / "corpus"
         if not (self.corpus / "manifest.json").exists():
@@ -144,6 +146,7 @@ class Matrix:
             data=data,
             checkpoint={"every_steps": cells.SAVE_EVERY, "keep_last": 2, "memory_every_steps": 1},
             evaluation=[{"hook": "validation_loss", "every_steps": 10}],
+            callbacks=cells.HUNTING if self._hunting else [],
             faults={
                 "hang_timeout_seconds": self._patience * cells.HANG_SECONDS,
                 "start_timeout_seconds": self._patience * cells.START_SECONDS,

@@ -26,7 +26,7 @@ POINTS = {  # where each is: the module and its function
     "write of a save": ("pretrain.engine.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.engine.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.engine.checkpoint.save", "set_latest"),
-    "comparison of weights": ("pretrain.training.callbacks.memory_corruption", "WeightComparison.compare"),
+    "comparison of weights": ("fault_hunting.memory", "WeightComparison.compare"),
     "log": ("pretrain.training.callbacks.reporting", "Reporting.log"),
     "evaluation": ("pretrain.evaluate.hook_runner", "HookRunner.after"),
     "hook": ("pretrain.evaluate.hook_runner", "HookRunner._evaluate"),

@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -23,13 +21,9 @@ class Fault(Callback):
     def __init__(self, kind: str, step: int, note: str):
         self._kind, self._step, self._note = kind, step, Path(note)
 
-    @contextmanager
-    def during_step(self, trainer: Trainer) -> Iterator[None]:
-        before = trainer.engine.before_update
+    def before_update(self, trainer: Trainer) -> None:
         if trainer.step == self._step and not self._note.exists():
-            trainer.engine.before_update = lambda: self._break(trainer.engine.device)
-        yield
-        trainer.engine.before_update = before
+            self._break(trainer.engine.device)
 
     def _break(self, device: torch.device) -> None:
         self._note.write_text(repr(time.time()))

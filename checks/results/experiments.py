@@ -13,13 +13,13 @@ import yaml
 from checks.results.data import ROOT, curves_of, number, p_value, power, rows_of, spread
 from checks.results.tables import Tables, register
 from data_pipeline.base.json_file import read_json
-from examples.experiment import experiment_folder
-from examples.experiment.experiment_folder import Experiment, Group
-from examples.experiment.report import Line, lines
-from examples.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 from experiments import speedrun
 from experiments.ladder.compared import Other
 from pretrain.models import outline, parse
+from pretrain.tools.experiment import experiment_folder
+from pretrain.tools.experiment.experiment_folder import Experiment, Group
+from pretrain.tools.experiment.report import Line, lines
+from pretrain.tools.experiment.results import Result, compare, ends_by_seed, holm, read_csv
 
 TABLES: Tables = {}
 table = partial(register, TABLES)

@@ -187,6 +187,20 @@ def _waiting(folder: Path) -> Iterator[list[str]]:
         yield [busy, way, *(f"{rate:,.0f}" for rate in (median(rates), min(rates), max(rates)))]
 
 
+@table("operations-entries")
+def _entries(folder: Path) -> Iterator[list[str]]:
+    """Medians of tokens/s where a program trains, else of seconds; and how many times as fast it is with the limit."""
+    turns: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows_of(folder / "operations/waiting-entries.csv"):
+        ways = turns.setdefault((row["busy processes"], row["program"]), {"without": [], "with": []})
+        ways[row["limit"]].append(float(row["figure"]))
+    for (busy, program), ways in turns.items():
+        without, limited = (median(ways[way]) for way in ("without", "with"))
+        trains = program.endswith("train")
+        shown = [f"{figure:,.0f} tokens/s" if trains else f"{number(figure, 1)} s" for figure in (without, limited)]
+        yield [busy, f"`{program}`", *shown, number(limited / without if trains else without / limited, 2)]
+
+
 @table("operations-object-storage")
 def _object_storage(folder: Path) -> Iterator[list[str]]:
     rows = rows_of(folder / "operations/object-storage.csv")

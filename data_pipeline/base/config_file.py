@@ -62,6 +62,9 @@ class Section(BaseModel):
     refused: ClassVar[Mapping[str, str]] = {}
     """Keys that are refused, with the reason."""
 
+    gone: ClassVar[Mapping[str, tuple[Sequence[Any], str]]] = {}
+    """Keys of earlier versions: the values that are ignored, since they ask for nothing, and why others are refused."""
+
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier names, which are still accepted, and today's names; only for the class of a whole file. "data.pack":
     "packing_ratio" renames a key; "checkpoint.on_failure: go_on": "continue" renames a value."""
@@ -83,6 +86,14 @@ class Section(BaseModel):
         if wrong:
             raise ValueError("\n".join(f"{key}: expected a number, got {str(flags[key]).lower()}" for key in wrong))
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone_keys(cls, given: Any) -> Any:
+        """Run files of earlier versions, such as a run's own config.yaml, have every key, most with its default."""
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if key not in cls.gone or value not in cls.gone[key][0]}
 
     @model_validator(mode="before")
     @classmethod
@@ -345,6 +356,8 @@ def _describe(schema: type[BaseModel], key: str, problem: ErrorDetails, place: "
         for section in place.sections:
             if issubclass(section, Section) and name in section.refused:
                 return f"{key}: {section.refused[name]}"
+            if issubclass(section, Section) and name in section.gone:
+                return f"{key}: {section.gone[name][1]}"
         known = [field for section in place.sections for field in section.model_fields]
         near = [".".join([*above, one]) for one in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
         nearest = [one for one in _elsewhere(schema, name, known) if one != key] or near

@@ -13,7 +13,18 @@ from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import DamagedInput, StoreError, UserError
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.packages import offered
-from data_pipeline.sources import csv, jsonl, pairs, plain_text, tables, warc, warc_records, wikiextractor, wikipedia
+from data_pipeline.sources import (
+    csv,
+    fasta,
+    jsonl,
+    pairs,
+    plain_text,
+    tables,
+    warc,
+    warc_records,
+    wikiextractor,
+    wikipedia,
+)
 from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
 from data_pipeline.sources.record import (
     Input,
@@ -36,23 +47,18 @@ _KEYS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A kind of file, and the `formats` that can read it. `certain`: no other format begins like this. `marked`: as
-    plain text it would have marks between its texts."""
+    """A kind of file, and the `formats` that can read it, the best first. `certain`: no other format begins like
+    this."""
 
     description: str
     formats: tuple[str, ...] = ()
     certain: bool = True
-    marked: bool = False
 
     def __str__(self) -> str:
         """ "a MediaWiki export (format: wikipedia)" """
         return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
 
 
-_FASTA = (
-    "FASTA, whose headers would become text: make each sequence one line by "
-    """awk '/^>/ {if (n++) print ""; next} {printf "%s", $0} END {print ""}', or read it as it is"""
-)
 _ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
 _BEGINNINGS = (
     (rb"PAR1", Look("a Parquet file", ("parquet",))),
@@ -65,7 +71,7 @@ _BEGINNINGS = (
     (rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
     (rb'\s*<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
     # headers, each above lines of letters
-    (rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", Look(_FASTA, ("text",), marked=True)),
+    (rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", Look("FASTA", ("fasta", "text"))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
     (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
@@ -184,6 +190,7 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "parquet": (partial(tables.read, tables.ParquetTable), Columns),
     "arrow": (partial(tables.read, tables.ArrowTable), Columns),
     "pairs": (pairs.read, pairs.Options),
+    "fasta": (fasta.read, TextOptions),
 }
 _OFFERED = offered("sources", Source, _SHIPPED)
 READERS: dict[str, ReadFunction] = {name: partial(_read, name, read) for name, (read, _) in _SHIPPED.items()}

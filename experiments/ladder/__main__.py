@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.base.command import config_path, path_argument, path_option, run_command
-from examples.experiment.cli import AtOnce
 from experiments.ladder.run_ladder import ladder
 from pretrain.cli.app import Overrides
+from pretrain.cli.experiment import AtOnce
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from data_pipeline.base import formatting
-from examples.experiment.results import Result, Spread, ends_by_seed, shown
 from experiments.ladder.compared import Other
 from experiments.ladder.rungs import Ladder, SizedRung
 from experiments.ladder.scaling_law import Law, fit
+from pretrain.tools.experiment.results import Result, Spread, ends_by_seed, shown
 
 _HEADINGS = ("rung", "params", "steps", "tokens", "epochs", "FLOPs", "loss", "law")
 _SIGNS = {"flops": "C", "parameters": "N"}

@@ -6,12 +6,12 @@ from pathlib import Path
 from data_pipeline.base.atomic import write_bytes, write_json
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted
-from examples.experiment.results import results
-from examples.experiment.run_experiment import conclude, places, train_all
 from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
 from pretrain.evaluate.record import png
+from pretrain.tools.experiment.results import results
+from pretrain.tools.experiment.run_experiment import conclude, places, train_all
 
 
 def ladder(
@@ -26,7 +26,7 @@ def ladder(
 ) -> int:
     """Trains what hasn't finished of the rungs, and of the next one if `train_next`; returns the exit code.
 
-    `out` gets runs in RUNG/seed-N as `python -m examples.experiment` does, and ladder.json, ladder.md and ladder.png.
+    `out` gets runs in RUNG/seed-N as `pretrain experiment` does, and ladder.json, ladder.md and ladder.png.
     Calling it again continues. `against`: the ladder.json of another recipe, to compare the compute for equal losses
     with.
     """
@@ -45,4 +45,4 @@ def ladder(
     write_bytes(out / "ladder.md", report.markdown().encode())
     write_bytes(out / "ladder.png", png(report.picture()))
     files = [out / f"ladder.{kind}" for kind in ("json", "md", "png")]
-    return conclude(code, runs, report.means, files, report.text(), out)
+    return conclude(code, runs, files, report.text(), out)

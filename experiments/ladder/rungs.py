@@ -6,10 +6,10 @@ from pathlib import Path
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from examples.experiment.experiment_folder import PlannedRun, of_length, plan_runs
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.tools.experiment.experiment_folder import PlannedRun, of_length, plan_runs
 from pretrain.training.throughput import flops_per_step, rows_per_step
 from pretrain.training.validate import ValidatedRun, validate
 

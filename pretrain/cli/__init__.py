@@ -3,7 +3,7 @@
 from data_pipeline.base.command import run_command
 
 # in the order of the help
-from pretrain.cli import runs, generate, checkpoints  # noqa: F401  # isort: skip
+from pretrain.cli import runs, experiment, generate, checkpoints  # noqa: F401  # isort: skip
 from pretrain.cli.app import app
 
 

@@ -1,4 +1,4 @@
-"""Commands that read or write checkpoints: evaluate, attention, export, average, import, adapt."""
+"""Commands that read or write checkpoints: evaluate, export, average, import, adapt."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from data_pipeline.base.command import path_argument, path_option, refuse_options
 from data_pipeline.base.errors import UserError
-from pretrain.cli.app import Checkpoint, NewDirectory, SavedModel, app
+from pretrain.cli.app import Checkpoint, NewDirectory, app
 
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, transformers 1.4 s more.
@@ -24,7 +24,7 @@ def evaluate_command(
             "A corpus whose held-out rows to evaluate; may be repeated. Default: the run's validation corpora.",
         ),
     ] = None,
-    suite: Annotated[str, typer.Option(help="fast: validation_loss and embedding. full: all hooks.")] = "fast",
+    suite: Annotated[str, typer.Option(help="fast: validation_loss. full: all hooks that ship.")] = "fast",
     hooks: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,23 +73,6 @@ def evaluate_command(
         evaluate.evaluate_on_tasks(directory, settings, form, batch_size, out, json_)
     else:
         evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
-
-
-@app.command(epilog="Example: pretrain attention runs/quickstart 'The <extra_id_0> is red.' --out pictures")
-def attention(
-    checkpoint: SavedModel,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
-    target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
-    out: Annotated[Path | None, path_option("--out", "The directory for the pictures. Default: attention.")] = None,
-) -> None:
-    """Draw the attention weights of each layer and head."""
-    from pretrain import loaded
-    from pretrain.tools import evaluate
-
-    trained = loaded.open_model(checkpoint).on_best_device()
-    for path in evaluate.draw_attention(trained, text, target, tokens, out or Path("attention")):
-        print(path)
 
 
 @app.command(epilog="Example: pretrain export runs/quickstart exports/quickstart")

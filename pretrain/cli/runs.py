@@ -171,7 +171,7 @@ def picture_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     out: Annotated[Path | None, path_option("--out", "The PNG file to write. Default: RUN_DIR/picture.png.")] = None,
 ) -> None:
-    """Draw a run's held-out loss and its decoder's cross-attention."""
+    """Draw a run's held-out loss over the steps."""
     from pretrain.training import picture
 
     picture.draw(run_dir, target := out or run_dir / "picture.png")

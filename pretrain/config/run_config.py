@@ -236,8 +236,17 @@ class SpikeSection(Section):
     """Maximum number of rewinds in a run; at further spikes the run only warns."""
 
 
+_IN_FAULT_HUNTING = "gone; leave it out, or name the callback fault_hunting:{} (examples/fault_hunting)"
+
+
 class FaultsSection(Section):
     """When a run counts as failed, and what follows."""
+
+    gone = {
+        "replay_every_steps": (["auto", None], _IN_FAULT_HUNTING.format("Replay")),
+        "checksum_every_steps": (["auto", None], _IN_FAULT_HUNTING.format("MemoryChecksums")),
+        "straggler_factor": ([1.3, None], _IN_FAULT_HUNTING.format("Stragglers")),
+    }
 
     max_restarts: NonNegativeInt = 3
     """How often within an hour `launch` restarts the ranks after a failure. `launch` doesn't restart them where that
@@ -255,62 +264,34 @@ class FaultsSection(Section):
     `hang_timeout_seconds` is null, also while the rank saves or evaluates. Earlier name: `start_seconds`."""
     dead_rank_seconds: Seconds = 30.0
     """After one rank has died or failed, the others are killed after this many seconds."""
-    replay_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """How often a step is recomputed to detect faulty hardware, in steps. `auto`: as often as adds at most 0.2 % to the
-    forward and backward passes. null: never."""
-    checksum_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """How often checksums of weights and optimizer state are verified between updates, in steps, to detect memory
-    corruption. `auto`: as often as takes at most 0.1 % of the time. null: never. Set null if a callback changes
-    weights."""
-    straggler_factor: Annotated[float, Field(gt=1.0, allow_inf_nan=False)] | None = 1.3
-    """Report a rank as a straggler if it computes this many times as long as the others, or lengthens steps as much by
-    waiting for data. The report comes within 20 steps. null: off."""
 
 
 class MlflowSection(Section):
     """Where MLflow stores the run."""
+
+    gone = {"parent": ([None], "gone; runs are grouped by tracking.mlflow.experiment")}
 
     uri: Annotated[str, AfterValidator(paths.mlflow_uri)] | None = None
     """MLflow's tracking URI. null: `sqlite:///runs/mlflow.db` on one machine. On several nodes or under SLURM null
     turns MLflow off: SQLite needs locks that a shared disk may lack."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "encdec-pretrain"
     """The run's experiment in MLflow."""
-    parent: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the parent run in MLflow, which is created if it doesn't exist. null: no parent run."""
-
-
-class AlertsSection(Section):
-    """Who is told when something happens to the run."""
-
-    command: Annotated[str, Field(min_length=1)] | None = None
-    """A shell command that is run for each event, with ALERT_RUN, ALERT_EVENT and ALERT_TEXT in its environment. null:
-    off."""
-    webhook: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")] | None = None
-    """Name of the environment variable that holds a webhook's URL. Each event is sent there as a POST of JSON with
-    `text`, `run` and `event`, as Slack and Mattermost expect it. The URL is a secret, and is recorded nowhere. null:
-    off."""
-    events: list[Literal["failed", "restarted", "spike", "slow", "disk"]] = [
-        "failed", "restarted", "spike", "slow", "disk",
-    ]  # fmt: skip
-    """The events to send. `failed`: the run has failed for good. `restarted`: `launch` restarts its ranks. `spike`: its
-    loss spikes. `slow`: it is slow. `disk`: its disk fills."""
-    slow_below: Annotated[float, Field(gt=0, lt=1)] = 0.7
-    """The run is slow below this share of its usual tokens/s, the median of the last 20 log lines."""
-    disk_gigabytes: Annotated[float, Field(ge=0, le=1e9)] = 10.0
-    """The disk fills when the disk of the run directory has fewer free gigabytes than this."""
+    log_system_metrics: bool = True
+    """MLflow samples each machine's CPU, memory, GPUs, network and disk every 10 s. false: off."""
 
 
 class TrackingSection(Section):
     """Where metrics go, besides the run's metrics.jsonl."""
 
+    gone = {
+        "system_metrics_seconds": ([10.0], "gone; tracking.mlflow.log_system_metrics: false turns system metrics off"),
+        "alerts": ([None], 'gone; callbacks: [{name: "alerts:Alerts", …}] takes its keys (examples/alerts)'),
+    }
+
     mlflow: MlflowSection | None = MlflowSection()
     """Where MLflow stores the run. null: MLflow is off."""
     log_every_steps: PositiveInt = 10
     """Steps between log lines."""
-    alerts: AlertsSection | None = None
-    """Alerts by a command or a webhook. null: off."""
-    system_metrics_seconds: Seconds | None = 10.0
-    """Seconds between samples of each machine's CPU, memory, GPUs, network and disk. null: off."""
 
 
 class TrainerSection(Section):

@@ -10,8 +10,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import deepspeed
 import torch
@@ -41,12 +40,10 @@ from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.ranks import least, ranks_by_node
 from pretrain.engine.same_use import SameUse
-from pretrain.engine.step_measures import DeviceTimes, HostTimes, StepNorms, StepTimes
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
 
 Value = TypeVar("Value", float, Tensor)
-_METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
 _DISABLED = "TORCHDYNAMO_DISABLE"  # PyTorch reads it whenever something is compiled
 
 
@@ -57,28 +54,46 @@ class Outcome(NamedTuple):
         loss: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
         applied: False if the gradient was not finite and the update was skipped.
         votes: for the name of each vote, True if any rank voted True.
+        losses: by the name of each loss, its sum over the global batch, and the number of labels that its mean is over.
     """
 
     loss: float
     applied: bool
     votes: dict[str, bool]
+    losses: dict[str, tuple[float, int]]
+
+
+class Timer(Protocol):
+    """Times the parts of a step in which this rank computes without waiting for other ranks."""
+
+    def begin(self) -> None:
+        """Called when such a part begins."""
+
+    def end(self) -> None:
+        """Called when it ends."""
 
 
 class Totals:
     """Tables of scalars, by title and name, summed over the ranks in one collective.
 
     `totals["losses"]`: the sums of a table, on the device. `read`: the sums of all tables, on the host; only `read`
-    waits for the device. All ranks create one together, with the same names and one dtype.
+    waits for the device.
     """
 
-    def __init__(self, **tables: Mapping[str, Tensor]):
-        self._names = {title: list(table) for title, table in tables.items()}
-        self._sums = torch.stack([value for table in tables.values() for value in table.values()])
-        dist.all_reduce(self._sums)
-        self._on_host = self._sums.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if self._sums.is_cuda else None
+    def __init__(self, names: Mapping[str, list[str]], sums: Tensor):
+        self._names, self._sums = names, sums
+        self._on_host = sums.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if sums.is_cuda else None
         if self._copied is not None:
             self._copied.record()
+
+    @classmethod
+    def reduce(cls, **tables: Mapping[str, Tensor]) -> "Totals":
+        """Sums `tables` over the ranks. All ranks call this together, with the same names and one dtype."""
+        names = {title: list(table) for title, table in tables.items()}
+        sums = torch.stack([value for table in tables.values() for value in table.values()])
+        dist.all_reduce(sums)
+        return cls(names, sums)
 
     def __getitem__(self, title: str) -> dict[str, Tensor]:
         return self._named(self._sums.unbind())[title]
@@ -149,8 +164,7 @@ class Engine:
         self.accelerator = deepspeed.accelerator.get_accelerator()
         self.module = cast(Model, engine.module)
         self._sharded = engine.zero_optimization_partition_weights()
-        self.times: StepTimes | None = None
-        """The times of steps, if `measure_times` has been called."""
+        self._timers: list[Timer] = []
         self._local = adds_locally(config, self._ranks)
         self._same_use: SameUse | None = None
         if not self._local and self._ranks > 1:
@@ -164,18 +178,21 @@ class Engine:
         self._trained_model = self._wrapped(self._gradients.model)
         self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, warn)
         self._trained: set[str] = set()  # names of the losses that have a gradient
-        self._rate = 0.0  # of the last step
-        self.before_update: Callable[[], None] = lambda: None
-        """Called in each step after its gradients are computed and before the weights change."""
+        self.learning_rate = 0.0
+        """The learning rate of the last step, of parameter groups that don't set their own."""
         self.applied = False
         """True if the last step changed the weights: a step without a finite gradient is skipped."""
-        self.unlogged: dict[str, tuple[float, int]] = {}
-        """The sum of each loss since the last log line, and the number of labels that its mean is over, by name."""
 
     def step(
-        self, step: int, firsts: Sequence[int], batches: list[Batch], votes: Mapping[str, bool] | None = None
+        self,
+        step: int,
+        firsts: Sequence[int],
+        batches: list[Batch],
+        votes: Mapping[str, bool] | None = None,
+        before_update: Callable[[], None] | None = None,
     ) -> Outcome:
         """Trains on this rank's micro-batches of `step`. `firsts`: the positions of their first rows in the stream.
+        `before_update`: called once all gradients are reduced, before the weights change.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
@@ -183,7 +200,7 @@ class Engine:
         watchdog.mark(step + 1)
         agreed = self._agreed(batches, votes or {})
         counted = agreed["labels"]
-        self._rate = set_rates(self.deepspeed.optimizer, self.config, step)
+        self.learning_rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
         for number, (first, batch) in enumerate(zip(firsts, batches, strict=True)):
@@ -195,16 +212,18 @@ class Engine:
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
-        totals = Totals(losses=sums, used=self._same_use.taken(self.device) if self._same_use else {})
-        self.before_update()
+        totals = Totals.reduce(losses=sums, used=self._same_use.taken(self.device) if self._same_use else {})
+        if before_update:
+            before_update()
         self.applied = self._gradients.update()
         watchdog.mark()
         numbers = agreed.read()
         summed = totals.read()
         if self._same_use:
             self._same_use.check(summed["used"])
-        loss = self._mean_loss(summed["losses"], numbers["labels"])
-        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in numbers["votes"].items()})
+        of_step = {name: (total, int(_count(numbers["labels"], name))) for name, total in summed["losses"].items()}
+        loss = sum(total / max(labels, 1) for name, (total, labels) in of_step.items() if name in self._trained)
+        return Outcome(loss, self.applied, {name: ranks > 0 for name, ranks in numbers["votes"].items()}, of_step)
 
     def counted(self, batches: list[Batch]) -> dict[str, Tensor]:
         """How many labels of each kind count in the global batch, on the device. All ranks call this together."""
@@ -285,22 +304,6 @@ class Engine:
             with deepspeed.zero.GatheredParameters(parameters, enabled=deepspeed_private.any_is_sharded(parameters)):
                 yield whole_copy(self.module)
 
-    def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call.
-
-        train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
-        train/NAME: other losses by their names, a family's "embedding_loss" and "next_sentence_loss" as the gradient
-        includes them.
-        train/gradient_norm: L2 norm of the last step's gradient before clipping; infinite if that step was skipped.
-        """
-        sums, self.unlogged = self.unlogged or {"labels": (0.0, 0)}, {}
-        means = {name: total / number if number else math.nan for name, (total, number) in sorted(sums.items())}
-        return {
-            **{f"train/{_METRICS.get(name, name)}": mean for name, mean in means.items()},
-            "train/learning_rate": self._rate,
-            "train/gradient_norm": self.gradient_norm,
-        }
-
     @property
     def gradient_norm(self) -> float:
         """L2 norm of the last step's gradient before clipping; infinite if that step was skipped."""
@@ -333,28 +336,33 @@ class Engine:
         some are on NVMe."""
         return deepspeed_private.local_weights(self.deepspeed)
 
-    def measure_times(self) -> StepTimes:
-        """Measures how long this rank computes in each step from now on."""
-        self.times = DeviceTimes() if self.device.type == "cuda" else HostTimes()
-        if self._sharded:
-            self.times.measure_inside(gathered_at_once(self.module, self.config.compute))
-        return self.times
+    def time_steps(self, timer: Timer) -> None:
+        """Calls `timer` around each part of a step in which this rank computes without waiting for others, from now on.
 
-    @contextlib.contextmanager
-    def measured(self) -> Iterator[StepNorms]:
-        """Within the block, measures the norms of the step that is taken there."""
-        norms = StepNorms(self.deepspeed)
-        with norms.measuring(self.deepspeed):
-            yield norms
+        These parts are the passes of a micro-batch; if DeepSpeed reduces gradients during the backward pass, the
+        forward pass; at stage 3, the forward passes of the modules whose weights are gathered at once.
+        """
+        self._timers.append(timer)
+        if self._sharded:
+            for module in gathered_at_once(self.module, self.config.compute):
+                # DeepSpeed's hooks, which wait for the module's weights, run before the first and after the second
+                module.register_forward_pre_hook(lambda *_: timer.begin())
+                module.register_forward_hook(lambda *_: timer.end(), prepend=True)
 
     def close(self) -> None:
         """Stops DeepSpeed's threads and removes its hooks, once all ranks have finished."""
         dist.barrier()
         self.deepspeed.destroy()
 
-    def _timed(self, alone: bool) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _timed(self, alone: bool) -> Iterator[None]:
         """Encloses a part of the step. The part is timed if this rank is `alone` in it: it waits for no other rank."""
-        return self.times.computing() if self.times and alone else contextlib.nullcontext()
+        timers = self._timers if alone else []
+        for timer in timers:
+            timer.begin()
+        yield
+        for timer in timers:
+            timer.end()
 
     def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
         """Adds the gradient of a micro-batch's part of the loss to the step's gradient; returns the micro-batch's sums
@@ -375,7 +383,7 @@ class Engine:
         counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
         given = to_device(list(votes.values()), self.device, counts.dtype)
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
-        return Totals(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
+        return Totals.reduce(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
 
     def _seed_dropout(self, step: int, first: int) -> None:
         """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""
@@ -387,14 +395,6 @@ class Engine:
         share = torch.stack(shares).sum()
         # A loss that is not finite can have a finite gradient. NaN makes the gradient NaN, so that all ranks skip it.
         return share * torch.where(torch.isfinite(share), self._gradients.scale, math.nan)
-
-    def _mean_loss(self, losses: dict[str, float], labels: dict[str, float]) -> float:
-        """The loss of a step, from its sums of losses and its numbers of labels."""
-        if self.applied:
-            for name, added in losses.items():
-                before, counted_before = self.unlogged.get(name, (0.0, 0))
-                self.unlogged[name] = before + added, counted_before + int(_count(labels, name))
-        return sum(losses[name] / max(_count(labels, name), 1) for name in losses if name in self._trained)
 
     def _inputs(self, batch: Batch) -> Batch:
         """The tensors of a batch that the model reads, on the device."""

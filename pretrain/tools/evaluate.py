@@ -1,4 +1,4 @@
-"""`pretrain evaluate` and `pretrain attention`: run hooks and tasks on a checkpoint."""
+"""`pretrain evaluate`: runs hooks and tasks on a checkpoint."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from typing import TextIO
 import torch
 import yaml
 
-from data_pipeline.base.atomic import strict_json, write_json, write_together
+from data_pipeline.base.atomic import strict_json, write_json
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import Corpus, open_corpus
@@ -26,11 +26,6 @@ from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.engine.ranks import process_group
-from pretrain.evaluate import record
-from pretrain.evaluate.diagnostics import attention_maps
-from pretrain.evaluate.generation.decoding import generate
-from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import input_ids
 from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
@@ -234,24 +229,3 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
         if not corpus.rows("validation"):
             raise UserError(f"{corpus.location}: has no validation rows")
     return opened
-
-
-def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:
-    """Draws the attention of `trained` on a text and its target. Returns the images, which are below `out`.
-
-    `target`: None: the model's answer. A causal model reads only the text.
-    """
-    family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
-    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=trained.device)
-    labels = inputs
-    if family.generates == "answers":
-        answer = tokenizer.encode_with_sentinels(target) if target is not None else None
-        labels = torch.tensor([answer]) if answer else generate(trained.model, inputs, None, GenerationSettings())
-    elif target is not None:
-        raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
-    with torch.no_grad():
-        row = {"encoder_input_ids": inputs, "labels": labels}
-        patterns = attention_maps.attention_patterns(trained.model, row, tokenizer, most)
-    images = {out / f"{kind}.png": attention_maps.attention_figure(pattern, kind) for kind, pattern in patterns.items()}
-    write_together({path: record.png(figure) for path, figure in images.items()})
-    return list(images)

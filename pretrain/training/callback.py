@@ -47,6 +47,9 @@ class Callback:
         """Returns a context within which the step is taken. The context must not change the step."""
         return contextlib.nullcontext()
 
+    def before_update(self, trainer: "Trainer") -> None:
+        """Called in each step once all gradients are computed and reduced, and before the optimizer's update."""
+
     def after_step(self, trainer: "Trainer") -> None:
         """Called after each step, with its `trainer.outcome`. `trainer.rewinding`: an earlier callback has found the
         step wrong, and the run goes back to a checkpoint as soon as all callbacks have seen the step."""
@@ -75,12 +78,13 @@ class Callback:
         """Called once, when the run has finished or stops; not after an error."""
 
     def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
-        """Returns the metrics since the last call, by name, for a log line. Only the metrics of rank 0 are logged."""
+        """Returns metrics by name for a log line, which has those of rank 0 only. `trainer.metrics.record`, which may
+        be called here too, reduces values over the ranks and the steps since the last log line."""
         return {}
 
     def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
-        """Called with the metrics of a log line or of an evaluation. On ranks other than 0, some metrics are of this
-        rank only."""
+        """Called with the metrics of a log line or of an evaluation. On ranks other than 0, those of `metrics` are of
+        this rank only."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this callback for a checkpoint: values of JSON, the same on all ranks."""

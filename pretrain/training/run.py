@@ -101,8 +101,8 @@ def train_in_group(
         if rank == 0:
             print(run.nothing_left)
         return 0
-    called = on_each_rank(lambda: build_callbacks(config, ranks, stop_at_step, callbacks))
-    with RunReport(run, stop_at_step) as report:
+    called = on_each_rank(lambda: build_callbacks(config, stop_at_step, callbacks))
+    with RunReport.open(run, stop_at_step) as report:
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
         stops.catch_signals()

@@ -1,6 +1,6 @@
 """Records and prints the progress of a run: run directory, tracker, terminal.
 
-Only rank 0 writes, except that the first rank of each machine records the machine's metrics.
+Only rank 0 writes, except that the first rank of each machine sends MLflow the machine's metrics.
 """
 
 import contextlib
@@ -21,48 +21,47 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import masked, masked_values
 from data_pipeline.loading.stream import changes
 from pretrain import models
-from pretrain.config.run_config import MLFLOW_FILE, MlflowSection
+from pretrain.config.run_config import MLFLOW_FILE, MlflowSection, RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_directory
-from pretrain.engine.ranks import of_all_ranks, on_each_rank, on_rank_0
+from pretrain.engine.ranks import of_all_ranks, on_rank_0
 from pretrain.evaluate.hook import Findings
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
-from pretrain.run.system_metrics import SystemMonitor
 from pretrain.training.picture import draw
 from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
-from pretrain.training.tracking.tracker import Tracker
+from pretrain.training.tracking.tracker import SystemMetrics, Tracker
 from pretrain.training.validate import ValidatedRun
-
-_QUICK = 100_000_000  # parameters: larger models take long to read again for a picture of their attention
 
 
 class RunReport:
-    """Writes the run directory and feeds the tracker. All ranks create a report together.
+    """Writes the run directory and feeds the tracker. `open` makes a report.
 
     Use it as a context manager: if an exception leaves the block, the tracker marks the run as failed.
     """
 
-    def __init__(self, run: ValidatedRun, stop_at_step: int | None):
-        self.run, self._stop_at_step = run, stop_at_step
+    def __init__(self, run: ValidatedRun, stop_at_step: int | None, machines: list[Machine]):
+        self.run, self._stop_at_step, self.machines = run, stop_at_step, machines
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
-        self.machines = environment.machines(of_all_ranks(environment.this_machine(run.rank), dict[str, Any]))
-        attempt = on_rank_0(lambda: self._open(self.machines), int)
-        self._monitor: SystemMonitor | None = None
-        with contextlib.ExitStack() as failed:
-            failed.push(self)  # closes the tracker
-            self._monitor = on_each_rank(lambda: _system_monitor(run, self.machines, attempt))
-            failed.pop_all()
-        watchdog.alive()
+        self._system_metrics: SystemMetrics | None = None
 
-    def _open(self, machines: list[Machine]) -> int:
+    @classmethod
+    def open(cls, run: ValidatedRun, stop_at_step: int | None) -> "RunReport":
+        """The report of a run, whose directory rank 0 prepares and locks. All ranks call this together."""
+        own = environment.this_machine(run.rank)
+        report = cls(run, stop_at_step, environment.machines(of_all_ranks(own, dict[str, Any])))
+        on_rank_0(report._lock, None)
+        report._system_metrics = _system_metrics(run, report.machines)
+        watchdog.alive()
+        return report
+
+    def _lock(self) -> None:
         with _naming_directory(self.run.directory), contextlib.ExitStack() as held:
-            attempt = _open_directory(self.run, machines, held)
-            self._tracker = _tracker(self.run, attempt, machines)
+            attempt = _open_directory(self.run, self.machines, held)
+            self._tracker = _tracker(self.run, attempt, self.machines)
             self._held = held.pop_all()
-        return attempt
 
     def connects_to_mlflow(self) -> bool:
         """True if this process is making its first connection to MLflow, which takes processor time."""
@@ -94,7 +93,7 @@ class RunReport:
         Returns the exit code: 0 or 75.
         """
         finished = step >= self.run.config.run.max_steps
-        self._end_monitor()
+        self._end_system_metrics()
         dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
@@ -119,9 +118,8 @@ class RunReport:
 
     def _draw(self, target: Path) -> None:
         """Draws the picture of `pretrain picture`, for MLflow. An error in drawing doesn't fail the run."""
-        quick = models.outline(self.run.model).num_parameters() <= _QUICK
         try:
-            draw(self.run.directory, target, attention=quick)
+            draw(self.run.directory, target)
         except UserError:
             pass  # nothing was evaluated
         except Exception as error:
@@ -133,15 +131,15 @@ class RunReport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
-        self._end_monitor()
+        self._end_system_metrics()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
                 self._tracker.close("FAILED")
         self._held.close()
 
-    def _end_monitor(self) -> None:
-        if self._monitor is not None:
-            self._monitor.close()
+    def _end_system_metrics(self) -> None:
+        if self._system_metrics is not None:
+            self._system_metrics.close()
 
 
 @contextlib.contextmanager
@@ -216,15 +214,18 @@ def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracke
             for split, name, corpus in uses
         ],
         artifacts=[CONFIG, "environment.json", environment.DIFF],
-        parent=mlflow.parent if mlflow else None,
     )
-    uri = mlflow.uri if mlflow else None
+    uri = _mlflow_uri(config, machines)
     if mlflow and not uri:
-        if slurm.disk_is_shared(len(machines)):
-            print("MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server", flush=True)
-        else:
-            uri = MLFLOW_FILE
+        print("MLflow: off, since nodes share the disk; set tracking.mlflow.uri to a server", flush=True)
     return Tracker(run.directory, tracked, uri)
+
+
+def _mlflow_uri(config: RunConfig, machines: list[Machine]) -> str | None:
+    """The URI of the run's MLflow; None if it has none."""
+    if not (mlflow := config.tracking.mlflow):
+        return None
+    return mlflow.uri or (None if slurm.disk_is_shared(len(machines)) else MLFLOW_FILE)
 
 
 def _description(run: ValidatedRun, parameters: int) -> str:
@@ -237,18 +238,14 @@ def _description(run: ValidatedRun, parameters: int) -> str:
         f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
         f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
         "Curves and pictures: tab *Model metrics*, losses first. Tab *Artifacts*: `evaluation/samples.json`, what the "
-        "model writes, and once the run has ended `picture.png`, its held-out loss and what the decoder attends to."
+        "model writes, and once the run has ended `picture.png`, its held-out loss."
     )
 
 
-def _system_monitor(run: ValidatedRun, machines: list[Machine], attempt: int) -> SystemMonitor | None:
-    """The monitor of this machine, on its first rank; None where it is off or can't write its file."""
-    seconds = run.config.tracking.system_metrics_seconds
+def _system_metrics(run: ValidatedRun, machines: list[Machine]) -> SystemMetrics | None:
+    """The monitor of this machine, on its first rank; None on other ranks, and where it is off."""
+    mlflow, uri = run.config.tracking.mlflow, _mlflow_uri(run.config, machines)
     host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
-    if seconds is None or host is None:
+    if not (mlflow and mlflow.log_system_metrics and uri and host):
         return None
-    try:
-        return SystemMonitor(run.directory, attempt, host, len(machines) == 1, seconds)
-    except OSError as error:
-        print(f"warning: {host} has no system metrics: {run.directory}: {error.strerror}", file=sys.stderr, flush=True)
-        return None
+    return SystemMetrics(run.directory, uri, None if len(machines) == 1 else host)

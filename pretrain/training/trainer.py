@@ -29,6 +29,7 @@ from pretrain.run.train_state import TrainState
 from pretrain.training import micro_batch
 from pretrain.training.attention_check import choose_attention
 from pretrain.training.callback import Callback
+from pretrain.training.metrics import Metrics
 from pretrain.training.run_report import RunReport
 from pretrain.training.validate import ValidatedRun
 
@@ -42,6 +43,7 @@ class Trainer:
     run: ValidatedRun  # the checked run file, with everything that the file names
     report: RunReport  # run directory, tracker and console
     engine: Engine  # the model under DeepSpeed
+    metrics: Metrics  # of the next log line; callbacks add to it with `metrics.record`
     plan: BatchPlan  # how this rank divides its rows of each step
     layout: BatchLayout  # the same, for the steps after the ramp-up of the batch size
 
@@ -53,19 +55,18 @@ class Trainer:
     asked_to_stop: bool  # True if `stop` has been called on this rank
     stopping: bool  # True if the run saves and stops after the last step
     rewinding: tuple[Path, TrainState] | None  # where the run goes back to after the last step, which must not be saved
-    weights: str | None  # a fingerprint of the weights after the last step, if the step is saved
 
     def __init__(self, run: ValidatedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
         self.run = run
         self.config = run.config
         self.report = report
         self.engine = engine
+        self.metrics = Metrics()
         self.callbacks = callbacks
         self.state = run.train_state
         self.before = run.train_state
         self.waited = 0.0
         self.stopping = False
-        self.weights = None
         self.asked_to_stop = False
         self._compiled = False
         self.rewinding = None
@@ -129,8 +130,10 @@ class Trainer:
                 callback.before_step(self)
                 stack.enter_context(callback.during_step(self))
             firsts = self.layout.firsts(before.position, len(self.micro_batches))
-            self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes)
+            self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes, self._before_update)
         watchdog.step_done()
+        if self.outcome.applied:
+            self.metrics.add_losses(self.outcome.losses)
         self.stopping = self.any_rank("stop")
         self.state = TrainState(
             step=self.step,
@@ -138,6 +141,10 @@ class Trainer:
             skipped=self._training_batches.skipped,
             health=health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
         )
+
+    def _before_update(self) -> None:
+        for callback in self.callbacks.values():
+            callback.before_update(self)
 
     def _batches(self) -> Iterator[list[Batch]]:
         """This rank's micro-batches of each step after `state`, on the device."""
@@ -154,8 +161,7 @@ class Trainer:
             callback.before_steps(self)
         watchdog.starting()  # the loader's processes start now
         watchdog.mark(start.step)
-        steps = on_device(self._lookahead or loaded, self.engine.device, in_few_shapes)
-        return self.engine.times.loading(steps) if self.engine.times else steps
+        return on_device(self._lookahead or loaded, self.engine.device, in_few_shapes)
 
     @cached_property
     def outline(self) -> Model:
@@ -192,7 +198,7 @@ class Trainer:
     def state_to_save(self) -> TrainState:
         """`state` with the losses that aren't logged yet, and with the states of the callbacks."""
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
-        return replace(self.state, unlogged=dict(self.engine.unlogged), callbacks=states)
+        return replace(self.state, unlogged=self.metrics.unlogged, callbacks=states)
 
     def paused(self) -> None:
         """Tells the callbacks that an evaluation or a save has just taken time."""
@@ -233,7 +239,7 @@ class Trainer:
 
     def _load(self, checkpoint: Path) -> None:
         restore(self.engine, checkpoint)
-        self.engine.unlogged = checkpoint_index.read(checkpoint).train_state.unlogged
+        self.metrics.restore(checkpoint_index.read(checkpoint).train_state)
 
     def _restore_callbacks(self, checkpoint: Path | None) -> None:
         """Restores the callbacks from `state`, after a `checkpoint` was loaded or, if it is None, before a new run."""

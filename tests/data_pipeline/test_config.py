@@ -256,6 +256,20 @@ def test_numbers_that_every_yaml_reads_alike_stay_what_they_are(corpus_file):
     assert load(corpus_file, ["dedup.minhash=off"], CorpusConfig).dedup.minhash is None
 
 
+def test_a_key_of_earlier_versions_is_ignored_if_it_changed_nothing_and_else_refused_with_the_reason():
+    class Below(Section):
+        gone: typing.ClassVar = {"checks": (["auto", None], "is gone; use a callback")}
+        number: int = 1
+
+    class File(Section):
+        below: Below = Below()
+
+    for value in ("auto", None):
+        assert load({"below": {"number": 2, "checks": value}}, [], File) == File(below=Below(number=2))
+    with pytest.raises(UserError, match=r"^config: below\.checks: is gone; use a callback$"):
+        load({"below": {"checks": 3}}, [], File)
+
+
 def test_every_shipped_corpus_file_is_valid_and_has_what_its_objective_needs():
     files = sorted(Path("configs/corpora").glob("*.yaml"))
     assert files
@@ -433,7 +447,7 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
         ("data-pipeline plan NAME", "CORPUS.yaml"),
         ("data-pipeline trace NAME id", "CORPUS"),
         ("pretrain plan NAME --gpu cpu", "RUN.yaml"),
-        ("examples.experiment NAME", "DIR"),
+        ("pretrain experiment NAME", "DIR"),
         ("launch hosts NAME --hostfile hosts", "RUN.yaml"),
         ("launch slurm NAME", "FILE.yaml"),
         ("launch slurm run.yaml --cluster NAME", "--cluster"),

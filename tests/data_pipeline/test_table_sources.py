@@ -416,6 +416,7 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
     "zip": (b"PK\x03\x04\x14" + bytes(99), (), "an archive of files: unpack it"),
     "PDF": (b"%PDF-1.7\n" + bytes(99), (), "a PDF: convert it to text"),
     "tar": (b"a.txt".ljust(257, b"\0") + b"ustar\x0000", (), "a tar archive: unpack it with tar -xf"),
+    "FASTA": (b">P1 A protein\nMKTAYIAK\nQRQ*\n>P2\nMKT\n", ("fasta", "text"), "FASTA"),
     "HTML": (b"<!DOCTYPE html>\n<p>404</p>\n\t<p>.</p>\n", ("text",), "an HTML page"),
 }
 

@@ -85,6 +85,12 @@ def doc(title: str, text: str) -> bytes:
     return f'<doc id="1" url="u" title="{title}">\n{text}\n</doc>\n'.encode()
 
 
+def three(second: str | None) -> list[Record]:
+    """Sequences with the titles 1, 2 and 3; `second` is None: it is damaged."""
+    found = [Record(number, text or "", title=str(number + 1)) for number, text in enumerate(("ACGT", second, "ACGT"))]
+    return [record for record in found if record.text]
+
+
 def lines(*objects: object) -> bytes:
     return "\n".join(map(json.dumps, objects)).encode()
 
@@ -104,6 +110,9 @@ ANSWERS = [
     *({"inputs": "a", **other} for other in ({"targets": []}, {"targets": "b", "choices": "bd"}, {"targets": [1]})),
 ]
 LOST = {"read": 1, "damaged": 1}
+HEADER = "sp|P1|A_HUMAN Some protein OS=Homo sapiens"
+PROTEINS = f"\n>{HEADER}\r\nMKTAY\r\nIAKq*\r\n\r\n>P2\n> P3  a\tb\nM K V\n\n-x.".encode()
+HEADED = [Record(0, "MKTAYIAKq*", title=HEADER), Record(2, "MKV-x.", title="P3  a\tb")]
 
 
 @each(
@@ -213,6 +222,22 @@ LOST = {"read": 1, "damaged": 1}
         ("pairs", {}, b"\n\n a\tb\n", [Record(2, " a", target="b")], {"read": 1}, []),
         ("pairs", {}, b"\t\na\tb\n", [Record(1, "a", target="b")], {"read": 2, "empty_input": 1}, []),
         ("wikiextractor", {}, b"\n" + doc("A", "Text."), [Record(0, "Text.", "u", "A")], {"read": 1}, []),
+        # sequences: line breaks and white space go, letter case stays; one without residues is dropped
+        ("fasta", {}, PROTEINS, HEADED, {"read": 3, "empty": 1}, []),
+        ("fasta", {}, b">only a header", [], {"read": 1, "empty": 1}, []),
+        # the cap is for the residues of a sequence, in one line or in several
+        *(
+            ("fasta", {"max_record_bytes": 12}, b">1\nACGT\n>2\n" + long + b"\n>3\nAC\nGT", *kept)
+            for long, kept in (
+                (b"ACGT\nACGT\nACGT", (three("ACGT" * 3), {"read": 3}, [])),
+                (b"ACGT\nACGT\nACGTA", (three(None), {"read": 3, "damaged": 1}, ["line 3"])),
+                (b"ACGTACGTACGTA", (three(None), {"read": 3, "damaged": 1}, ["line 3"])),
+            )
+        ),
+        *(
+            ("fasta", {}, b">1\nACGT\n>2" + bad + b"\n>3\nACGT", three(None), {"read": 3, "damaged": 1}, ["line 3"])
+            for bad in (b" na\xefve\nACGT", b"\nAC\xffGT", b"\nAC\0GT")
+        ),
         # several right answers, and choices
         (
             *("pairs", {}, lines(*ANSWERS), [Record(0, "a", target="b", targets=["b", "c"], choices=["b", "d"])]),
@@ -225,6 +250,38 @@ def test_records_of_a_file(tmp_path, source, options, data, kept, counters, dama
     assert found == kept
     assert flat(stats.counters) == counters
     assert [position for position, _ in stats.damage] == damaged
+
+
+# --- FASTA
+
+
+@each("data, line", [(b"ACGT\n>1\nACGT", 1), (b"\n \n; 1\nACGT\n", 3), (b"@1\nACGT\n+\n>>>>\n", 1)])
+def test_a_file_whose_first_line_is_no_header_is_no_fasta(tmp_path, data, line):
+    """Nothing of it is read: a line of qualities in FASTQ may begin like a header."""
+    (tmp_path / "a.fa").write_bytes(data)
+    kept, stats, damage = read_until_damage("fasta", tmp_path / "a.fa")
+    assert (kept, flat(stats.counters)) == ([], {})
+    said = (str(tmp_path / "a.fa"), f"line {line}", "expected a header, a line that begins with >")
+    assert (damage.path, damage.position, damage.reason) == said
+
+
+@each("compress", [bytes, gzip.compress])
+def test_a_sequence_of_a_million_residues_is_one_text(tmp_path, compress):
+    residues = "".join(random.Random(0).choices("ACGTacgtN", k=1_000_000))
+    wrapped = "\n".join(residues[start : start + 60] for start in range(0, len(residues), 60))
+    kept, stats = read_bytes("fasta", tmp_path / "a.fna", compress(f">1\n{wrapped}\n>2\n{residues}".encode()))
+    assert kept == [Record(0, residues, title="1"), Record(1, residues, title="2")]
+    assert (flat(stats.counters), stats.damage) == ({"read": 2}, [])
+
+
+def test_a_sequence_that_is_cut_off_is_not_kept(tmp_path):
+    residues = [random.Random(number).choices("ACGT", k=10_000) for number in range(50)]
+    stored = gzip.compress("".join(f">{number}\n{''.join(one)}\n" for number, one in enumerate(residues)).encode())
+    (tmp_path / "a.fa.gz").write_bytes(stored[: len(stored) // 2])
+    kept, _, damage = read_until_damage("fasta", tmp_path / "a.fa.gz")
+    assert 0 < len(kept) < 50
+    assert [record.text for record in kept] == ["".join(one) for one in residues[: len(kept)]]
+    assert damage.position == f"byte {len(stored) // 2} of {len(stored) // 2}"
 
 
 # --- encodings
@@ -254,6 +311,7 @@ IN_WIDE = {  # 25 documents in each format, and what its records have
     "pairs": ("\n".join(f"{page}\tx" for page in PAGES).encode(), {}),
     "text": ("\n".join(PAGES).encode(), OF_LINES),
     "wikiextractor": (b"".join(doc("A", page) for page in PAGES), {}),
+    "fasta": ("".join(f">{page}\nMKT\n" for page in PAGES).encode(), {}),
 }
 
 
@@ -288,6 +346,7 @@ MARK, HOUSES = b"\xef\xbb\xbf", lines({"inputs": "a", "targets": "b"}, {"inputs"
         *(("pairs", {"layout": layout}, HOUSES) for layout in ("auto", "jsonl")),
         *(("text", {"sample_by": unit}, b"a\n\nb\n") for unit in ("document", "paragraph", "line")),
         ("wikiextractor", {}, doc("A", "Text.")),
+        ("fasta", {}, b">1\nACGT\n"),
     ],
 )
 def test_a_byte_order_mark_is_no_text(tmp_path, source, options, data):

@@ -11,8 +11,6 @@ import yaml
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from examples.experiment import run_experiment
-from examples.experiment.results import Result
 from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
@@ -22,6 +20,8 @@ from pretrain.config import RunConfig
 from pretrain.models import outline
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
+from pretrain.tools.experiment import run_experiment
+from pretrain.tools.experiment.results import Result
 from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, run_file
 from tests.tables import each

@@ -10,11 +10,11 @@ import scipy.stats
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from examples.experiment import experiment_folder
-from examples.experiment.results import Result, as_csv, read_csv
 from experiments import speedrun
 from experiments.speedrun import TRACKS, Track, judged
 from pretrain.config import RunConfig
+from pretrain.tools.experiment import experiment_folder
+from pretrain.tools.experiment.results import Result, as_csv, read_csv
 from tests.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/speedrun"

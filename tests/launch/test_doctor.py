@@ -39,7 +39,7 @@ def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path
     findings = [Finding(**one) for one in json.loads(done.stdout)]
     assert {finding.check for finding in findings} >= {
         *("versions", "GPUs", "memory", "shared memory", "run directory", "file locks"),
-        *("tracking", "run file", "all-reduce"),
+        *("run file", "all-reduce"),
     }
     (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
     assert sum_over_ranks.found.startswith("2 ranks, ")
@@ -138,7 +138,7 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
         threading.Thread(target=server.serve_forever, daemon=True).start()
         at = f"127.0.0.1:{server.server_port}"
         asked = {
-            login: machine.tracking(Settings(tracking=f"http://{login}{at}", run_file=("run.yaml",)))[0]
+            login: machine.tracking(Settings(tracking=f"http://{login}{at}"))[0]
             for login in ("me:secret@", "me:wrong@", "")
         }
         server.shutdown()
@@ -149,18 +149,12 @@ def test_a_tracking_server_is_asked_with_the_login_and_the_password_is_not_shown
         "": ("warning", f"http://{at}: {refused}"),
     }
     assert "set MLFLOW_TRACKING_USERNAME" in asked["me:wrong@"].remedy
-    (gone,) = machine.tracking(Settings(tracking=f"http://{at}", run_file=("run.yaml",)))
+    (gone,) = machine.tracking(Settings(tracking=f"http://{at}"))
     assert (gone.level, gone.found) == ("warning", f"http://{at}: Connection refused")
 
 
-@each("uri", ["sqlite:///runs/mlflow.db", ""])
-@each("here, everywhere, job, level", [(8, 8, "", "ok"), (8, 16, "", "warning"), (8, 8, "7", "warning")])
-def test_a_file_of_mlflow_is_for_one_machine(here, everywhere, job, level, uri, monkeypatch):
-    if job:
-        monkeypatch.setenv("SLURM_JOB_ID", job)
-    (found,) = machine.tracking(Settings(here, everywhere, tracking=uri, run_file=("run.yaml",)))
-    assert (found.level, "runs/mlflow.db" in found.found) == (level, bool(uri) or level == "ok")
-    assert ("tracking.mlflow.uri=http://HOST:5000" in found.remedy) == (level == "warning")
+def test_without_a_server_nothing_is_asked():
+    assert [machine.tracking(Settings(tracking=uri)) for uri in (None, "sqlite:///runs/mlflow.db")] == [[], []]
 
 
 def test_bandwidth_is_that_of_a_ring():

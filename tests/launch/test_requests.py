@@ -43,7 +43,7 @@ STOPPED = """echo '{{"state": "stopped", "attempt": 1, "step": 3, "stop_file": t
 class Supervised:
     """A run that is supervised in this process, whose ranks are lines of shell; `ends` says how.
 
-    `hosts`: what stands for ssh, try by try; none: this machine. `told`: the alerts.
+    `hosts`: what stands for ssh, try by try; none: this machine.
     """
 
     folder: Path
@@ -54,19 +54,13 @@ class Supervised:
         return self.folder / "run"
 
     @property
-    def told(self) -> str:
-        told = self.folder / "alerts"
-        return told.read_text() if told.exists() else ""
-
-    @property
     def in_mlflow(self) -> str:
         tracked = TrackedRun.load(self.run)
         assert tracked
         return tracked.status
 
     def ends(self, rank: str = "exit 1") -> Ended:
-        alerts = {"command": f"echo $ALERT_EVENT: $ALERT_TEXT >> {self.folder}/alerts"}
-        path = run_file(self.folder, self.folder / "corpus", tracking={"mlflow": None, "alerts": alerts})
+        path = run_file(self.folder, self.folder / "corpus", tracking={"mlflow": None})
         self.run.mkdir()
         TrackedRun("experiment", "test", 1).save(self.run)
         access = Access(lambda host: self.hosts.pop(0), tries_again=True) if self.hosts else Access()
@@ -117,10 +111,10 @@ def a_run(folder: Path, corpus: Path) -> Path:
     return run_file(folder, corpus, run={"max_steps": 1_000_000}, evaluation=[], checkpoint=saves)
 
 
-def stopped_after_an_attempt(one: Supervised, said: str, told: str) -> None:
+def stopped_after_an_attempt(one: Supervised, said: str) -> None:
     """Asserts that the run has stopped on request without another attempt."""
     now = status.read(one.run)
-    assert (now.state, now.attempt, one.in_mlflow, one.told) == ("stopped", 1, "KILLED", told)
+    assert (now.state, now.attempt, one.in_mlflow, one.hosts) == ("stopped", 1, "KILLED", [])
     assert [attempt.outcome for attempt in restarts.read(one.run)] == ["failed"]
     assert not (one.run / "logs/attempt-0002").exists()
     assert not (one.run / "stop").exists()
@@ -133,7 +127,6 @@ SAVED = "mkdir -p {run}/checkpoints/step-00000020"
 
 @each("asks", ASKS)
 def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
-    """No alert says that the run is restarted."""
     one = Supervised(tmp_path)
 
     def to_wait(failures: object) -> float:
@@ -142,10 +135,9 @@ def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
 
     monkeypatch.setattr(restarts, "seconds_to_wait", to_wait)
     assert one.ends(f"{SAVED}; exit 1") == Ended(75, asks == "SIGUSR1")
-    stopped_after_an_attempt(one, capfd.readouterr().err, "")
+    stopped_after_an_attempt(one, capfd.readouterr().err)
 
 
-RESTARTED = "restarted: attempt 1 failed; starting attempt 2\n"
 LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
 
 
@@ -156,7 +148,7 @@ def test_while_a_lost_node_is_waited_for(tmp_path, monkeypatch, capfd, asks):
     one = Supervised(tmp_path)
     one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {NO_ROUTE}"]]
     assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
-    stopped_after_an_attempt(one, capfd.readouterr().err, RESTARTED)
+    stopped_after_an_attempt(one, capfd.readouterr().err)
 
 
 @each("asks", ASKS)
@@ -166,7 +158,7 @@ def test_while_an_agent_starts_again(tmp_path, monkeypatch, capfd, asks):
     one = Supervised(tmp_path)
     one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; exec sleep 3600"]]
     assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
-    stopped_after_an_attempt(one, capfd.readouterr().err, RESTARTED)
+    stopped_after_an_attempt(one, capfd.readouterr().err)
 
 
 def trained(path: Path, asks: Callable[[], object]) -> tuple[int, status.Status, str]:
@@ -261,6 +253,4 @@ def test_a_node_that_comes_back_with_fewer_gpus_ends_the_run_as_failed(tmp_path,
 def failed_after_an_attempt(one: Supervised, said: str, reason: str) -> None:
     now = status.read(one.run)
     assert (now.state, now.attempt, now.reason, one.in_mlflow) == ("failed", 1, reason, "FAILED")
-    failed = f"failed: the run has failed in attempt 1 ({reason}); its logs: {one.run}\n"
-    assert sorted(one.told.splitlines(keepends=True)) == [failed, RESTARTED]
     assert f"no further attempt: {reason}\n" in said

@@ -158,10 +158,9 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
     alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
-    monkeypatch.setattr(save, "group_of_threads", lambda: None)
     monkeypatch.setattr(save, "first_value", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
-    saver = save.Saver(SimpleNamespace(device="cpu"), alone)
+    saver = save.Saver(SimpleNamespace(device="cpu"), alone, None)
     saver._writing = writing = Mock(error=None, parts_ended=0, advanced=threading.Event())
     saver._thread = thread = Mock()
     thread.join.side_effect = lambda seconds: writing.advanced.set() if moves else None

@@ -1,4 +1,4 @@
-"""What a context is worth: inputs exchanged and left out, bigrams beside them, and continuations of a text."""
+"""What a context is worth: inputs exchanged and left out, and bigrams beside them."""
 
 import math
 
@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from data_pipeline.base.config_file import check
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import validation_batches
-from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
-from pretrain.config.evaluation import ContinuationSettings, InputUseSettings
-from pretrain.evaluate.continuation import Continuation
+from pretrain.config.evaluation import InputUseSettings
 from pretrain.evaluate.input_use import Bigrams, InputUse, first_of_spans, with_input_of, without_input
 from pretrain.evaluate.validation_loss import entropy
-from pretrain.run.metrics_file import read_metrics
-from tests.pretrain.runs import run_file, train_ranks
-from tests.pretrain.small_evaluations import CAUSAL, T5, evaluated_alone, evaluation_of, log_p, log_p_after
+from tests.pretrain.small_evaluations import evaluated_alone
 from tests.tables import each
 
 CPU = torch.device("cpu")
@@ -117,74 +112,3 @@ def test_a_bigram_model_by_hand():
     never_first = model.losses(np.array([[0, 1, 0, -100]]))[0]
     assert never_first[2] == pytest.approx(-math.log(unigram[0]))  # nothing came after 1
     assert never_first[3] == 0.0
-
-
-# The likelihood of the second half of a text after its first half, in the form of each family's training
-
-
-ROWS = 10
-
-
-def held_out_texts(corpus, number):
-    rows = Reader(corpus, "validation").tokens(np.arange(number))
-    return [row[:length].tolist() for row, length in zip(rows.values, rows.lengths, strict=True)]
-
-
-def scored(model, before, text, after, form, vocabulary):
-    """log p of `text` between two parts, the second of which may be empty."""
-    first, second, third = (vocabulary.first_sentinel - number for number in range(3))
-    if form is None:
-        return log_p_after(model, [first, *before, second, *after, third] if after else before, text)
-    blank = [first] if form == "blank" else []
-    return log_p(model, [*before, *blank, *after, vocabulary.eos], blank, text)[0]
-
-
-def cut(text, start, end):
-    return text[:start], text[start:end], text[end:]
-
-
-@each("settings, form", [(T5, "answer"), (T5, "blank"), (CAUSAL, None)])
-def test_it_is_the_sum_of_the_models_log_probabilities(small_corpus, settings, form):
-    corpus = open_corpus(small_corpus)
-    model, evaluation = evaluation_of(settings, corpus.tokenizer, {"small": corpus})
-    texts = [text for text in held_out_texts(corpus, ROWS) if len(text) > 2]
-    assert min(map(len, texts)) > 5  # of which a third holds 2 tokens
-    tasks = {
-        "continuation": (None, [cut(one, len(one) // 2, len(one)) for one in texts]),
-        "infilling": (None, [cut(one, len(one) // 3, 2 * len(one) // 3) for one in texts]),
-        "infilling of 2": (2, [cut(one, (len(one) - 2) // 2, (len(one) + 2) // 2) for one in texts]),
-    }
-    for task, (length, parts) in tasks.items():
-        given = {"rows": ROWS, "form": form, "infilling_length": length}
-        found = Continuation(check(given, ContinuationSettings, "hook")).evaluate(evaluation).metrics
-        name = f"{task.split()[0]}/small"
-        if form == "answer" and task != "continuation":
-            assert f"{name}/loss" not in found
-            continue
-        others = [*parts[len(parts) // 2 :], *parts[: len(parts) // 2]]
-        loss, other = (
-            -sum(
-                scored(model, before, text, after, form, corpus.tokenizer.vocabulary)
-                for (before, _, after), (_, text, _) in zip(contexts, parts, strict=True)
-            )
-            for contexts in (parts, others)
-        )
-        tokens = sum(len(text) for _, text, _ in parts)
-        size = sum(len(corpus.tokenizer.decode(text).encode()) for _, text, _ in parts)
-        assert found[f"{name}/loss"] == pytest.approx(loss / tokens, rel=1e-5)
-        assert found[f"{name}/other_context_loss"] == pytest.approx(other / tokens, rel=1e-5)
-        assert found[f"{name}/bits_per_byte"] == pytest.approx(loss / math.log(2) / size, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_ranks_of_zero_3_score_their_shares_in_mid_run(small_corpus, tmp_path):
-    """Of three batches, rank 0 has two and rank 1 one."""
-    sharded = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}
-    hooks = [{"hook": "continuation", "every_steps": 2, "rows": 6}]
-    found = []
-    for ranks in (1, 2):
-        path = run_file(tmp_path / str(ranks), small_corpus, deepspeed=sharded, evaluation=hooks, run={"max_steps": 5})
-        assert train_ranks(path, ranks) == [0] * ranks
-        rows = {row.step: row.metrics for row in read_metrics(tmp_path / str(ranks) / "run")}
-        found.append([rows[step]["continuation/small/loss"] for step in (2, 4, 5)])
-    assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -45,7 +45,6 @@ def checkpoint(spiece, tmp_path, monkeypatch) -> Path:
         (["export", "../c", "out"], "out"),
         (["average", "../c", "out"], "out"),
         (["import", "exported", "out"], "out"),
-        (["attention", "../c", "The <extra_id_0> is red.", "--out", "out"], "out/encoder.png"),
     ],
 )
 def test_a_command_on_a_full_disk_is_one_line_and_leaves_no_file(checkpoint, command, names):
@@ -71,19 +70,13 @@ def test_a_tokenizer_json_that_the_disk_refuses_is_an_error_of_the_system(checkp
     assert line.endswith(f": {SAID}")
 
 
-def test_attention_writes_into_the_folder_attention_unless_out_names_another(checkpoint):
-    printed = done_here("pretrain", "attention", "c", "The <extra_id_0> is red.").splitlines()
-    assert printed == [f"attention/{kind}.png" for kind in ("encoder", "decoder", "cross")]
-    assert all(Path(name).stat().st_size > 0 for name in printed)
-
-
 def test_a_picture_on_a_full_disk_leaves_the_last_one(tmp_path):
     metrics = {"validation/c/text_loss": 5.0, "validation/c/unigram_entropy": 6.0}
     (tmp_path / "picture.png").write_text("the last one")
     row = {"step": 1, "attempt": 1, "time": 0.0, "metrics": metrics}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     with a_full_disk(), pytest.raises(OSError, match="File too large") as refused:
-        picture.draw(tmp_path, tmp_path / "picture.png", attention=False)
+        picture.draw(tmp_path, tmp_path / "picture.png")
     assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "picture.png"))
     assert {path.name for path in tmp_path.iterdir()} == {"picture.png", "metrics.jsonl"}
     assert (tmp_path / "picture.png").read_text() == "the last one"

@@ -34,6 +34,8 @@ SMALL = {**T5, **DROPOUT}
 def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The outcomes and gradient norms of the steps, the activations of the one that is measured, the weights and states
     at the end, what was told, and how many graphs there are. `widths`: how many the rows come in."""
+    from diagnostics.step_norms import StepNorms
+
     from pretrain.engine.construction import construct
     from pretrain.engine.deepspeed_private import flat_buffers, wrapped
     from pretrain.engine.engine import Engine
@@ -48,7 +50,8 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
         length = 16 + step % widths
         batches, before = micro_batches(layout, step, length, length), [one.detach().clone() for one in weights]
         if step == MEASURED:
-            with engine.measured() as norms:
+            norms = StepNorms(engine)
+            with norms.measuring():
                 outcome = engine.step(step, firsts(layout, step), batches)
             measured = norms.activations
         elif step == SKIPPED:

@@ -11,7 +11,6 @@ import pytest
 
 from data_pipeline.base.atomic import strict_json
 from pretrain.evaluate import record
-from pretrain.evaluate.diagnostics.norms import norms_figure
 from pretrain.evaluate.hook import Findings
 from pretrain.tools import evaluate
 
@@ -39,16 +38,6 @@ def test_a_table_of_an_evaluation_is_json(tmp_path):
     record.keep(tmp_path, 4, Findings(tables={"norms": [SPOILT]}))
     table = parsed((tmp_path / "norms.json").read_text())
     assert dict(zip(table["columns"], table["data"][0], strict=True)) == {"step": 4, **WRITTEN}
-    ratio = {
-        "layer": "a",
-        "gradient": 1.0,
-        "weight": 0.0,
-        "update": 0.0,
-        "update_to_weight": math.nan,
-        "activation": 2.0,
-    }
-    record.keep(tmp_path, 5, Findings(tables={"ratios": [ratio]}))
-    norms_figure([*record.table(tmp_path / "ratios.json"), {"step": 6, **ratio}])  # takes both forms
 
 
 def test_evaluate_prints_json(tmp_path, monkeypatch, capsys):

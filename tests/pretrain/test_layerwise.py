@@ -36,10 +36,8 @@ def trained(
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(steps):
         batches = micro_batches(layout, step, 16 + grow * step, targets + grow * step)
-        engine.step(step, firsts(layout, step), batches)
-        metrics = engine.take_metrics()
-        result["losses"].append(metrics["train/loss"])
-        result["norms"].append(metrics["train/gradient_norm"])
+        result["losses"].append(engine.step(step, firsts(layout, step), batches).loss)
+        result["norms"].append(engine.gradient_norm)
         result["validation"].append(float(engine.losses(batches[0])["labels"].sum()))
         result["graphs"].append(counters["stats"]["unique_graphs"])
     result["breaks"] = sum(counters["graph_break"].values())

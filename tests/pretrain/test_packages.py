@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.packages import offered
+from data_pipeline.base.packages import missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.step import Step
@@ -203,7 +203,8 @@ def test_a_family_of_an_example_that_is_not_installed_is_missed_with_the_command
     (export / "config.json").write_text('{"model_type": "double_decoder"}')
     save_file({"one": torch.zeros(1)}, export / "model.safetensors")
     run = TOP / "configs/experiments/comparison/double-decoder.yaml"
-    environment = {**os.environ, "PYTHONPATH": f"{TOP}{os.pathsep}{site}"}
+    paths = (TOP, TOP / "examples/diagnostics", site)  # -S reads no .pth file, such as those of editable packages
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-S", "-c", REFUSED, run, export]
     done = run_program(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -214,6 +215,12 @@ def test_a_family_of_an_example_that_is_not_installed_is_missed_with_the_command
     assert first.endswith(f", got 'double_decoder'; {missing}{way}")
     assert second.startswith(f"error: {export}/config.json: model_type is 'double_decoder', not one of t5, bart, ")
     assert second.endswith(way)
+
+
+def test_a_hook_of_an_example_that_is_not_installed_is_missed_with_the_command_that_installs_it():
+    way = f": pip install -e {TOP}/examples/diagnostics"
+    missing = "no installed package offers 'norms' (entry point encdec_pretrain.hooks)"
+    assert missing_under(["evaluation", 0], "norms") == missing + way
 
 
 OTHERS = """

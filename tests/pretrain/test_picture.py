@@ -41,6 +41,6 @@ def test_all_curves_are_of_the_same_rows(tmp_path, monkeypatch, metrics, shown):
     MetricLog(tmp_path, attempt=1).log(100, metrics)
     figures = []
     monkeypatch.setattr(picture, "png", lambda figure: figures.append(figure) or b"")
-    picture.draw(tmp_path, tmp_path / "picture.png", attention=False)
+    picture.draw(tmp_path, tmp_path / "picture.png")
     (axes,) = figures[0].axes
     assert {line.get_label(): pytest.approx(line.get_ydata()[-1]) for line in axes.lines} == shown

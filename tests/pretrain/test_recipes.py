@@ -8,10 +8,10 @@ import pytest
 from benchmarks.recipes import RECIPES, corpora, counted, hours
 from data_pipeline.base.config_file import Section, load
 from data_pipeline.corpus.objectives.denoising import Denoising
-from examples.experiment import experiment_folder
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.models import AnyModelConfig
+from pretrain.tools.experiment import experiment_folder
 from tests.tables import each
 
 ROOT = Path(__file__).parents[2]

@@ -106,8 +106,9 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
 
     spikes = {"window": 8, "threshold": 8.0, "action": "rewind", "max_rewinds": 2}
     command = f'echo "$ALERT_EVENT $ALERT_TEXT" >> {folder}/alerts'
-    tracking = {"mlflow": None, "log_every_steps": 1, "alerts": {"command": command, "events": ["spike"]}}
-    spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes}, tracking=tracking)
+    tracking = {"mlflow": None, "log_every_steps": 1}
+    alerts = [{"name": "alerts:Alerts", "command": command, "events": ["spike"]}]
+    spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes}, tracking=tracking, callbacks=alerts)
     counting = [{"name": f"{__name__}:Counting"}]
     stopping = settings(folder / "stopping", corpus, 16, faults={"spikes": spikes}, callbacks=counting)
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})

@@ -23,10 +23,12 @@ from pretrain.training.tracking import feeder, mlflow_store
 from pretrain.training.tracking import tracker as tracking
 from pretrain.training.tracking.dashboard import dashboard
 from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, FeedState, TrackedRun, in_mlflow
-from pretrain.training.tracking.tracker import Tracker, sync
+from pretrain.training.tracking.tracker import SystemMetrics, Tracker, sync
 from tests.ports import free_port
 from tests.pretrain.mlflow_server import Server, answers
 from tests.tables import each
+
+NODE_2 = "node 2_-1a5dc750"  # "node 2*" with its SHA-256 by sha256sum
 
 
 @pytest.fixture(autouse=True)
@@ -209,37 +211,12 @@ def test_resumed_run_goes_on_under_the_same_id(tmp_path, uri, client):
     assert client.get_run(first).info.status == "FAILED"
 
 
-def fed(folder, uri, started, host="here", name="mine"):
-    """The id of a run that MLflow has heard of, and not that it ended."""
-    description = TrackedRun("wikipedia", name, 1, uri=uri, started=started, tags={"host": host})
-    MetricLog(folder, attempt=1).log(10, {"train/loss": 1.0})
-    feeder.feed(feeder.connected(folder, description, uri))
-    description.save(folder)
-    return run_id(folder)
-
-
-def test_runs_that_died_are_ended_by_the_next_in_their_place(tmp_path, uri, client):
-    run, old = tmp_path / "run", tmp_path / "run.old-1"
-    died, far = fed(run, uri, 1000.0), fed(run, uri, 2000.0, host="there")
-    others = [fed(tmp_path / "other", uri, 3000.0), fed(tmp_path / "another", uri, 4000.0, name="'another'")]
-    run.rename(old)
-    new = fed(run, uri, 5000.0)
-
-    def states() -> list[str]:
-        return [client.get_run(one).info.status for one in (died, far, *others, new)]
-
-    assert states() == ["FAILED", "RUNNING", "RUNNING", "RUNNING", "RUNNING"]
-    (loss,) = client.get_metric_history(died, "loss/train")
-    assert client.get_run(died).info.end_time == loss.timestamp
-    # the one that was moved aside from here ended, wherever it ran
-    tracking.record_end(old)
-    feeder.feed(feeder.connected(run, TrackedRun.load(run), uri))
-    assert states() == ["FAILED", "FAILED", "RUNNING", "RUNNING", "RUNNING"]
-
-
 @pytest.mark.slow
 def test_a_supervisor_has_mlflow_told_that_a_run_has_failed(tmp_path, uri, client, capfd):
-    run = fed(tmp_path, uri, 1000.0)
+    description = TrackedRun("wikipedia", "mine", 1, uri=uri, started=1000.0)
+    feeder.feed(feeder.connected(tmp_path, description, uri))
+    description.save(tmp_path)
+    run = run_id(tmp_path)
     assert tracking.record_end(tmp_path, 2000.0)
     assert not tracking.record_end(tmp_path)
     tracking.sync_apart(tmp_path)
@@ -349,6 +326,58 @@ def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, clien
     assert [text for text in written if "hunter2" in text] == []
     with pytest.raises(UserError, match="isn't recorded; give --uri with it"):
         sync(tmp_path / "two")
+
+
+# ---- system metrics
+
+
+@pytest.fixture
+def _sample_often(monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_MONITORS", 0.05)
+
+
+def sampled(client, run_dir, *names):
+    """The steps of these metrics, once each has one."""
+    while not FeedState.load(run_dir):
+        time.sleep(0.05)
+    while not all(found := [[step for step, _ in points(client, run_dir, name)] for name in names]):
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.usefixtures("_sample_often")
+def test_mlflow_samples_each_machine_of_a_run(tmp_path, uri, client):
+    """Both machines are this one; the second attempt is on one machine."""
+    names = ("cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage")
+    with start(tmp_path, uri):
+        monitors = [SystemMetrics(tmp_path, uri, node) for node in ("node-1", "node 2*")]
+        two = sampled(client, tmp_path, *(f"system/{node}/{one}" for node in ("node-1", NODE_2) for one in names))
+        for monitor in monitors:
+            monitor.close()
+    with start(tmp_path, uri, attempt=2):
+        monitor = SystemMetrics(tmp_path, uri)
+        one = sampled(client, tmp_path, *(f"system/{name}" for name in names))
+        monitor.close()
+    assert {steps[0] for steps in two} == {0}
+    assert min(steps[0] for steps in one) > 0  # the first attempt's steps are continued
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_sample_often")
+def test_samples_begin_again_when_a_server_comes_back(tmp_path, serve, caplog):
+    server, run, cpu = serve(), tmp_path / "run", "system/cpu_utilization_percentage"
+    client = MlflowClient(serve.uri)
+    with start(run, serve.uri) as tracker:
+        monitor = SystemMetrics(run, serve.uri)
+        (before,) = sampled(client, run, cpu)
+        server.kill()
+        tracker.log(1, {"loss": 1.0})
+        wait_for_failure(caplog)
+        serve()
+        while len(points(client, run, cpu)) < len(before) + 50:
+            time.sleep(0.05)
+        monitor.close()
 
 
 # ---- a server that dies and comes back
@@ -468,7 +497,6 @@ def test_the_sections_of_a_page_begin_with_losses_then_evaluations_and_end_with_
         ],
     }
     assert list(sections) == sorted(sections)
-    assert in_mlflow("system/cpu_utilization_percentage") == "system/cpu_utilization_percentage"
 
 
 # ---- the dashboard
@@ -516,15 +544,7 @@ def test_dashboard_of_nothing_is_one_line(tmp_path):
         dashboard(None, f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_the_dashboard_of_a_copied_run_says_how_to_send_it(tmp_path, empty_mlflow):
-    """MLflow's page of a run that its database hasn't is a 404."""
-    run = tmp_path / "run"
-    run.mkdir()
-    uri = empty_mlflow(tmp_path)
-    for where in (uri, f"sqlite:///{tmp_path}/elsewhere.db"):
-        FeedState(where, "1", "f" * 32).save(run)
-        with pytest.raises(
-            UserError, match=rf"pretrain sync {run} --uri sqlite:///runs/mlflow\.db sends it"
-        ) as refused:
-            dashboard(run, "sqlite:///mlflow.db")
-        assert str(refused.value).startswith(where.removeprefix("sqlite:///"))
+def test_the_dashboard_of_a_copied_run_says_how_to_send_it(tmp_path):
+    FeedState(f"sqlite:///{tmp_path}/elsewhere.db", "1", "f" * 32).save(tmp_path)
+    with pytest.raises(UserError, match=rf"elsewhere\.db: no such file; .*: pretrain sync {tmp_path} --uri sqlite:"):
+        dashboard(tmp_path, "sqlite:///mlflow.db")

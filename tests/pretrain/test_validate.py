@@ -410,7 +410,7 @@ TOO_MUCH = {
             "faults.hang_timeout_seconds=1e30",
             "faults.start_timeout_seconds=1e30",
         ),
-        *("tracking.system_metrics_seconds=1e30", "data.cache.gigabytes=1e30"),
+        *("faults.dead_rank_seconds=1e30", "data.cache.gigabytes=1e30"),
     ],
     "≤ 1,048,576": ["batch.global_batch_size=2147483648", "data.lanes=10000000000", "model.d_model=2147483648"],
     "≤ 65,536": ["faults.spikes.window=10000000000"],
@@ -439,7 +439,7 @@ def test_a_number_that_no_machine_works_with_is_refused_before_anything_begins(c
 @each(
     "command, bound",
     [
-        *(("examples.experiment none --seeds", 1000), ("examples.experiment none --at-once", 1000)),
+        *(("pretrain experiment none --seeds", 1000), ("pretrain experiment none --at-once", 1000)),
         *(("launch local none.yaml --ranks", 1024), ("launch doctor --ranks", 1024)),
         *(("launch slurm none.yaml --gpus-per-node", 1024), ("launch slurm none.yaml --chain", 1000)),
     ],

@@ -82,7 +82,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
         layout = setup.plan.layout
         for step, batches in enumerate(TrainingBatches(setup.stream, layout).loader(STEPS, 0)):
             assert engine.step(step, layout.firsts(step * 8, len(batches)), batches).applied
-    saver = Saver(engine, setup.origin)
+    saver = Saver.open(engine, setup.origin)
     saver.start(TrainState(STEPS, STEPS * 8, []))
     saved = saver.wait()
     assert saved is not None

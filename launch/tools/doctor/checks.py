@@ -28,7 +28,7 @@ class Settings:
         workers: number of loader processes of a rank.
         directory: the run directory.
         locked: a file beside the run directory that the head has locked.
-        tracking: MLflow's URI; "" if the run file sets none, None if MLflow is off.
+        tracking: MLflow's URI; None if the run has none.
         run_file: the run file and its overrides.
     """
 

@@ -65,7 +65,7 @@ def doctor(
         settings = Settings(
             workers=config.data.workers,
             directory=str(Path(config.run.directory).absolute()),
-            tracking=(mlflow.uri or "") if mlflow else None,
+            tracking=mlflow.uri if mlflow else None,
             run_file=(str(path.absolute()), *overrides),
         )
     findings = list(_examined(nodes, access, settings))

@@ -22,16 +22,13 @@ from data_pipeline.base.formatting import counted, human_size, masked
 from data_pipeline.base.packages import PACKAGE, version_of
 from data_pipeline.base.processes import available_memory, until
 from launch.tools.doctor.checks import Finding, Level, Settings
-from pretrain.device_speed import product_flops
-from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, cpu_multiplies_bf16, threads_per_rank
-from pretrain.run import slurm
+from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus
 
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 _BUSY = 2**30  # bytes
 _SHARED = Path("/dev/shm")
 _RANK, _WORKER = 1.0e9, 0.4e9  # bytes of a rank of a small model, and of one of its loader processes
 _SHARED_BY_RANK, _SHARED_BY_WORKER = 16 * 2**20, 8 * 2**20  # NCCL's buffers; batches on their way to the rank
-
 _BYTES = 64 * 2**20
 _LEAST_ROOM, _LEAST_SPEED = 5e9, 50e6
 _SECONDS_TO_LOCK = 60.0
@@ -41,7 +38,6 @@ _LATER = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD if the server asks for a login; the run also trains "
     "without MLflow, and pretrain sync sends its metrics afterwards"
 )
-_SERVER = "start `mlflow server` on a node that all reach, and set tracking.mlflow.uri=http://HOST:5000"
 _NOTHING_PREVENTS = "nothing prevents a second run in this directory; make sure that only one trains there"
 
 
@@ -70,9 +66,7 @@ def gpus(settings: Settings) -> list[Finding]:
     number, ranks = count_gpus(), settings.ranks_here
     if number == 0:
         chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
-        bf16 = "bf16" if cpu_multiplies_bf16() else "no bf16 (precision: fp32)"
-        has = f"{counted(threads_per_rank(1), 'core')}, {product_flops() / 1e9:,.0f} GFLOP/s in fp32 matmuls, {bf16}"
-        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU: {has}")]
+        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU")]
     if ranks > number:
         return [Finding("GPUs", "error", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
     pynvml.nvmlInit()
@@ -198,29 +192,17 @@ def run_file(settings: Settings) -> list[Finding]:
 
 
 def tracking(settings: Settings) -> list[Finding]:
-    """Whether MLflow answers at the run's tracking URI. A run trains without it, so nothing here is an error."""
-    if not settings.run_file:
+    """Whether MLflow's server, if the run has one, answers. A run trains without it, so nothing here is an error."""
+    uri = settings.tracking or ""
+    if not uri.startswith(("http://", "https://")):
         return []
-    if settings.tracking is None:
-        return [Finding("tracking", "ok", "MLflow is off (tracking.mlflow: null)")]
-    shared = slurm.disk_is_shared(1 + (settings.all_ranks > settings.ranks_here))
-    if shared and not settings.tracking:
-        found = "no MLflow: tracking.mlflow.uri isn't set, and the nodes' disk may lack the locks that SQLite needs"
-        return [Finding("tracking", "warning", found, "an MLflow server", f"{_SERVER}, or pretrain sync afterwards")]
-    from pretrain.config import run_config  # a check imports only what it needs
-
-    shown = masked(settings.tracking or run_config.MLFLOW_FILE)
-    if not shown.startswith(("http://", "https://")):
-        if shown.startswith("sqlite:") and shared:
-            found = f"{shown}: a file on a disk that nodes share, which may lack the locks that SQLite needs"
-            return [Finding("tracking", "warning", found, "an MLflow server", _SERVER)]
-        return [Finding("tracking", "ok", f"{shown}: a file, so no server needs to answer")]
     from mlflow import exceptions  # 4 s, for a server alone
 
     from pretrain.training.tracking import mlflow_store  # for the same
 
+    shown = masked(uri)
     try:
-        mlflow_store.client(settings.tracking).search_experiments(max_results=1)
+        mlflow_store.client(uri).search_experiments(max_results=1)
     except exceptions.MlflowException as error:
         expected = "a server that answers and takes the login"
         return [Finding("tracking", "warning", f"{shown}: {masked(_reason(error))}", expected, _LATER)]

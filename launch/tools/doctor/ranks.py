@@ -14,8 +14,7 @@ from pretrain.hardware import device_type, local_gpu
 from pretrain.run.rank_environment import rank_environment
 
 _LOOPS = 5
-_SMALL, _LARGE = 2**20, {"cpu": 2**26, "cuda": 2**28}  # bytes
-_SECONDS_OF_A_LOOP = 1.0  # about the maximum: on a slow network, less is sent
+_BYTES = {"cpu": 2**26, "cuda": 2**28}
 
 
 def all_reduce(settings: Settings) -> list[Finding]:
@@ -25,14 +24,11 @@ def all_reduce(settings: Settings) -> list[Finding]:
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=ALL_REDUCE.seconds))
-    size, taken = _SMALL, _seconds(_SMALL, device)
-    while size < _LARGE[kind] and 8 * taken < _SECONDS_OF_A_LOOP:
-        size *= 4
-        taken = _seconds(size, device)
+    taken = _seconds(_BYTES[kind], device)
     dist.barrier()
     dist.destroy_process_group()
     gpu = torch.cuda.get_device_name(device) if kind == "cuda" else None
-    return [] if here.rank else [speed(settings.all_ranks, size, taken, gpu)]
+    return [] if here.rank else [speed(settings.all_ranks, _BYTES[kind], taken, gpu)]
 
 
 def _seconds(size: int, device: torch.device) -> float:

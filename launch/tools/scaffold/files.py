@@ -1,4 +1,4 @@
-"""Writes a first corpus file and run file from the templates in this folder. Both extend files that ship."""
+"""Writes a first corpus file and run file. Both extend files that ship."""
 
 import math
 import re
@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
@@ -43,7 +42,6 @@ from pretrain.config.evaluation import InputUseSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.models import FAMILIES
 
-_TEMPLATES = Path(__file__).with_name("templates")
 _SHIPPED_TEXT = Path(data_pipeline.__file__).with_name("samples")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _CORPORA = {  # by objective, the shipped corpus file that the first corpus file extends
@@ -57,27 +55,30 @@ _OBJECTIVES = {"bart": "denoising"}  # of a family, if it isn't the first that t
 _SHIPPED = "configs:corpora/wikipedia-c4-small.yaml"  # the corpus of the text that ships
 _SENTINELS, _LARGEST_VOCABULARY = 100, 32_000
 _BYTES_PER_TOKEN = 4  # English with a vocabulary of a few thousand
-_TEXTBOOK = """\
-optimizer: {{name: adamw, learning_rate: {rate:.1e}, betas: [0.9, 0.98], weight_decay: 0.1, gradient_clipping: 1.0}}
-schedule: {{name: cosine, warmup_steps: {warmup}, final_learning_rate: {last_rate:.1e}}}"""
 _RATES = {"t5-v1.1-1m": 3e-3, "t5-v1.1-5m": 2e-3, "t5-v1.1-15m": 1e-3}  # small models need larger rates
-# The speedrun's recipe (docs/results/speedrun.md), whose rates muP transfers to other widths.
-_RECORD = """\
-optimizer: {{name: muon, learning_rate: 1.0e-2, adamw_learning_rate: 2.0e-2, newton_schulz_dtype: {precision}}}
-schedule: {{name: linear, warmup_steps: {warmup}, final_learning_rate: 0.0}}"""
-_CURRICULUM = """\
-  curriculum:                 # half of each row first: more to predict, and more to look for in the input
-    - until_step: {until}
-      objective: {{name: span_corruption, inputs_length: {length}, noise_density: 0.5, mean_span_length: 5.0}}
-"""
 _LONG_SPANS = SpanCorruption(noise_density=0.5, mean_span_length=5.0)
-_INPUT_USE = "\n  - {{hook: input_use, every_steps: {every}, rows: {rows}}}"
-_SAMPLES = "\n  - {{hook: samples, every_steps: {every}, number: 4}}"
 _TIMES_SAMPLED = 5
 _PASSES_OF_INPUT_USE = 3  # with a row's input, with another row's and without one
 _A_DOCUMENT_A_ROW = "complete_documents"
 _MICRO_BATCH = 8  # rows on a CPU
 _SECONDS_TO_LOG = 10.0
+_CORPUS_HEADER = """\
+# The corpus of {run}. Every key: docs/reference/settings.md.
+# sources: `sample_by: document` keeps a file of text in order, and cuts one of more than max_document_bytes at blank
+#   lines; with `paragraph` or `line`, each of these is a document, and they are shuffled. Add `language: en` to a
+#   source if all of it is English.
+# cleaning: the profiles c4 and wikipedia have rules for pages as they were crawled or dumped.
+# split: by hash: documents by chance; files: files by chance, with this share of the bytes; position: the end of each
+#   source.
+# tokenizer: as many tokens as the text can fill, and the model has.
+"""
+_RUN_HEADER = """\
+# Trains {model} on {corpus}: about {time} on {machine}. Every key: docs/reference/settings.md.
+# model: `vocab_size: null` is the corpus's.
+"""
+_CURRICULUM_HEADER = """\
+# curriculum: half of each row is masked first: more to predict, and more to look for in the input.
+"""
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
@@ -121,29 +122,15 @@ def write_first_files(wanted: Wanted) -> list[str]:
     name, an unknown model or format, text that no reader can read, and a file that exists.
     """
     name, text, corpus = wanted.name, wanted.text, wanted.corpus.rstrip("/") if wanted.corpus else None
-    if not _NAME.fullmatch(name):
-        raise UserError(f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it")
-    formats = [known for known in OPTIONS if known != "pairs"]  # pairs need another objective
-    if wanted.text_format is not None and wanted.text_format not in formats:
-        raise UserError(f"--format: {wanted.text_format!r}; expected one of {', '.join(formats)}")
-    if text and corpus:
-        raise UserError("--text and --corpus: a run has its text from one of them; give only one")
-    of_corpus = {"objective": wanted.objective, "inputs-length": wanted.inputs_length, "packing": wanted.packing}
-    if corpus and (given := [f"--{option}" for option, value in of_corpus.items() if value]):
-        raise UserError(f"{given[0]}: a finished corpus has one; set `data.objective` in the run file instead")
-    if wanted.model and (wanted.family or wanted.size):
-        raise UserError("--model: names a family and a size already; leave out --family and --size")
+    run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
+    _refuse(wanted, [run_file] if corpus else [run_file, corpus_file])
     finished = _finished(corpus) if corpus else None
-    family = wanted.family or (_family_for(finished) if finished else DEFAULT)
+    family = wanted.family or ([*_families_for(finished.objective), DEFAULT][0] if finished else DEFAULT)
     names = (wanted.model,) if wanted.model else models_of(family, wanted.size)
     try:
         config = model_named(names[0])
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
-    run_file, corpus_file = Path(f"{name}.run.yaml"), Path(f"{name}.corpus.yaml")
-    for path in [run_file] if corpus else [run_file, corpus_file]:
-        if path.exists():
-            raise UserError(f"{path}: exists already; choose another NAME")
     objective = _own_objective(finished, config) if finished else _objective(config, wanted)
     shipped = [] if text or corpus else load(paths.config(_SHIPPED), [], CorpusConfig).sources
     sources, lines = sources_of(text, wanted.text_format) if text else (shipped, [])
@@ -168,19 +155,22 @@ def write_first_files(wanted: Wanted) -> list[str]:
     reads_inputs = not InputUseSettings().problems({name: objective.full_name})
     evaluations = Evaluations.of(first_run, 1 + _PASSES_OF_INPUT_USE * reads_inputs)
     time = duration(first_run.steps * first_run.seconds + evaluations.seconds)
-    recipe, said = _recipe(first_run, machine, long_spans)
-    recipe["input_use"] = _INPUT_USE.format(every=evaluations.every_steps, rows=evaluations.rows) * reads_inputs
-    contents = {run_file: _run_file(name, corpus or f"corpora/{name}", first_run, evaluations, recipe, machine, time)}
+    location = corpus or f"corpora/{name}"
+    settings = _run_settings(name, location, first_run, evaluations, machine, reads_inputs, long_spans)
+    header = _RUN_HEADER.format(model=first_run.model, corpus=location, time=time, machine=machine.name)
+    header += _CURRICULUM_HEADER if "curriculum" in settings["data"] else ""
+    contents = {run_file: header + _yaml(settings)}
     if not corpus:
-        size = min(vocabulary, (first_run.config.vocab_size or math.inf) - sentinels)
-        contents[corpus_file] = _corpus_file(name, run_file, objective, sources, sample)
-        contents[corpus_file] += _changes(objective, int(size), sentinels, wanted.packing)
+        tokens = min(vocabulary, (first_run.config.vocab_size or math.inf) - sentinels), sentinels
+        settings = _corpus_settings(name, objective, sources, sample, tokens, wanted.packing)
+        contents[corpus_file] = _CORPUS_HEADER.format(run=run_file) + _yaml(settings)
     write_together({path: content.encode() for path, content in contents.items()})
     choices = [
         f"machine: {machine}",
         _chosen_model(wanted, family, first_run),
         *([] if corpus else [_chosen_objective(config, objective)]),
-        *said,
+        *([f"tokenizer: {lost}"] if text and sample and (lost := sample.lost_in_t5()) else []),
+        *_chosen_recipe(first_run, long_spans),
         f"steps: {first_run.steps:,} of {counted(first_run.batch, 'row')}: about {time}, of which evaluations take "
         f"{duration(evaluations.seconds)}, estimated from the model's FLOPs and the speed of this machine when nothing "
         "else runs on it",
@@ -194,6 +184,30 @@ def write_first_files(wanted: Wanted) -> list[str]:
         f"  data-pipeline {f'show {shlex.quote(corpus)}' if corpus else f'build {corpus_file}'}",
         f"  launch local {run_file}",
     ]
+
+
+def _refuse(wanted: Wanted, files: list[Path]) -> None:
+    """Raises UserError for choices that contradict each other, and for `files` that exist."""
+    name, formats = wanted.name, [known for known in OPTIONS if known != "pairs"]  # pairs need another objective
+    contradictions: dict[str, object] = {
+        f"NAME: {name!r}: expected letters, digits, `.`, `_` and `-`, since files are named after it": (
+            not _NAME.fullmatch(name)
+        ),
+        f"--format: {wanted.text_format!r}; expected one of {', '.join(formats)}": (
+            wanted.text_format not in (None, *formats)
+        ),
+        "--text and --corpus: a run has its text from one of them; give only one": wanted.text and wanted.corpus,
+        "--model: names a family and a size already; leave out --family and --size": (
+            wanted.model and (wanted.family or wanted.size)
+        ),
+    }
+    has = "a finished corpus has one; set `data.objective` in the run file instead"
+    for option in ("objective", "inputs_length", "packing"):
+        contradictions[f"--{option.replace('_', '-')}: {has}"] = wanted.corpus and getattr(wanted, option)
+    contradictions |= {f"{path}: exists already; choose another NAME": path.exists() for path in files}
+    for said, holds in contradictions.items():
+        if holds:
+            raise UserError(said)
 
 
 def _rows(
@@ -214,23 +228,42 @@ def _rows(
     return (math.ceil(filled * inputs), math.ceil(filled * targets)), sample.documents
 
 
-def _corpus_file(
-    name: str, run_file: Path, objective: Objective, sources: Sequence[SourceConfig], sample: Sample | None
-) -> str:
+def _corpus_settings(
+    name: str,
+    objective: Objective,
+    sources: Sequence[SourceConfig],
+    sample: Sample | None,
+    tokens: tuple[float, int],
+    packing: str | None,
+) -> dict[str, Any]:
+    """The keys of a corpus file. `tokens`: numbers of tokens to train, and of sentinels."""
     is_cut = any(PART in source.options for source in sources)
     is_divided = any(source.split for source in sources)
     are_texts = all(source.format == "text" for source in sources)  # which have no URLs
     whole_files = all(source.options.get("sample_by") == "document" for source in sources)
-    return _filled(
-        "corpus",
-        run=run_file,
-        rows=_CORPORA[objective.name],
-        name=name,
-        sources="\n".join(f"  - {_flow(_as_written(source))}" for source in sources),
-        dedup=_flow({**({"urls": None} if are_texts else {}), "documents": not is_cut}),
-        by="position" if is_cut else "files" if whole_files else "hash",
-        held_out=0 if is_divided else sample.held_out() if sample else 0.01,
-    )
+    file, shipped = _corpus_for(objective.name), _shipped(objective.name)
+    changed = {key: value for key, value in objective.model_dump().items() if value != getattr(shipped, key)}
+    if objective.name != file.rows.objective.name:
+        changed = {"name": objective.name, **changed}
+    rows = {**({"packing": packing} if packing else {}), **({"objective": changed} if changed else {})}
+    vocab_size, sentinels = tokens
+    return {
+        "extends": f"configs:corpora/{_CORPORA[objective.name]}.yaml",
+        "name": name,
+        "output": f"corpora/{name}",
+        "sources": [_as_written(source) for source in sources],
+        "cleaning": {"profile": "none"},
+        "dedup": {**({"urls": None} if are_texts else {}), "documents": not is_cut},
+        "split": {
+            "by": "position" if is_cut else "files" if whole_files else "hash",
+            "validation_fraction": 0 if is_divided else sample.held_out() if sample else 0.01,
+        },
+        "tokenizer": {
+            "vocab_size": int(vocab_size),
+            **({"sentinels": sentinels} if sentinels > file.tokenizer.sentinels else {}),
+        },
+        **({"rows": rows} if rows else {}),
+    }
 
 
 def _chosen_model(wanted: Wanted, series: str, first_run: FirstRun) -> str:
@@ -284,15 +317,10 @@ def _of_length(objective: Objective, length: int) -> Objective:
     if key is None:
         raise UserError(f"--inputs-length: {objective.name} has lengths of its own; set rows.objective")
     try:
-        changed = type(objective).model_validate({**objective.model_dump(), key: length})
-        if changed.raw_length > 1:
-            return changed
-        reason = f"rows of {changed.raw_length} tokens are too short"
+        return type(objective).model_validate({**objective.model_dump(), key: length})
     except ValidationError as error:
         reason = "; ".join(problems(error, type(objective)))
-    except ValueError as error:
-        reason = str(error)
-    raise UserError(f"--inputs-length: {length}: {reason}")
+        raise UserError(f"--inputs-length: {length}: {reason}") from None
 
 
 def _finished(location: str) -> Corpus:
@@ -306,10 +334,9 @@ def _finished(location: str) -> Corpus:
     return corpus
 
 
-def _family_for(corpus: Corpus) -> str:
-    """The first series whose models learn the objective of `corpus`; the default if there is none."""
-    learnt_by = (one for one in SERIES if _learns(model_named(models_of(one)[0]), corpus.objective))
-    return next(learnt_by, DEFAULT)
+def _families_for(objective: Objective) -> list[str]:
+    """The series whose models learn `objective`."""
+    return [series for series in SERIES if _learns(model_named(models_of(series)[0]), objective)]
 
 
 def _learns(config: ModelConfig, objective: Objective) -> bool:
@@ -318,18 +345,16 @@ def _learns(config: ModelConfig, objective: Objective) -> bool:
 
 def _own_objective(corpus: Corpus, config: ModelConfig) -> Objective:
     """The objective of a finished corpus. Raises UserError if the model can't learn it."""
-    objective, most = corpus.objective, config.longest_sequence
+    objective, most, longest = corpus.objective, config.longest_sequence, max(corpus.objective.shape)
+    problem = ""
     if not _learns(config, objective):
-        able = ", ".join(one for one in SERIES if _learns(model_named(models_of(one)[0]), objective))
+        able = ", ".join(_families_for(objective))
         way_out = f"give --family {able}" if able else "no family of `launch init` does"
-        raise UserError(
-            f"--corpus: {corpus.location}: has {objective.name}, which {config.family} doesn't learn; {way_out}"
-        )
-    if most and most < max(objective.shape):
-        longest = max(objective.shape)
-        raise UserError(
-            f"--corpus: {corpus.location}: has rows of {longest} tokens, and the model takes {most} at most"
-        )
+        problem = f"has {objective.name}, which {config.family} doesn't learn; {way_out}"
+    elif most and most < longest:
+        problem = f"has rows of {longest} tokens, and the model takes {most} at most"
+    if problem:
+        raise UserError(f"--corpus: {corpus.location}: {problem}")
     return objective
 
 
@@ -344,20 +369,6 @@ def _shipped(name: str) -> Objective:
     return found if found.name == name else _corpus_for(name, [f"rows.objective={{name: {name}}}"]).rows.objective
 
 
-def _changes(objective: Objective, vocab_size: int, sentinels: int, packing: str | None) -> str:
-    """Lines of YAML with the differences from the objective's shipped corpus file."""
-    file, shipped = _corpus_for(objective.name), _shipped(objective.name)
-    changed = {key: value for key, value in objective.model_dump().items() if value != getattr(shipped, key)}
-    if objective.name != file.rows.objective.name:
-        changed = {"name": objective.name, **changed}
-    rows = {**({"packing": packing} if packing else {}), **({"objective": changed} if changed else {})}
-    tokenizer: dict[str, Any] = {"vocab_size": vocab_size}
-    if sentinels > file.tokenizer.sentinels:
-        tokenizer["sentinels"] = sentinels
-    lines = f"tokenizer: {_flow(tokenizer)}   # as many as the text can fill, and the model has\n"
-    return lines + (f"rows: {_flow(rows)}\n" if rows else "")
-
-
 def _as_written(source: SourceConfig) -> dict[str, Any]:
     """The keys of a source in the corpus file; its name is left out if it is the format's."""
     without = {"name"} if source.name == source.format else None
@@ -367,66 +378,78 @@ def _as_written(source: SourceConfig) -> dict[str, Any]:
     return keys
 
 
-def _recipe(first_run: FirstRun, machine: Machine, long_spans: Objective | None) -> tuple[dict[str, str], list[str]]:
-    """The optimizer and the curriculum of a run file, as YAML, and lines that explain the choice.
-
-    `long_spans`: the curriculum's first objective; None: no curriculum suits the rows.
-    """
-    steps = first_run.steps
+def _chosen_recipe(first_run: FirstRun, long_spans: Objective | None) -> list[str]:
+    """Lines that say which optimizer and curriculum were chosen, and why."""
     if not first_run.config.mup:
-        rate = _RATES.get(first_run.model, 3e-4)
-        adamw = _TEXTBOOK.format(rate=rate, warmup=steps // 10, last_rate=rate / 10)
         why = "the usual choice; t5gemma2's models come with Muon, which learns faster here"
-        return {"optimizer": adamw, "curriculum": ""}, [f"optimizer: adamw, {why} (docs/results/speedrun.md)"]
-    muon = _RECORD.format(precision=machine.precision, warmup=steps // 20)
+        return [f"optimizer: adamw, {why} (docs/results/speedrun.md)"]
     said = ["optimizer: muon with muP, which learns fastest in docs/results/speedrun.md. Other: adamw, as in T5's runs"]
-    if long_spans is None:
-        return {"optimizer": muon, "curriculum": ""}, said
-    until = max(1, 2 * steps // 3)
-    why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
-    said.append(f"curriculum: half of each row is masked until step {until:,}, {why}")
-    return {"optimizer": muon, "curriculum": _CURRICULUM.format(until=until, length=long_spans.shape[0])}, said
+    if long_spans:
+        why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
+        said.append(f"curriculum: half of each row is masked until step {_curriculum_end(first_run):,}, {why}")
+    return said
 
 
-def _run_file(
+def _curriculum_end(first_run: FirstRun) -> int:
+    return max(1, 2 * first_run.steps // 3)
+
+
+def _run_settings(
     name: str,
     corpus: str,
     first_run: FirstRun,
     evaluations: Evaluations,
-    recipe: dict[str, str],
     machine: Machine,
-    time: str,
-) -> str:
-    config, steps = first_run.config, first_run.steps
-    writes = FAMILIES[config.family].generates is not None
-    return _filled(
-        "run",
-        model=first_run.model,
-        time=time,
-        machine=machine.name,
-        name=name,
-        corpus=_flow(corpus),
-        steps=steps,
-        hours=f"{steps * first_run.seconds / 3600:.3g}",
-        ids=", pad_id: 0, eos_id: 1" if "pad_id" in config.model_fields_set else "",
-        workers=2 if machine.gpus else 0,
-        batch=first_run.batch,
-        micro_batch="auto" if machine.gpus else min(_MICRO_BATCH, first_run.batch),
-        **recipe,
-        precision=machine.precision,
-        save=max(1, steps // 10),
-        evaluate=evaluations.every_steps,
-        rows=evaluations.rows,
-        samples=_SAMPLES.format(every=max(1, steps // _TIMES_SAMPLED)) if writes else "",
-        log=max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
-    )
+    reads_inputs: bool,
+    long_spans: Objective | None,
+) -> dict[str, Any]:
+    """The keys of a run file.
+
+    `reads_inputs`: whether `input_use` measures the model. `long_spans`: the curriculum's first objective; None: no
+    curriculum suits the rows.
+    """
+    config, steps, rate = first_run.config, first_run.steps, _RATES.get(first_run.model, 3e-4)
+    data: dict[str, Any] = {"train": [{"corpus": corpus}], "validation": [{"corpus": corpus}]}
+    if config.mup:  # the speedrun's recipe (docs/results/speedrun.md), whose rates muP transfers to other widths
+        rates = {"learning_rate": 0.01, "adamw_learning_rate": 0.02}
+        optimizer: dict[str, Any] = {"name": "muon", **rates, "newton_schulz_dtype": machine.precision}
+        schedule: dict[str, Any] = {"name": "linear", "warmup_steps": steps // 20, "final_learning_rate": 0.0}
+        if long_spans:
+            data["curriculum"] = [{"until_step": _curriculum_end(first_run), "objective": long_spans.model_dump()}]
+    else:
+        regularization = {"weight_decay": 0.1, "gradient_clipping": 1.0}
+        optimizer = {"name": "adamw", "learning_rate": rate, "betas": [0.9, 0.98], **regularization}
+        schedule = {"name": "cosine", "warmup_steps": steps // 10, "final_learning_rate": round(rate / 10, 8)}
+    data["workers"] = 2 if machine.gpus else 0
+    every = {"every_steps": evaluations.every_steps, "rows": evaluations.rows}
+    hooks: list[dict[str, Any]] = [{"hook": "validation_loss", **every}]
+    if reads_inputs:
+        hooks.append({"hook": "input_use", **every})
+    if FAMILIES[config.family].generates is not None:
+        hooks.append({"hook": "samples", "every_steps": max(1, steps // _TIMES_SAMPLED), "number": 4})
+    hours = float(f"{steps * first_run.seconds / 3600:.3g}")
+    return {
+        "extends": f"configs:models/{first_run.model}.yaml",
+        "run": {"name": name, "directory": f"runs/{name}", "seed": 0, "max_steps": steps, "expected_hours": hours},
+        "model": {"vocab_size": None, **({"pad_id": 0, "eos_id": 1} if "pad_id" in config.model_fields_set else {})},
+        "data": data,
+        "batch": {
+            "global_batch_size": first_run.batch,
+            "micro_batch_size": "auto" if machine.gpus else min(_MICRO_BATCH, first_run.batch),
+        },
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "precision": machine.precision,
+        "deepspeed": {"zero_optimization": {"stage": 1}},
+        "checkpoint": {"every_steps": max(1, steps // 10), "keep_last": 3},
+        "evaluation": hooks,
+        "tracking": {
+            "mlflow": {"experiment": name},
+            "log_every_steps": max(1, min(50, int(_SECONDS_TO_LOG / first_run.seconds))),
+        },
+    }
 
 
-def _filled(template: str, **values: object) -> str:
-    return Template((_TEMPLATES / f"{template}.yaml").read_text()).substitute(values)
-
-
-def _flow(value: Any) -> str:
-    """`value` as YAML in one line."""
-    listed = yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    return listed.removeprefix("[").removesuffix("]\n")
+def _yaml(settings: dict[str, Any]) -> str:
+    """`settings` as YAML, in which innermost lists and mappings take one line."""
+    return yaml.safe_dump(settings, default_flow_style=None, width=120, allow_unicode=True, sort_keys=False)

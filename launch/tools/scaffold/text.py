@@ -13,6 +13,7 @@ from data_pipeline.base.formatting import counted, printable
 from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig, TokenizerConfig
+from data_pipeline.corpus.tokenizer.normalization import RUN, changed_by_t5, describe
 from data_pipeline.sources import csv, jsonl, plain_text, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, numbered_lines, open_text, parsed_lines
@@ -30,6 +31,7 @@ _FORMATS = {  # by the ending of a name, without the compression's ending
     **{f".{name}": "text" for name in _TEXTS},
     **{f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow", "wet", "warc")},
     **{".json": "jsonl", ".ndjson": "jsonl", ".tsv": "csv", ".xml": "wikipedia"},
+    **dict.fromkeys((".fasta", ".fa", ".faa", ".fna"), "fasta"),
 }
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json")
@@ -50,6 +52,7 @@ _SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
 _LINES, _LONGEST_LINE = 1000, 200  # fewest lines of a file of lines, and their longest mean, in bytes
 _LINES_SAMPLED, _FILES_OF_LINES = 2000, 8
 _EXCEPTIONS = 0.02  # of the lines: blank ones, and those with white space before or within
+_INDENTED, _CHANGED = 0.25, 0.01  # of the lines, and of the characters: worth a line
 _CERTAIN = 0.9  # of the tokens that the sample gives, since held-out text isn't trained on
 
 
@@ -70,9 +73,23 @@ class Sample:
 
     def shown(self) -> list[str]:
         """Lines with the beginnings of the first texts, and with the damage."""
-        texts = [text.decode() for text in self.texts[:_SHOWN]]
+        texts = [text.decode(errors="ignore") for text in self.texts[:_SHOWN]]  # a sampled text may end in a character
         cut = [f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text for text in texts]
         return [f"text {number}: {printable(text)}" for number, text in enumerate(cut, 1)] + self.damaged
+
+    def lost_in_t5(self) -> str:
+        """A line about what T5's normalization loses of the texts and how to keep it; "" if that is little.
+
+        Much is the indentation of programs, or the characters of texts with many full-width or styled ones. Every long
+        text has line breaks, which T5's own texts lost as well.
+        """
+        texts = [text.decode(errors="ignore") for text in self.texts]
+        lines = [line for text in texts for line in text.split("\n") if line.strip()]
+        changed = changed_by_t5(texts)
+        others = sum(number for one, number in changed.items() if one not in ("\n", RUN))
+        if sum(line[0].isspace() for line in lines) > _INDENTED * len(lines):
+            return f"line breaks and indentation are lost: {describe(changed)}"
+        return describe(changed) if others > _CHANGED * sum(map(len, texts)) else ""
 
     def held_out(self) -> float:
         """The share to hold out: 1 %, more if there are few documents. Raises UserError for too little text."""
@@ -305,10 +322,8 @@ def _named(ending: str) -> str | None:
 def _format_of(file: InputFile, ending: str) -> str:
     """The format of a file by its name and first bytes. Raises UserError if no reader can read the file."""
     named, look = _named(ending), look_of(file.path)
-    if look and look.marked:
-        raise UserError(f"{file.name}: {look}")
-    if look and (look.certain or not ending) and named not in look.formats:
-        if look.certain and (not look.formats or (named and look.formats == ("text",))):
+    if look and (look.certain or not ending) and (named == "text" or named not in look.formats):
+        if look.certain and (not look.formats or (named not in (None, "text") and look.formats == ("text",))):
             raise UserError(f"{file.name}: {look}")
         named = look.formats[0] if look.formats else None
     elif named == "wikipedia" and not (look and named in look.formats):

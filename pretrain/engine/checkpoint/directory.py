@@ -54,22 +54,6 @@ def set_aside(directory: Path) -> Path:
     return directory.rename(aside)
 
 
-def set_aside_after(run: Path, step: int) -> str:
-    """Sets the checkpoints of `run` after `step` aside, since they may be wrong. The oldest checkpoint stays in any
-    case: without it the run would begin anew. Returns the end of an error message about this; "" if nothing was
-    done."""
-    steps = all_steps(run)
-    kept = [one for one in steps if one <= step] or steps[:1]
-    if len(kept) < len(steps):
-        set_latest(run, kept[-1])
-    aside = [set_aside(checkpoint_directory(run, one)).name for one in steps if one not in kept]
-    said = f"; {', '.join(aside)}: set aside" if aside else ""
-    if kept and kept[-1] > step:
-        oldest = checkpoint_directory(run, kept[-1]).name
-        said += f"; {oldest} may be wrong too, but it is the oldest: the run resumes from it; --fresh starts a new run"
-    return said
-
-
 def set_latest(run: Path, step: int) -> None:
     write_bytes(run / "checkpoints" / "latest", (checkpoint_directory(run, step).name + "\n").encode())
 

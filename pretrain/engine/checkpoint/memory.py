@@ -63,11 +63,13 @@ def memory_bytes(engine: Engine, nodes: int) -> int:
 
 
 class MemoryCheckpoints:
-    """Takes checkpoints in memory while a run trains. All ranks create one and call it together.
+    """Takes checkpoints in memory while a run trains. All ranks call its methods together.
 
     `node`: the run's directory in this node's memory. `nodes`: the ranks of each node. `every`: steps between
-    checkpoints; "auto": as few as take 0.2 % of the time. Raises FailedError if a node has no room.
+    checkpoints; "auto": as few as take 0.2 % of the time.
     """
+
+    _group: dist.ProcessGroup  # in which the threads that store communicate
 
     def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
         self._engine = engine
@@ -82,10 +84,14 @@ class MemoryCheckpoints:
         self._began, self._seconds = time.monotonic(), 0.0
         self.problem: str | None = None
         """Why no more checkpoints are taken, once this rank or another can't take one."""
+        self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
+
+    def open(self) -> "MemoryCheckpoints":
+        """Prepares the slots on each node, and returns this object. Raises FailedError if a node has no room."""
         name = on_rank_0(self._name_run, str)
         on_each_rank(lambda: self._prepare(name))  # before the first slot is filled
-        self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
         self._group = group_of_threads()
+        return self
 
     def _name_run(self) -> str:
         checkpoints = self._origin.run / "checkpoints"

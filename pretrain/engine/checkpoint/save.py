@@ -81,15 +81,23 @@ class _Writing:
 
 
 class Saver:
-    """Saves a run while it trains, one checkpoint at a time. All ranks create one and call it together."""
+    """Saves a run while it trains, one checkpoint at a time. All ranks call its methods together.
 
-    def __init__(self, engine: Engine, origin: Origin):
+    `group`: in which the threads that write communicate.
+    """
+
+    def __init__(self, engine: Engine, origin: Origin, group: dist.ProcessGroup):
         self._engine = engine
         self._origin = origin
-        self._group = group_of_threads()
+        self._group = group
         self._copies: HostCopies | None = None
         self._writing: _Writing | None = None
         self._thread = threading.Thread()
+
+    @classmethod
+    def open(cls, engine: Engine, origin: Origin) -> "Saver":
+        """A saver with a group of its own. All ranks call this together."""
+        return cls(engine, origin, group_of_threads())
 
     @property
     def writes(self) -> bool:

@@ -1,10 +1,10 @@
 """The callbacks of a run, in the order in which they are called.
 
-- Replaying, ComparingMemory, SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
-- Speed, Straggling, Profiling: measure steps.
-- The callbacks of the run file, those of a Python call, and Alerting.
+- SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
+- Speed, Profiling: measure steps.
+- The callbacks of the run file, and those of a Python call.
 - Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
-- CheckpointsInMemory, WeightComparison, Checkpointing: save the run.
+- CheckpointsInMemory, Checkpointing: save the run.
 - Stops: ends the run on request.
 """
 
@@ -15,44 +15,35 @@ from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.training.callback import Callback
-from pretrain.training.callbacks.alerting import Alerting
 from pretrain.training.callbacks.bad_steps import SkippedSteps, Spikes
 from pretrain.training.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
-from pretrain.training.callbacks.memory_corruption import ComparingMemory, WeightComparison
 from pretrain.training.callbacks.profiling import Profiling
-from pretrain.training.callbacks.replay import Replaying
 from pretrain.training.callbacks.reporting import EvaluationHooks, Reporting, Speed
 from pretrain.training.callbacks.stops import Stops
-from pretrain.training.callbacks.stragglers import Straggling
 
 
 def build_callbacks(
-    config: RunConfig, ranks: int, stop_at_step: int | None = None, objects: Sequence[Callback] = ()
+    config: RunConfig, stop_at_step: int | None = None, objects: Sequence[Callback] = ()
 ) -> dict[str, Callback]:
     """The callbacks of a run by name, in the order in which they are called, without those whose setting is off.
 
     `objects`: callbacks of the caller, besides those of the run file. Raises UserError for a callback of the run file
     that can't be made, and for an object that is none.
     """
-    faults, alerts = config.faults, config.tracking.alerts
+    faults = config.faults
 
     def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
         return {kind.__name__: kind()} if is_on else {}
 
     return {
-        **built_in(Replaying, faults.replay_every_steps is not None),
-        **built_in(ComparingMemory, faults.checksum_every_steps is not None),
         **built_in(SkippedSteps),
         **built_in(Spikes, faults.spikes is not None),
         **built_in(Speed),
-        **built_in(Straggling, faults.straggler_factor is not None and (ranks > 1 or config.data.remote)),
         **built_in(Profiling, config.trainer.profile),
         **users_callbacks(config.callbacks, objects),
-        **({"Alerting": Alerting(alerts, config.run.name)} if alerts else {}),
         **built_in(Reporting),
         **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
         **built_in(EvaluationHooks, bool(config.evaluation)),
-        **built_in(WeightComparison),
         **built_in(Checkpointing),
         "Stops": Stops(stop_at_step),
     }

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.formatting import human_size
+from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.checkpoint.fingerprint import of_masters
 from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
 from pretrain.engine.ranks import of_all_ranks, on_each_rank, ranks_by_node
@@ -32,7 +34,7 @@ class CheckpointsInMemory(Callback):
         ranks = next(ranks for ranks in nodes if trainer.run.rank in ranks)
         try:
             there = on_each_rank(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
-            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes)
+            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes).open()
         except FailedError as error:
             trainer.report.warn(f"{error}: no checkpoints in memory")
 
@@ -78,7 +80,12 @@ class Checkpointing(Callback):
     _saving = False  # on all ranks: a save has begun, and its outcome isn't known yet
 
     def before_training(self, trainer: Trainer) -> None:
-        self._saver = Saver(trainer.engine, trainer.run.origin)
+        self._saver = Saver.open(trainer.engine, trainer.run.origin)
+
+    def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
+        saved = checkpoint_index.read(checkpoint).weights
+        if saved is not None and of_masters(trainer.engine) != saved:
+            raise FailedError(f"{checkpoint}: its weights differ from those that the run saved")
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         return {_WRITING: self._saving and self._saver.writes}
@@ -96,7 +103,7 @@ class Checkpointing(Callback):
         for callback in trainer.callbacks.values():
             callback.before_save(trainer)
         with watchdog.slow_phase():
-            self._saved(trainer, self._saver.start(trainer.state_to_save(), trainer.weights))
+            self._saved(trainer, self._saver.start(trainer.state_to_save(), of_masters(trainer.engine)))
             self._saving = True
             if trainer.last or trainer.stopping:
                 self._prove_last(trainer)

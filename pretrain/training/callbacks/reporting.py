@@ -14,7 +14,6 @@ from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
-from pretrain.engine.ranks import most
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import HeldOut
 from pretrain.evaluate.hook_runner import HookRunner
@@ -135,9 +134,13 @@ class Reporting(Callback):
             trainer.report.say(f"a step takes {seconds:.3g} s: {duration(left)} left, until about {end}")
 
     def log(self, trainer: Trainer) -> None:
-        metrics, callbacks = trainer.engine.take_metrics(), trainer.callbacks.values()
+        """Logs the metrics since the last log line. train/gradient_norm: L2 norm of the last step's gradient before
+        clipping; infinite if that step was skipped."""
+        engine, callbacks = trainer.engine, trainer.callbacks.values()
+        metrics = {"train/learning_rate": engine.learning_rate, "train/gradient_norm": engine.gradient_norm}
         for callback in callbacks:
             metrics |= callback.metrics(trainer)
+        metrics = trainer.metrics.take() | metrics
         trainer.report.record(trainer.step, metrics)
         if trainer.run.rank == 0 and "train/loss" in metrics:
             steps = trainer.config.run.max_steps
@@ -184,11 +187,8 @@ class Reporting(Callback):
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         position = trainer.state.position
-        return {
-            "train/rows": position,
-            "train/tokens": trainer.run.tokens(position),
-            "train/peak_memory_gigabytes": most(peak_memory(trainer.engine.device)) / 1e9,
-        }
+        trainer.metrics.record("train/peak_memory_gigabytes", peak_memory(trainer.engine.device) / 1e9, "max")
+        return {"train/rows": position, "train/tokens": trainer.run.tokens(position)}
 
 
 def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> str:

@@ -1,9 +1,7 @@
 """`pretrain dashboard`: MLflow's own UI, opened on the charts of a run."""
 
-import contextlib
 import os
 import socket
-import sqlite3
 from pathlib import Path
 
 from data_pipeline.base.errors import UserError
@@ -36,10 +34,8 @@ def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
     uri = with_password(uri, given)
     database = sqlite_file(uri)
     if database and not database.exists():
-        reason = _copied(run_dir) if run_dir else "there is nothing to show yet; runs create it when they train"
-        raise UserError(f"{database}: no such file, so {reason}")
-    if database and state and not _has_run(database, state.run_id):
-        raise UserError(f"{database}: has no run {state.run_id}, so {_copied(run_dir)}")
+        other = f"to send the run to another one: pretrain sync {run_dir} --uri sqlite:///runs/mlflow.db"
+        raise UserError(f"{database}: no such file; {other if run_dir else 'runs create it when they train'}")
     address = f"http://{_HOST}:{(port := _free_port(port))}"
     print(f"{address}/{page}")
     if state:
@@ -54,24 +50,6 @@ def dashboard(run_dir: Path | None, given: str, port: int = 5000) -> None:
     # a command line is public, and the URI may have a password
     environment |= {**SAFE_PATH, "MLFLOW_BACKEND_STORE_URI": uri}
     os.execve(command[0], command, environment)
-
-
-def _copied(run_dir: Path | None) -> str:
-    return (
-        f"{run_dir} was copied, or the run was deleted there: pretrain sync {run_dir} --uri sqlite:///runs/mlflow.db "
-        "sends it to an MLflow here"
-    )
-
-
-def _has_run(database: Path, run_id: str) -> bool:
-    """Whether MLflow's `database` has the run, which isn't deleted. A database that can't be read counts as one that
-    has it: MLflow then says what is wrong."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-            found = connection.execute("SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", [run_id]).fetchone()
-    except sqlite3.Error:
-        return True
-    return found is not None and found[0] != "deleted"
 
 
 def _free_port(port: int) -> int:

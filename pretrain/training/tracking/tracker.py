@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import masked, masked_values
@@ -23,13 +23,17 @@ from data_pipeline.base.processes import PYTHON
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking.mlflow_store import (
     HOST,
-    DeletedError,
-    MlflowRun,
+    FeedState,
     TrackedRun,
     absolute_uri,
+    client,
     one_line,
+    safe_key,
     with_password,
 )
+
+if TYPE_CHECKING:
+    from pretrain.training.tracking.feeder import MlflowRun
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -39,6 +43,7 @@ MOST_SECONDS_TO_CONNECT = 30.0  # that importing the client and the first feed m
 SECONDS_FOR_THE_REST = 30.0  # limit of the last feed
 SECONDS_FOR_A_RETURN = 3.0  # if MLflow is away when a run ends
 SECONDS_BETWEEN_LAST_FEEDS = 0.5
+SECONDS_BETWEEN_MONITORS = 10.0
 LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
@@ -128,8 +133,7 @@ class Tracker:
                     logger.warning("MLflow at %s accepts metrics again", masked(self._uri))
                 failing, pause = False, SECONDS_BETWEEN_FEEDS
             except Exception as error:
-                if isinstance(error, DeletedError):
-                    connection = None  # the next try makes another run
+                connection = None  # the run may be deleted there; the next try makes another one
                 if not failing:
                     address, reason = masked(self._uri), one_line(error)
                     logger.warning("MLflow at %s: %s; training continues, will try again", address, reason)
@@ -148,6 +152,38 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
         self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+
+
+class SystemMetrics:
+    """`tracking.mlflow.log_system_metrics`: MLflow's own monitor of this machine, in a thread of the first rank there.
+
+    The monitor sends its samples straight to MLflow, as system/NAME, or system/NODE/NAME with a `node`. It waits until
+    rank 0 has created the run. If MLflow doesn't answer, the samples until then are lost, and another monitor begins.
+    """
+
+    def __init__(self, run_dir: Path, uri: str, node: str | None = None):
+        self._run_dir, self._uri, self._node = run_dir, absolute_uri(uri), node
+        self._closing = threading.Event()
+        threading.Thread(target=self._work, name="system-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Begins no other monitor. The current one ends at its next sample after MLflow has the end of the run."""
+        self._closing.set()
+
+    def _work(self) -> None:
+        while not self._closing.wait(SECONDS_BETWEEN_MONITORS):
+            with contextlib.suppress(Exception):  # rank 0 reports an MLflow that is away; a disk may answer later
+                state = FeedState.load(self._run_dir)
+                if state and state.tracking_uri == masked(self._uri):
+                    self._monitor(state.run_id)
+
+    def _monitor(self, run_id: str) -> None:
+        """Samples until MLflow doesn't answer, or says that the run has ended."""
+        client(self._uri)  # sets MLflow's timeouts and its logger
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # 4 s and 175 MB, in a thread
+
+        name = safe_key(self._node) if self._node else None
+        SystemMetricsMonitor(run_id, resume_logging=True, node_id=name, tracking_uri=self._uri).monitor()
 
 
 def record_end(run_dir: Path, ended: float | None = None, status: Status = "FAILED") -> bool:
@@ -173,9 +209,8 @@ def sync_apart(run_dir: Path) -> None:
 def sync(run_dir: Path, uri: str | None = None) -> int:
     """Sends everything of `run_dir` that MLflow lacks; returns the number of metrics sent.
 
-    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Parts
-    that MLflow refuses are set aside. Raises UserError for a directory without a run, FailedError if MLflow can't be
-    fed.
+    `uri` names another MLflow than the run's own, for instance a server that the training machine can't reach. Raises
+    UserError for a directory without a run, FailedError if MLflow can't be fed.
     """
     from pretrain.training.tracking import feeder  # MLflow takes 4 s and 175 MB: in a thread of a run
 
@@ -187,9 +222,6 @@ def sync(run_dir: Path, uri: str | None = None) -> int:
         raise UserError(f"{run_dir}: the run was started without tracking.mlflow.uri; give one to sync to")
     uri = with_password(uri)
     try:
-        connection = feeder.connected(run_dir, run, uri)
-        return feeder.feed(connection)
-    except DeletedError as error:
-        raise DeletedError(f"{masked(uri)}: {error}") from None
+        return feeder.feed(feeder.connected(run_dir, run, uri))
     except Exception as error:
         raise FailedError(f"{masked(uri)}: {one_line(error)}; what was sent is kept, sync again to continue") from error

@@ -1,0 +1,65 @@
+"""`python -m diagnostics.attention`: draws the attention of a saved model on a text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from data_pipeline.base.atomic import write_together
+from data_pipeline.base.command import path_option, run_command
+from data_pipeline.base.errors import UserError
+from diagnostics.attention_maps import attention_figure, attention_patterns
+from pretrain import loaded
+from pretrain.cli.app import SavedModel
+from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate import record
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
+from pretrain.evaluate.generation.texts import input_ids
+from pretrain.models import FAMILIES
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(epilog="Example: python -m diagnostics.attention runs/quickstart 'The <extra_id_0> is red.'")
+def _attention(
+    checkpoint: SavedModel,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The model's input; it may have <extra_id_0> … .")],
+    target: Annotated[str | None, typer.Option(help="The decoder's input. Default: the model's answer.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens on an axis.")] = 40,
+    out: Annotated[Path | None, path_option("--out", "The directory for the pictures. Default: attention.")] = None,
+) -> None:
+    """Draw the attention weights of each layer and head."""
+    trained = loaded.open_model(checkpoint).on_best_device()
+    for path in draw_attention(trained, text, target, tokens, out or Path("attention")):
+        print(path)
+
+
+def draw_attention(trained: TrainedModel, text: str, target: str | None, most: int, out: Path) -> list[Path]:
+    """Draws the attention of `trained` on a text and its target. Returns the images, which are below `out`.
+
+    `target`: None: the model's answer. A causal model reads only the text.
+    """
+    family, tokenizer = FAMILIES[trained.model.config.family], trained.tokenizer
+    inputs = torch.tensor([input_ids(tokenizer, text, family)], device=trained.device)
+    labels = inputs
+    if family.generates == "answers":
+        answer = tokenizer.encode_with_sentinels(target) if target is not None else None
+        labels = torch.tensor([answer]) if answer else generate(trained.model, inputs, None, GenerationSettings())
+    elif target is not None:
+        raise UserError(f"--target: models of the family {trained.model.config.family} read one text")
+    with torch.no_grad():
+        row = {"encoder_input_ids": inputs, "labels": labels}
+        patterns = attention_patterns(trained.model, row, tokenizer, most)
+    images = {out / f"{kind}.png": attention_figure(pattern, kind) for kind, pattern in patterns.items()}
+    write_together({path: record.png(figure) for path, figure in images.items()})
+    return list(images)
+
+
+def main() -> None:
+    run_command(app)
+
+
+if __name__ == "__main__":
+    main()

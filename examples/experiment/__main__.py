@@ -1,3 +1,0 @@
-from examples.experiment.cli import main
-
-main()
