@@ -62,14 +62,16 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/double_decoder/pyproject.toml \
 		examples/diagnostics/pyproject.toml \
 		examples/alerts/pyproject.toml \
-		examples/fault_hunting/pyproject.toml
+		examples/fault_hunting/pyproject.toml \
+		examples/distillation/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" \
 		--editable examples/double_decoder \
 		--editable examples/diagnostics \
 		--editable examples/alerts \
-		--editable examples/fault_hunting
+		--editable examples/fault_hunting \
+		--editable examples/distillation
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, pip takes one; some files are for other Pythons
 	touch $@
 

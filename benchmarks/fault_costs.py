@@ -25,10 +25,10 @@ from start_up import command
 
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import memory
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
 CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks
@@ -89,8 +89,8 @@ def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> i
         return memory.interval(taken, plain)
     if what == "replay":
         return replay.interval(1, ranks, save_every=1000)
-    run = validate(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
-    model = outline(run.model)
+    run = prepare(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
+    model = meta_model(run.model)
     read = 4 * model.num_parameters() * (1 + 3 / ranks)  # weights, and this rank's master weights and two moments
     return hunting.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")
 

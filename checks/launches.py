@@ -102,18 +102,18 @@ def _bytes(values: Any) -> int:
     return sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in tensors)
 
 
-def outline(**layers: int) -> Model:
+def meta_model(**layers: int) -> Model:
     """T5 v1.1 base, without memory, or with so many layers of each stack."""
     numbers = {f"num_{stack}_layers": number for stack, number in layers.items()}
     config = run_config(1, {**yaml.safe_load(BASE.read_text())["model"], **numbers}, compute={"compile": False})
-    model = models.outline(config.model).bfloat16().train()
+    model = models.meta_model(config.model).bfloat16().train()
     prepare_layers(model, config.compute, 1)
     return model
 
 
 def passes(rows: int, **layers: int) -> tuple[Launches, Launches]:
     """The forward and the backward pass of a micro-batch."""
-    model, forward, backward = outline(**layers), Launches(), Launches()
+    model, forward, backward = meta_model(**layers), Launches(), Launches()
 
     def norm(module: Any, given: Any, result: Tensor) -> None:
         """A GPU's kernels, in place of casts and zeros: all that the meta device does for a norm."""
@@ -139,7 +139,7 @@ def passes(rows: int, **layers: int) -> tuple[Launches, Launches]:
 def update(count: int) -> Launches:
     """What a step of `count` micro-batches takes beside their passes."""
     kernels, size, parameters = on_ranks(1, _update, count)[0]
-    found, scale = Launches(), outline().num_parameters() / parameters
+    found, scale = Launches(), meta_model().num_parameters() / parameters
     for name in kernels:
         found.add(name, kernels[name], round(scale * size[name]))
     return found

@@ -16,7 +16,7 @@ from pretrain.run.heartbeat import Heartbeat
 from pretrain.run.restarts import AttemptRecord
 
 REFUSED = 2
-NO_RANK_FAILED = "no rank has told of a failure, but the run has neither finished nor stopped"
+NO_RANK_FAILED = "no rank reported an error, but the run did not finish"
 _LOST_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|\bgloo\b|ncclRemoteError|NCCL communicator was aborted"
 )

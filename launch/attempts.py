@@ -27,7 +27,7 @@ from pretrain.run.status import Status
 from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
 from pretrain.training.tracking import tracker
 
-NOTHING_STARTED = "stopped before any rank was started: nothing was saved, and the same command starts the run again"
+NOTHING_STARTED = "stopped before this attempt started any rank; run the same command to continue"
 _REPLACE = (
     "Remove the node, or replace the processor or GPU that the log names, and run the same command again. On several "
     "nodes, --min-nodes lets the others continue at once"

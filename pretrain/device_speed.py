@@ -31,7 +31,7 @@ class Gpu:
         link: GB/s from a GPU to the others of its node: half of the data sheet's figure for NVLink or PCIe, which adds
             up both directions. Bridges between pairs of PCIe cards don't count.
         network: GB/s from a GPU to other nodes in a typical cluster. SXM: the network of NVIDIA's own servers (DGX
-            A100: 200 Gb/s per GPU; DGX H100 and H200: 400 Gb/s). PCIe cards: half of that.
+            A100: 200 Gb/s per GPU; DGX H100, H200 and B200: 400 Gb/s). PCIe cards: half of that.
     """
 
     words: str
@@ -52,6 +52,8 @@ class Gpu:
 # - A100: data sheet 1758950. H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture"; memory from
 #   their data sheets and product brief PB-11133. L40S: its data sheet. These were compared by way of pages that quote
 #   them; the data sheets of H100 NVL, H200 NVL and GH200 (96 GB) were not.
+# - B200: HGX B200 in NVIDIA's "Blackwell Architecture Technical Brief" (arithmetic, 8 TB/s, NVLink of 1.8 TB/s); 180 GB
+#   and eight ConnectX-7 a node, as in systems entered for MLPerf. Compared by way of pages that quote them.
 # - Networks: user guide of DGX A100 (DU-09821: eight ConnectX-6 of 200 Gb/s), reference architecture of DGX BasePOD
 #   (DGX H100 and H200: eight ConnectX-7 of 400 Gb/s).
 _HOPPER = 989.4, 494.7, 66.9
@@ -60,6 +62,7 @@ _A100 = 312.0, 156.0, 19.5
 
 # The attributes in order. A device is the first GPU whose words its name has.
 GPUS: dict[str, Gpu] = {
+    "b200": Gpu("B200", 2250.0, 1100.0, 80.0, 180, 8000, 900, 50),
     "gh200": Gpu("GH200", *_HOPPER, 96, 4000, 450, 50),
     "h200-nvl": Gpu("H200 NVL", *_HOPPER_NVL, 141, 4800, 64, 25),
     "h200": Gpu("H200", *_HOPPER, 141, 4800, 450, 50),
@@ -77,8 +80,19 @@ GPUS: dict[str, Gpu] = {
 def gpu_named(name: str) -> Gpu:
     """The GPU with this key of GPUS. Raises UserError, which lists the keys."""
     if name not in GPUS:
-        raise UserError(f"--gpu: {name!r} isn't known; choose {', '.join(sorted(GPUS))}")
+        raise UserError(
+            f"--gpu: {name!r} isn't known; choose {', '.join(sorted(GPUS))}, or give --gpu-tflops, --gpu-memory and "
+            "--gpu-bandwidth"
+        )
     return GPUS[name]
+
+
+def gpu_of_ones_own(name: str, tflops: float | None, memory: float | None, bandwidth: float | None) -> Gpu:
+    """A GPU that GPUS lacks. `tflops`: in the run's precision; `memory`: GiB; `bandwidth`: GB/s to another GPU, in the
+    same node or not. Raises UserError if one of them is missing."""
+    if tflops is None or memory is None or bandwidth is None:
+        raise UserError("--gpu-tflops, --gpu-memory, --gpu-bandwidth: give all three or none")
+    return Gpu(name, tflops, tflops, tflops, memory, memory_bandwidth=0, link=bandwidth, network=bandwidth)
 
 
 def gpu_of_device(device: str) -> Gpu | None:

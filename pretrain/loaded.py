@@ -17,7 +17,7 @@ from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answer, answer_texts
 from pretrain.export.load import CONFIG
 from pretrain.hardware import tell_of_spinning
-from pretrain.models.layers import NotDrawn
+from pretrain.models.layers import SkipInit
 from pretrain.models.model import Losses
 
 
@@ -86,7 +86,7 @@ def open_model(path: Path) -> TrainedModel:
     if not (path / CONFIG).exists():
         return TrainedModel.open(checkpoint_in(path))
     config, state, tokenizer = export.read(path)
-    with NotDrawn():
+    with SkipInit():
         model = models.build(config)
     model.load_state_dict(state)
     return TrainedModel(model.eval(), tokenizer)

@@ -31,7 +31,7 @@ def page(name: str) -> str:
 
 
 def parameters(path: Path, *overrides: str) -> int:
-    return models.outline(load(path, list(overrides), RunConfig).model).num_parameters()
+    return models.meta_model(load(path, list(overrides), RunConfig).model).num_parameters()
 
 
 def ids(corpus: str) -> int:
@@ -94,15 +94,8 @@ def test_the_mfu_of_published_runs_follows_from_their_rows():
         overrides = [f"model.{key}={value}" for key, value in shapes.items()]
         overrides += ["model.vocab_size=29184"] * (trainer == "NeMo")
         config = load(ROOT / "configs/runs/t5-v1.1-base-c4.yaml", overrides, RunConfig)
-        flops = count_flops(models.outline(config.model), Sizes.of_example(inputs, targets))
+        flops = count_flops(models.meta_model(config.model), Sizes.of_example(inputs, targets))
         assert round(100 * flops * rows / gpus / 312e12) == mfu, (trainer, size)
-
-
-def test_the_share_of_rows_in_a_mixture_by_tokens():
-    sentence = r"for (\d+) % and (\d+) % of the tokens,\s+from rows of (\d+) and of (\d+) tokens, (\d+) %"
-    found = re.search(sentence, page("how-to/train-a-task"))
-    first, second, long, short, rows = map(int, found.groups())
-    assert round(100 * (second / short) / (first / long + second / short)) == rows
 
 
 def test_a_corpus_file_says_where_the_files_come_from_that_do_not_ship():

@@ -22,7 +22,7 @@ POINTS = {  # where each is: the module and its function
     "step": (ENGINE, ""),
     "forward": (ENGINE, "Engine.training_losses"),
     "all-reduce": (ENGINE, "dist.all_reduce"),
-    "copy of a save": ("pretrain.engine.checkpoint.engine_state", "HostCopies.take"),
+    "copy of a save": ("pretrain.engine.checkpoint.engine_state", "PinnedStaging.take"),
     "write of a save": ("pretrain.engine.checkpoint.tensors", "write_part"),
     "rename of a save": ("pretrain.engine.checkpoint.save", "commit"),
     "rename of latest": ("pretrain.engine.checkpoint.save", "set_latest"),

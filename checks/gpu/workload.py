@@ -58,8 +58,8 @@ class Workload:
     def flops(self) -> float:
         """FLOPs of a step, forward and backward."""
         one = Sizes.of_example(self.inputs, self.targets)
-        outline = models.outline(self.config("eager", self.rows).model)
-        return count_flops(outline, Sizes(*(self.rows * size for size in one)))
+        meta_model = models.meta_model(self.config("eager", self.rows).model)
+        return count_flops(meta_model, Sizes(*(self.rows * size for size in one)))
 
     def config(self, form: str, micro_batch: int, *changes: str) -> RunConfig:
         """The run file in a form of `FORMS`, with `changes` as on the command line."""
@@ -110,8 +110,8 @@ class Workload:
 
         def step() -> float:
             nonlocal taken
-            firsts = [taken * self.rows + number * (self.rows // len(given)) for number in range(len(given))]
-            outcome = engine.step(taken, firsts, next(steps))
+            row_offsets = [taken * self.rows + number * (self.rows // len(given)) for number in range(len(given))]
+            outcome = engine.step(taken, row_offsets, next(steps))
             assert outcome.applied, f"step {taken} wasn't applied; its loss is {outcome.loss}"
             taken += 1
             return outcome.loss

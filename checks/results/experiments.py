@@ -15,7 +15,7 @@ from checks.results.tables import Tables, register
 from data_pipeline.base.json_file import read_json
 from experiments import speedrun
 from experiments.ladder.compared import Other
-from pretrain.models import outline, parse
+from pretrain.models import meta_model, parse
 from pretrain.tools.experiment import experiment_folder
 from pretrain.tools.experiment.experiment_folder import Experiment, Group
 from pretrain.tools.experiment.report import Line, lines
@@ -313,7 +313,7 @@ def _parameters(folder: Path) -> Iterator[list[str]]:
         folders = "configs/models", "examples/*/configs"
         path = next(path for folder in folders for path in ROOT.glob(f"{folder}/{file}.yaml"))
         values = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
-        parameters = outline(parse(values)).named_parameters()
+        parameters = meta_model(parse(values)).named_parameters()
         own = sum(one.numel() for name, one in parameters if without != "positions" or "position" not in name)
         others = int(row["by_others"] or 0)
         equal = "—" if not others else "yes" if own == others else "no"

@@ -19,7 +19,7 @@ class BatchLayout:
         """Rows in a step with `accumulation` micro-batches on each rank."""
         return self.ranks * accumulation * self.micro_batch
 
-    def firsts(self, position: int, accumulation: int) -> list[int]:
+    def row_offsets(self, position: int, accumulation: int) -> list[int]:
         """Positions where this rank's `accumulation` micro-batches begin, in a step that begins at `position`."""
         begin = position + self.rank * accumulation * self.micro_batch
         return [begin + micro * self.micro_batch for micro in range(accumulation)]

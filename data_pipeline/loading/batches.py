@@ -101,7 +101,7 @@ class TrainingBatches(Dataset):
     def _firsts(self, accumulations: Iterable[int]) -> Iterator[int]:
         position = self._start.position
         for accumulation in accumulations:
-            yield from self._layout.firsts(position, accumulation)
+            yield from self._layout.row_offsets(position, accumulation)
             position += self._layout.rows(accumulation)
 
     def row_ids(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -174,8 +174,8 @@ def validation_batches(
     Every rank gets the same number of batches. In rows that only fill the last batches, all labels are `IGNORE_INDEX`.
     """
     batches = _ValidationBatches(corpus, layout, skip_damage, shift)
-    firsts = range(start, corpus.rows("validation"), layout.ranks * layout.micro_batch)
-    yield from items(batches, firsts, workers, _PREFETCH) if workers else map(batches.__getitem__, firsts)
+    row_offsets = range(start, corpus.rows("validation"), layout.ranks * layout.micro_batch)
+    yield from items(batches, row_offsets, workers, _PREFETCH) if workers else map(batches.__getitem__, row_offsets)
 
 
 def as_batch(examples: Examples, pad: int) -> Batch:

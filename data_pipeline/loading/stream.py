@@ -30,20 +30,11 @@ _HALF = 2**63
 def rates(sizes: Sequence[int], weights: Sequence[float], limit: int | None, temperature: float) -> list[float]:
     """T5's mixing rates (Raffel et al. 2020, section 3.5.2), relative to one another.
 
-    Each corpus has weight · min(size, limit)^(1 / temperature). Sizes are in rows or in tokens.
+    Each corpus has weight · min(size, limit)^(1 / temperature). Sizes are in rows.
 
     Sizes [900, 100] with a limit of 400  ->  [400, 100]; at temperature 2  ->  [20, 10]
     """
     return [weight * min(size, limit or size) ** (1 / temperature) for size, weight in zip(sizes, weights, strict=True)]
-
-
-def rates_of_rows(shares: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Rates at which to draw rows of corpora with `rows` rows and `tokens` tokens, so that tokens have these `shares`.
-
-    Shares [1, 1] of [10, 10] rows with [5000, 1000] tokens  ->  [0.002, 0.01]: five rows of the second corpus for each
-    row of the first.
-    """
-    return [share * of_rows / of_tokens for share, of_rows, of_tokens in zip(shares, rows, tokens, strict=True)]
 
 
 class Mixture:

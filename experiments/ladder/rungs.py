@@ -10,8 +10,8 @@ from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.tools.experiment.experiment_folder import PlannedRun, of_length, plan_runs
+from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.throughput import flops_per_step, rows_per_step
-from pretrain.training.validate import ValidatedRun, validate
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Ladder:
 
 def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> Ladder:
     """Opens the corpora and counts. Raises UserError, a line for each rung that can't be run, and for equal sizes."""
-    setups: list[ValidatedRun] = []
+    setups: list[PreparedRun] = []
     wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
     for key, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
-            setups.append(validate(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1))
+            setups.append(prepare(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1))
         except UserError as error:
             name = f"{key} ({rung.name})"
             wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}
@@ -81,14 +81,14 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     return Ladder(file.name or path.stem, file, run, rungs, following)
 
 
-def _tokens_per_row(setup: ValidatedRun) -> float:
+def _tokens_per_row(setup: PreparedRun) -> float:
     """Tokens of text, before any noise, in a training row: what the corpora's manifests count, by the run's mixture."""
     means = [corpus.manifest.splits["train"].tokens / corpus.rows("train") for corpus in setup.training]
     return sum(share * mean for share, mean in zip(setup.shares.values(), means, strict=True))
 
 
-def _sized(rung: Rung, setup: ValidatedRun, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:
-    parameters, config = models.outline(setup.model).num_parameters(), setup.config
+def _sized(rung: Rung, setup: PreparedRun, overrides: Sequence[str], tokens_per_parameter: float) -> SizedRung:
+    parameters, config = models.meta_model(setup.model).num_parameters(), setup.config
     of_step, tokens_per_row = rows_per_step(config), _tokens_per_row(setup)
     steps = max(1, round(tokens_per_parameter * parameters / tokens_per_row / of_step))
     rows = steps * of_step

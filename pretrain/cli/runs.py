@@ -59,13 +59,21 @@ def plan_command(
         str,
         typer.Option(
             metavar="NAME",
-            help="The GPU, such as a100-80gb or h100-sxm; cpu: this machine's CPU. An unknown name lists all names.",
+            help="The GPU, such as a100-80gb or h100-sxm; cpu: this machine's CPU. An unknown name lists all names. "
+            "With --gpu-tflops, --gpu-memory and --gpu-bandwidth: any name, for a GPU of your own.",
         ),
     ],
     overrides: Overrides = None,
     gpus: Annotated[
         str | None,
         typer.Option(metavar="N,…", help="Number of GPUs; several, as 8,16,64, give a table. Leave it out for cpu."),
+    ] = None,
+    gpu_tflops: Annotated[
+        float | None, typer.Option(min=0.001, help="Your GPU's peak TFLOP/s in the run's precision, without sparsity.")
+    ] = None,
+    gpu_memory: Annotated[float | None, typer.Option(min=0.001, help="Your GPU's memory in GiB.")] = None,
+    gpu_bandwidth: Annotated[
+        float | None, typer.Option(min=0.001, help="GB/s that your GPU sends to the others, between nodes too.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: one per 8 GPUs.")] = None,
     mfu: Annotated[
@@ -95,11 +103,16 @@ def plan_command(
         from pretrain.tools import plan as planning
 
         settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == device_speed.CPU
-        if on_cpu and (gpus or nodes or price is not None):
-            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price")
+        own = gpu_tflops, gpu_memory, gpu_bandwidth
+        is_own = any(one is not None for one in own)
+        if on_cpu and (gpus or nodes or is_own or price is not None):
+            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price, --gpu-…")
         if gpus is None and not on_cpu:
             raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-        kind = device_speed.this_cpu() if on_cpu else device_speed.gpu_named(gpu)
+        if on_cpu:
+            kind = device_speed.this_cpu()
+        else:
+            kind = device_speed.gpu_of_ones_own(gpu, *own) if is_own else device_speed.gpu_named(gpu)
         numbers = _numbers(gpus) if gpus else [1]
         if nodes and len(numbers) > 1:
             raise UserError("--nodes: for one number of --gpus; several are planned with a node per 8 GPUs")

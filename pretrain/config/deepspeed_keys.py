@@ -40,6 +40,8 @@ _REFUSED = {
     "a step needs the fp32 gradient of every parameter, scaled by the step's tokens": "data_types "
     "communication_data_type prescale_gradients gradient_predivide_factor gradient_allreduce_op "
     "ignore_unused_parameters compute_grad_norm zero_quantized_gradients",
+    "the stage and the device decide how gradients are reduced; remove this key": "overlap_comm reduce_bucket_size "
+    "reduce_scatter contiguous_gradients use_multi_rank_bucket_allreduce",
     "DeepSpeed maps fragments to the wrong parameters with it": "round_robin_gradients",
     "works only with optimizers of DeepSpeed's own": "zenflow save_muon_momentum_buffer_in_memory ratio super_offload "
     "cpuadam_cores_perc",
@@ -107,15 +109,6 @@ class ZeroSection(PassedOn):
     """Where the optimizer state is kept. Offloaded state is also updated on the CPU."""
     offload_param: ParameterOffloadSection | None = None
     """Stage 3: where parameters are kept."""
-    overlap_comm: bool | None = None
-    """Reduce gradients during the backward pass. Default: true on several GPUs, and on one GPU that offloads at stage
-    3. At stage 1, DeepSpeed itself accumulates and reduces gradients if a run file sets this key or another key of
-    reductions."""
-    reduce_bucket_size: Annotated[int, Field(gt=0, lt=2**31)] = 500_000_000
-    """Elements reduced at a time. Stage 3 keeps a buffer with 4 bytes for each. Default: 50,000,000 on GPUs, a size for
-    the cache on CPUs. With `overlap_comm` at stage 2, the bucket has room for the largest parameter in any case."""
-    reduce_scatter: bool = True
-    """Reduce gradients to the ranks that own them. false: all-reduce them. Default: true at stage 3 on GPUs."""
     allgather_bucket_size: NonNegativeInt = 500_000_000
     """Stages 1 and 2: elements gathered at a time."""
     sub_group_size: NonNegativeInt = 1_000_000_000
@@ -130,7 +123,6 @@ class ZeroSection(PassedOn):
     """ZeRO++, stage 3: gather quantized weights."""
 
     allgather_partitions: Flag = True
-    contiguous_gradients: Flag = True
     enable_sanity_checks: Flag = False
     log_trace_cache_warnings: Flag = False
     memory_efficient_linear: Flag = True
@@ -141,13 +133,16 @@ class ZeroSection(PassedOn):
     stage3_model_persistence_threshold: Count = 9_223_372_036_854_775_807
     stage3_module_granularity_threshold: Count = 0
     stage3_use_all_reduce_for_fetch_params: Flag = False
-    use_multi_rank_bucket_allreduce: Flag = True
     zero_hpz_partition_size: Count = 1
 
     def offloaded_to(self, device: str) -> list[str]:
         """The keys of the sections that offload to `device`."""
         sections = {"offload_optimizer": self.offload_optimizer, "offload_param": self.offload_param}
         return [key for key, section in sections.items() if section is not None and section.device == device]
+
+    @property
+    def offloads(self) -> bool:
+        return bool(self.offloaded_to("cpu") or self.offloaded_to("nvme"))
 
     @model_validator(mode="after")
     def _stage_allows_offloading(self) -> Self:
@@ -190,10 +185,15 @@ class DeepSpeedSection(PassedOn):
         return self
 
 
-def zero_defaults(stage: int, device: str) -> dict[str, int]:
-    """The settings of ZeRO that suit the device better than DeepSpeed's own defaults."""
+def reductions(stage: int, device: str) -> dict[str, int]:
+    """How DeepSpeed reduces gradients on this kind of device, where it does: its buckets, in elements, and whether it
+    scatters, and reduces during the backward pass."""
     if device == "cpu":
         # Small buckets stay in the cache; stages 1 and 2 reduce larger gradients where they are. Gloo can't scatter.
-        return {"reduce_bucket_size": 1 << (21 if stage == 3 else 17), "reduce_scatter": False}
+        return {
+            "reduce_bucket_size": 1 << (21 if stage == 3 else 17),
+            "overlap_comm": stage == 3,
+            "reduce_scatter": False,
+        }
     # Stages 1 and 2 "scatter" by reducing a copy of the bucket to all ranks; without it they reduce the bucket itself.
     return {"reduce_bucket_size": 50_000_000, "overlap_comm": True, "reduce_scatter": stage == 3}

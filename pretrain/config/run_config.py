@@ -2,7 +2,17 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    model_validator,
+)
 
 from data_pipeline.base import paths, stores
 from data_pipeline.base.config_file import LocalPath, Location, Section
@@ -13,6 +23,7 @@ from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
 from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
+from pretrain.config.wrappers import WrapperSettings, offered_wrapper
 
 _LONGEST_WAIT = 1e9  # seconds, 30 years; timers of the system overflow after some centuries
 Seconds = Annotated[float, Field(gt=0, le=_LONGEST_WAIT)]
@@ -38,8 +49,8 @@ class RunSection(Section):
     first steps are faster or slower than that by more than half. null: no estimate."""
     cpu_threads: Annotated[int, Field(gt=0, le=_MOST_WORKERS)] | None = None
     """PyTorch's CPU threads on each rank. null: OMP_NUM_THREADS, or else cores ÷ ranks. The number of threads changes
-    sums in the last bit, so fix it for bit-equal runs. Without GPUs, GOMP_SPINCOUNT is set to 1000, so that
-    waiting threads spin for a moment only, unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
+    sums in the last bit, so fix it for bit-equal runs. Without GPUs, the spinning of OpenMP's threads is
+    limited (GOMP_SPINCOUNT=1000), unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
     bind_cores: bool = True
     """Bind each rank to the CPU cores nearest to its GPU. If Linux doesn't report these cores, or the rank may not use
     them, nothing is bound. No effect on CPU ranks."""
@@ -51,8 +62,7 @@ class TrainingCorpus(Section):
     corpus: Location
     """A finished corpus: its directory or fsspec URL."""
     weight: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """The corpus's share of the training rows, relative to the other weights. With `data.weights_of: tokens`: its share
-    of the tokens."""
+    """The corpus's share of the training rows, relative to the other weights."""
 
 
 class ValidationCorpus(Section):
@@ -72,8 +82,7 @@ class MixingSection(Section):
     """Mixing rates from the sizes of the corpora (Raffel et al. 2020, section 3.5.2)."""
 
     limit: PositiveInt | None = None
-    """The size that a corpus counts with at most, in rows (or tokens: `data.weights_of`), so that a large corpus
-    doesn't crowd out small ones. null: no limit."""
+    """Cap on a corpus's size, in rows, when mixing rates are computed (T5's K). null: no cap."""
     temperature: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 1.0
     """A corpus's rate is proportional to size^(1 / temperature). 1: to its size. Higher: more equal rates."""
 
@@ -105,12 +114,17 @@ class CurriculumStage(Section):
 class DataSection(Section):
     """The training and validation data."""
 
+    gone = {
+        "weights_of": (
+            ["rows"],
+            "gone; weights are shares of the rows: divide a share of the tokens by the corpus's mean tokens per row",
+        )
+    }
+
     train: Annotated[list[TrainingCorpus], Field(min_length=1)]
     """The corpora to train on."""
     mixing: MixingSection | None = None
     """Multiply each weight by a rate that follows from the corpus's size. null: the weights alone decide."""
-    weights_of: Literal["rows", "tokens"] = "rows"
-    """What weights and sizes count. `rows`: rows. `tokens`: tokens, so a corpus of short rows is drawn more often."""
     validation: list[ValidationCorpus] = []
     """The corpora whose held-out rows are evaluated."""
     objective: TrainingObjective | None = None
@@ -197,28 +211,6 @@ class CheckpointSection(Section):
     init_from: LocalPath | None = None
     """Where a new run's weights come from: a checkpoint, a run, or the output of `pretrain import`. null: random
     initialization."""
-
-
-class DistillationSection(Section):
-    """Distillation: an encoder-decoder learns prefix LM from a decoder-only teacher, besides the text (Hinton et al.
-    2015; Zhang et al. 2025, T5Gemma).
-
-    At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
-    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an EOS token that
-    prefix LM has added to a target, the loss is the cross-entropy alone.
-    """
-
-    name: Literal["distillation"]
-    """The wrapper."""
-    teacher: LocalPath
-    """The teacher: a checkpoint, a run, or the output of `pretrain import`, of the family decoder_only and with the
-    corpus's tokenizer. Training doesn't change its weights."""
-    weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Weight of the KL divergence from the teacher; cross-entropy has the rest. 1: cross-entropy at EOS tokens only."""
-    temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
-    """Divides the logits of the teacher and of the model. Above 1, unlikely tokens count for more."""
-    top_k: PositiveInt | None = None
-    """Keep the probabilities of the teacher's k likeliest tokens only, normalized to sum to 1. null: keep all."""
 
 
 class SpikeSection(Section):
@@ -347,8 +339,8 @@ class RunConfig(Section):
     """The optimizer and its peak learning rate."""
     schedule: AnySchedule = CosineSchedule()
     """The learning rate schedule."""
-    wrapper: DistillationSection | None = None
-    """A wrapper of the model that changes its training loss. null: off."""
+    wrapper: Annotated[SerializeAsAny[WrapperSettings], BeforeValidator(offered_wrapper)] | None = None
+    """A wrapper of the model, of an installed package, that changes the training loss. null: off."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """The dtype that the model computes in; fp32 on a CPU that doesn't multiply bf16. The optimizer keeps fp32 master
     weights and fp32 moments in any case."""

@@ -11,57 +11,17 @@ from torch import nn
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import first_few
 from pretrain import models
-from pretrain.config import RunConfig
+from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.batch import BatchPlan
-from pretrain.config.deepspeed_keys import zero_defaults
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine.memory import freed_at_once
+from pretrain.engine.sharding import Sharding
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
-from pretrain.models.layers import Layer, NotDrawn, fuse_linears
+from pretrain.models.layers import Layer, SkipInit, fuse_linears
 from pretrain.models.model import Head, Model
 from pretrain.models.stacks import Decoder
 from pretrain.run import watchdog
-
-
-def stage_on(config: RunConfig, ranks: int) -> int:
-    """The stage that DeepSpeed gets on `ranks` ranks: 3, or 2 for stages 1 and 2.
-
-    `adds_locally` decides how stage 1 reduces gradients. On one rank there is nothing to shard, so stage
-    3 is stage 2 there, unless it offloads.
-    """
-    return 3 if config.zero_stage == 3 and (ranks > 1 or _offloads(config)) else 2
-
-
-def adds_locally(config: RunConfig, ranks: int, stage: int | None = None) -> bool:
-    """True if each rank adds up the gradients of its micro-batches itself (`LocalGradients`); otherwise DeepSpeed does.
-
-    On several ranks, stage 2 in bf16 shards gradients. In fp32 the backward pass has whole gradients in any case.
-    `stage`: in place of the stage of `config`.
-    """
-    return _may_add_locally(config, ranks, stage or config.zero_stage) and not _keys_of_reduction(config)
-
-
-def keys_against_adding(config: RunConfig, ranks: int) -> list[str]:
-    """The keys of the run file that make DeepSpeed add up gradients, although each rank could add up its own."""
-    return _keys_of_reduction(config) if _may_add_locally(config, ranks, config.zero_stage) else []
-
-
-def _may_add_locally(config: RunConfig, ranks: int, stage: int) -> bool:
-    whole = ranks == 1 or stage == 1 or (stage == 2 and config.precision == "fp32")
-    return whole and not _offloads(config)
-
-
-def ways_to_add_locally(config: RunConfig) -> str:
-    """What to change in the run file so that each rank adds up its gradients itself, and ranks may differ in what they
-    use."""
-    keys = [*_keys_of_reduction(config), *(["offloading"] if _offloads(config) else [])]
-    without = f", without {' and '.join(keys)}" if keys else ""
-    return (
-        f"which deepspeed.zero_optimization.stage: {config.zero_stage} in {config.precision} can't add up; set stage "
-        f"1, or 2 with precision: fp32{without}, or have the family choose alike on all ranks, by what "
-        "Model.begin_step gets"
-    )
 
 
 def refuse_untrained(model: nn.Module) -> None:
@@ -73,37 +33,14 @@ def refuse_untrained(model: nn.Module) -> None:
         )
 
 
-def _keys_of_reduction(config: RunConfig) -> list[str]:
-    """The keys of the run file that say how DeepSpeed adds up and reduces gradients."""
-    zero, top = config.deepspeed.zero_optimization.model_fields_set, config.deepspeed.model_fields_set
-    return [f"deepspeed.zero_optimization.{key}" for key in _OF_REDUCTION if key in zero] + [
-        f"deepspeed.{key}" for key in _OF_BACKWARD if key in top
-    ]
-
-
-_OF_REDUCTION = (
-    "overlap_comm",
-    "reduce_bucket_size",
-    "reduce_scatter",
-    "contiguous_gradients",
-    "use_multi_rank_bucket_allreduce",
-)
-_OF_BACKWARD = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
-
-
-def _offloads(config: RunConfig) -> bool:
-    zero = config.deepspeed.zero_optimization
-    return bool(zero.offloaded_to("cpu") or zero.offloaded_to("nvme"))
-
-
-def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[str, Any]:
-    """The config for `deepspeed.initialize` on `ranks` ranks. `largest`: the number of elements of the model's largest
-    parameter.
+def deepspeed_config(config: RunConfig, sharding: Sharding, largest: int = 1) -> dict[str, Any]:
+    """The config for `deepspeed.initialize`. `largest`: the number of elements of the model's largest parameter.
 
     The config has one micro-batch per step. The engine itself marks the last micro-batch of a step, since the number of
     micro-batches varies while the batch size ramps up.
     """
-    rows, local = BatchPlan(config.batch, ranks).micro_batch, adds_locally(config, ranks)
+    ranks, stage, local = sharding.ranks, sharding.deepspeed_stage, sharding.local
+    rows = BatchPlan(config.batch, ranks).micro_batch
     decided: dict[str, Any] = {
         "train_batch_size": ranks * rows,
         "train_micro_batch_size_per_gpu": rows,
@@ -123,13 +60,12 @@ def deepspeed_config(config: RunConfig, ranks: int, largest: int = 1) -> dict[st
         }
     given = config.deepspeed.model_dump()
     given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # the timer waits for the GPU twice
-    stage = stage_on(config, ranks)
     import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
-    defaults = zero_defaults(stage, deepspeed.accelerator.get_accelerator().device_name())
+    reductions = deepspeed_keys.reductions(stage, deepspeed.accelerator.get_accelerator().device_name())
     measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` computes the norm
-    zero = given["zero_optimization"] = {**defaults, **given["zero_optimization"], **measured, "stage": stage}
-    if stage < 3 and zero.get("overlap_comm") and not _offloads(config):
+    zero = given["zero_optimization"] = {**given["zero_optimization"], **reductions, **measured, "stage": stage}
+    if stage < 3 and zero["overlap_comm"] and not config.deepspeed.zero_optimization.offloads:
         # DeepSpeed frees the gradient of a larger parameter while it reduces it in another stream
         zero["reduce_bucket_size"] = max(zero["reduce_bucket_size"], largest)
     return {**given, **decided}
@@ -141,21 +77,22 @@ def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) 
     At ZeRO stage 3, each parameter is sharded as soon as it is created, so that no rank ever holds the whole model.
     """
     torch.manual_seed(config.run.seed)
-    with sharded(config), contextlib.nullcontext() if drawn else NotDrawn():
+    sharding = Sharding.of(config, dist.get_world_size())
+    with sharded(config, sharding), contextlib.nullcontext() if drawn else SkipInit():
         model = models.build(model_config)
-    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
+    prepare_layers(model, config.compute, sharding.deepspeed_stage)
     return model
 
 
 @contextlib.contextmanager
-def sharded(config: RunConfig) -> Iterator[None]:
+def sharded(config: RunConfig, sharding: Sharding) -> Iterator[None]:
     """Within the block, parameters are sharded as they are created, if ZeRO's stage is 3."""
-    if stage_on(config, ranks := dist.get_world_size()) < 3:
+    if sharding.stage < 3:
         yield
         return
     import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
-    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, ranks)):
+    with freed_at_once(), deepspeed.zero.Init(config_dict_or_path=deepspeed_config(config, sharding)):
         yield
 
 
@@ -235,7 +172,7 @@ def gathered_at_once(model: nn.Module, compute: ComputeSection) -> list[nn.Modul
 def whole_copy(model: Model) -> Model:
     """A model in evaluation mode that shares the weights and buffers of `model`, which ZeRO-3 has gathered. It has none
     of DeepSpeed's hooks, which would gather and release weights."""
-    copy = models.outline(model.config)
+    copy = models.meta_model(model.config)
     for module, (_, source) in zip(copy.modules(), model.named_modules(), strict=True):
         for name, parameter in source.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(parameter.data, requires_grad=False))

@@ -26,20 +26,19 @@ from data_pipeline.loading.prefetch import FACTS, fact, to_device
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, optimizers
 from pretrain.engine.construction import (
-    adds_locally,
     compiles,
     deepspeed_config,
     gathered_at_once,
     refuse_untrained,
-    ways_to_add_locally,
     whole_copy,
 )
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
 from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
-from pretrain.engine.ranks import least, ranks_by_node
+from pretrain.engine.ranks import min_over_ranks, ranks_by_node
 from pretrain.engine.same_use import SameUse
+from pretrain.engine.sharding import Sharding, ways_to_add_locally
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
 
@@ -131,6 +130,7 @@ class Engine:
         takes no gradient.
         """
         refuse_untrained(model)
+        sharding = Sharding.of(config, dist.get_world_size())
         largest = max(one.numel() for one in model.parameters())
         # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
         # the stream of this moment, which a CUDA graph can't capture.
@@ -140,43 +140,44 @@ class Engine:
                 engine, *_ = deepspeed.initialize(
                     model=model,
                     optimizer=optimizer,
-                    config=deepspeed_config(config, dist.get_world_size(), largest),
+                    config=deepspeed_config(config, sharding, largest),
                 )
         for buffer in engine.module.buffers():  # DeepSpeed broadcasts only parameters
             dist.broadcast(buffer, src=0)
-        if isinstance(sharded := deepspeed_private.wrapped(engine), Sharded):
-            sharded.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
+        if isinstance(own := deepspeed_private.wrapped(engine), Sharded):
+            own.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
         check_layout(engine)
-        return cls(engine, config, wrapper or (lambda model: model), warn)
+        return cls(engine, config, sharding, wrapper or (lambda model: model), warn)
 
     def __init__(
         self,
         engine: DeepSpeedEngine,
         config: RunConfig,
+        sharding: Sharding,
         wrapper: Callable[[nn.Module], nn.Module],
         warn: Callable[[str], None],
     ):
         self.deepspeed = engine
         self._wrapped = wrapper
         self.config = config
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self.sharding, self._local = sharding, sharding.local
+        self._rank = dist.get_rank()
         self.device: torch.device = engine.device
         self.accelerator = deepspeed.accelerator.get_accelerator()
         self.module = cast(Model, engine.module)
         self._sharded = engine.zero_optimization_partition_weights()
         self._timers: list[Timer] = []
-        self._local = adds_locally(config, self._ranks)
         self._same_use: SameUse | None = None
-        if not self._local and self._ranks > 1:
+        if not sharding.local and sharding.ranks > 1:
             gathered = gathered_at_once(self.module, config.compute) if self._sharded else []
             self._same_use = SameUse(self.module, gathered, ways_to_add_locally(config))
         self._gradients: Gradients = (
             LocalGradients(engine, config.optimizer.gradient_clipping)
-            if self._local
+            if sharding.local
             else ReducedByDeepSpeed(engine, self._same_use)
         )
         self._trained_model = self._wrapped(self._gradients.model)
-        self._graphs = graphed(self._computed, self.module, config, self._ranks, self.device, warn)
+        self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self.learning_rate = 0.0
         """The learning rate of the last step, of parameter groups that don't set their own."""
@@ -186,13 +187,13 @@ class Engine:
     def step(
         self,
         step: int,
-        firsts: Sequence[int],
+        row_offsets: Sequence[int],
         batches: list[Batch],
         votes: Mapping[str, bool] | None = None,
         before_update: Callable[[], None] | None = None,
     ) -> Outcome:
-        """Trains on this rank's micro-batches of `step`. `firsts`: the positions of their first rows in the stream.
-        `before_update`: called once all gradients are reduced, before the weights change.
+        """Trains on this rank's micro-batches of `step`. `row_offsets`: the positions of their first rows in the
+        stream. `before_update`: called once all gradients are reduced, before the weights change.
 
         Dropout is keyed by (seed, step, first row of the micro-batch): a resumed run draws the same masks, even with
         its micro-batches on other ranks.
@@ -203,7 +204,7 @@ class Engine:
         self.learning_rate = set_rates(self.deepspeed.optimizer, self.config, step)
         self.module.begin_step(self.config.run.seed, step)
         sums: dict[str, Tensor] = {}
-        for number, (first, batch) in enumerate(zip(firsts, batches, strict=True)):
+        for number, (first, batch) in enumerate(zip(row_offsets, batches, strict=True)):
             self._seed_dropout(step, first)
             with self._timed(self._local):
                 inputs, last = self._inputs(batch), number + 1 == len(batches)
@@ -257,7 +258,7 @@ class Engine:
         Does nothing if layers aren't compiled, or if DeepSpeed reduces gradients: the ranks' passes then meet in
         collectives.
         """
-        if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self._ranks:
+        if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self.sharding.ranks:
             return
         counted = self.counted([batch])
         if any(node[0] == self._rank for node in nodes):
@@ -286,7 +287,7 @@ class Engine:
 
     def has_finite_loss(self, batch: Batch) -> bool:
         """True if the losses of a micro-batch are finite on every rank. All ranks must call this together."""
-        return bool(least(all(bool(values.isfinite().all()) for values in self.losses(batch).values())))
+        return bool(min_over_ranks(all(bool(values.isfinite().all()) for values in self.losses(batch).values())))
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[Model]:

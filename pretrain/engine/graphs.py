@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from data_pipeline.base.errors import one_line
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
-from pretrain.engine.construction import adds_locally
+from pretrain.engine.sharding import Sharding
 from pretrain.models.model import Model
 
 MOST = 8  # graphs
@@ -56,8 +56,8 @@ class StaticTensors:
 class CUDAGraphs:
     """Graphs of one device, captured on a stream of their own. They share one memory pool, since no two run at once.
 
-    Work is warmed up on that stream, too: autograd keeps the stream on which a leaf was first used, and would wait for
-    another one within a capture (PyTorch issue 180090).
+    Warm-up runs on the capture stream: autograd remembers the stream of a leaf's first use, and would otherwise
+    synchronize with that stream during capture (PyTorch issue 180090).
     """
 
     def __init__(self, device: torch.device):
@@ -104,8 +104,8 @@ class CUDAGraphs:
 class GraphedMicroBatches:
     """Captures `body` for each of the first `MOST` forms of micro-batches, and replays it.
 
-    A form: names, shapes and dtypes of the inputs, and whether the micro-batch is the first of its step. The gradient
-    of the first replaces the gradient of the step before. Results stay as they are until the next replay.
+    A form is an input signature (names, shapes and dtypes) and a phase of accumulation: the first micro-batch of a step
+    overwrites the gradient buffers, and later ones add to them. Results stay as they are until the next replay.
 
     The body runs without a graph for other forms, and while the model or its parameters have hooks, which a replay
     wouldn't call. After a failed capture, or if memory has no room for graphs and the body, the body always runs
@@ -187,13 +187,13 @@ class GraphedMicroBatches:
 
 
 def graphed(
-    body: Body, module: Model, config: RunConfig, ranks: int, device: torch.device, warn: Callable[[str], None]
+    body: Body, module: Model, config: RunConfig, sharding: Sharding, device: torch.device, warn: Callable[[str], None]
 ) -> GraphedMicroBatches | None:
     """`body` with graphs, if the run asks for them; None if it doesn't or can't have them. `warn` gets the reason."""
     if not config.compute.cuda_graphs:
         return None
     against = {
-        "DeepSpeed adds up and reduces gradients": not adds_locally(config, ranks),
+        "DeepSpeed adds up and reduces gradients": not sharding.local,
         "a wrapper changes the loss": config.wrapper is not None,
         "activation checkpointing keeps random states on the host": config.compute.activation_checkpointing,
         "the model draws numbers on the host for each step": type(module).begin_step is not Model.begin_step,

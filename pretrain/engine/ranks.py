@@ -171,7 +171,7 @@ def group_of_threads() -> dist.ProcessGroup:
     return group
 
 
-def from_rank_0(value: T, kind: Any) -> T:
+def broadcast(value: T, kind: Any) -> T:
     """Rank 0's `value` on all ranks, which call this together. For content of files, which may change meanwhile.
 
     `kind`: the type of the value, which pydantic sends as JSON. Nothing is unpickled, since a peer could run any code.
@@ -186,15 +186,15 @@ def from_rank_0(value: T, kind: Any) -> T:
 
 def on_rank_0(work: Callable[[], T], kind: Any) -> T:
     """Runs `work` on rank 0 only and returns its result, a `kind`, on all ranks. A UserError is raised on all ranks."""
-    return cast(T, from_rank_0(on_each_rank(lambda: work() if dist.get_rank() == 0 else None), kind))
+    return cast(T, broadcast(run_on_all_ranks(lambda: work() if dist.get_rank() == 0 else None), kind))
 
 
-def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """The result of `work` on this rank. All ranks call this together. If `work` fails on a rank, all ranks are told,
-    so that none waits for it.
+def run_on_all_ranks(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """The result of `work` on this rank. All ranks call this together, and none waits for a rank where `work` failed.
 
-    All ranks then raise a UserError with the message of the first rank that has failed. A rank whose own error is
-    neither a UserError nor an OSError raises this error. The message names the rank, unless rank 0 raised a UserError.
+    If `work` fails anywhere, every rank raises: the failing rank its own error, unless that is a UserError or an
+    OSError; the others a UserError with the message of the first rank that failed. The message names that rank, unless
+    rank 0 raised a UserError.
     """
     result: T | None = None
     own: Exception | None = None
@@ -207,7 +207,7 @@ def on_each_rank(work: Callable[[], T], group: dist.ProcessGroup | None = None) 
             mine = error.exit_code, f"{where if dist.get_rank() else ''}{error}"
         else:
             mine = FailedError.exit_code, where + words(error)
-    told = of_all_ranks(mine, tuple[int, str] | None, group)
+    told = all_gather(mine, tuple[int, str] | None, group)
     if own and not isinstance(own, UserError | OSError):
         raise own
     for code, message in filter(None, told):
@@ -224,8 +224,8 @@ def words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def of_all_ranks(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The values of all ranks, on each rank. All ranks call this together. `kind`: as in `from_rank_0`.
+def all_gather(value: T, kind: Any, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all ranks, on each rank. All ranks call this together. `kind`: as in `broadcast`.
 
     Raises ValueError on all ranks if the value of one rank isn't of this `kind`.
     """
@@ -263,25 +263,25 @@ def _tensor(content: bytes, group: dist.ProcessGroup | None = None) -> torch.Ten
 
 def first_value(text: str | None) -> str | None:
     """The text of the first rank that has one, on all ranks. All ranks call this together."""
-    return next(filter(None, of_all_ranks(text, str | None)), None)
+    return next(filter(None, all_gather(text, str | None)), None)
 
 
 def ranks_by_node() -> list[list[int]]:
     """The ranks of each node, by the names of nodes. All ranks call this together."""
-    names = of_all_ranks(node_memory.node_name(), str)
+    names = all_gather(node_memory.node_name(), str)
     return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
 
 
-def most(value: int) -> int:
+def max_over_ranks(value: int) -> int:
     """The greatest value of all ranks. All ranks call this together."""
     found = torch.tensor(value, device=communication_device())
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return int(found)
 
 
-def least(value: int) -> int:
+def min_over_ranks(value: int) -> int:
     """The least value of all ranks. All ranks call this together."""
-    return -most(-value)
+    return -max_over_ranks(-value)
 
 
 def cores_beside(address: str, devices: Path = Path("/sys/bus/pci/devices")) -> set[int]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import first_few
 from data_pipeline.loading.prefetch import to_device
-from pretrain.engine.ranks import of_all_ranks
+from pretrain.engine.ranks import all_gather
 
 _MOST_NAMED = 3
 _LEAF = "torch::autograd::AccumulateGrad"
@@ -50,14 +50,14 @@ class SameUse:
         self._used.add(name)
 
     def _meet(self, name: str, *_: object) -> None:
-        if len(names := set(of_all_ranks(name, str))) > 1:
+        if len(names := set(all_gather(name, str))) > 1:
             self._refuse(sorted(names - {""}))
 
     def compare(self, loss: Tensor) -> None:
         """Called before the backward pass of a micro-batch's `loss`."""
         if self._first_step:
             own = {self._names[leaf] for leaf in _leaves(loss) if leaf in self._names}
-            of_each = [set(names) for names in of_all_ranks(sorted(own), list[str])]
+            of_each = [set(names) for names in all_gather(sorted(own), list[str])]
             if different := set[str]().union(*of_each) - of_each[0].intersection(*of_each):
                 self._refuse([name for name in self._names.values() if name in different])
 

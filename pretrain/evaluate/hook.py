@@ -27,7 +27,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import Batch, validation_batches
-from pretrain.engine.ranks import of_all_ranks
+from pretrain.engine.ranks import all_gather
 from pretrain.models.model import Model, recording_hits
 from pretrain.run import watchdog
 
@@ -43,7 +43,7 @@ _CONTINUES, _LATE, _RAISED, _RETURNED = range(4)
 
 
 @dataclass(frozen=True)
-class Findings:
+class EvalResult:
     """The results of a hook. Only the results of rank 0 are kept.
 
     Attributes:
@@ -64,7 +64,7 @@ class Findings:
     failed: bool = False
 
 
-class Subject(Protocol):
+class EvalModel(Protocol):
     """A model under evaluation. All ranks make the same calls in the same order."""
 
     @property
@@ -85,7 +85,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ValidationData:
     """The held-out rows of a run, and this rank's share of them.
 
     Attributes:
@@ -108,8 +108,8 @@ class Evaluation:
         earlier: returns the rows that earlier evaluations added to a table, where NaN is "NaN", as `float` reads it.
     """
 
-    subject: Subject
-    held_out: HeldOut
+    subject: EvalModel
+    held_out: ValidationData
     step: int
     collectives: "Collectives"
     earlier: Callable[[str], Sequence[Row]] = lambda table: ()
@@ -170,14 +170,14 @@ class Evaluation:
         rank, ranks = self.held_out.layout.rank, self.held_out.layout.ranks
         mine = [*work(items[rank::ranks])]
         with self.collectives.guard():
-            gathered = of_all_ranks(mine, list[kind]) if ranks > 1 else [mine]
+            gathered = all_gather(mine, list[kind]) if ranks > 1 else [mine]
         return [gathered[index % ranks][index // ranks] for index in range(len(items))]
 
 
 class Hook(Protocol):
     """An evaluation. Each hook is created once, from its settings, when training begins."""
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Evaluates the model; called on all ranks without gradients.
 
         A hook that raises is reported, and training continues.
@@ -238,8 +238,7 @@ class Collectives:
         """Calls `hook`. Either all ranks get a value, or all get an error.
 
         A hook that hangs in Python code is interrupted after twice its budget. A hook that hangs in native code can't
-        be
-        interrupted: the run's watchdog ends the run.
+        be interrupted; the run's watchdog then ends the run.
         """
         try:
             with self._alarm():

@@ -12,9 +12,19 @@ import torch
 
 from data_pipeline.base.atomic import write_bytes
 from pretrain.config.evaluation import HookSettings
-from pretrain.engine.ranks import of_all_ranks
+from pretrain.engine.ranks import all_gather
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut, Hook, Outcome, Row, StepHook, Subject
+from pretrain.evaluate.hook import (
+    Collectives,
+    EvalModel,
+    EvalResult,
+    Evaluation,
+    Hook,
+    Outcome,
+    Row,
+    StepHook,
+    ValidationData,
+)
 from pretrain.run import watchdog
 
 if TYPE_CHECKING:
@@ -24,12 +34,12 @@ if TYPE_CHECKING:
 class HookRunner:
     """Runs the hooks of a run. `folder`: where their tables and images are written. None: nowhere."""
 
-    def __init__(self, settings: Sequence[HookSettings], held_out: HeldOut, folder: Path | None):
+    def __init__(self, settings: Sequence[HookSettings], held_out: ValidationData, folder: Path | None):
         self._hooks = [(one, build(one)) for one in settings]
         self._held_out, self._folder = held_out, folder
         self._errors: dict[int, Exception] = {}  # by id(hook), of hooks that raised in `during`
 
-    def after(self, subject: Subject, step: int, last: bool) -> Iterator[Findings]:
+    def after(self, subject: EvalModel, step: int, last: bool) -> Iterator[EvalResult]:
         """Runs each hook that is due after `step` steps, and writes its tables and images. All ranks call this.
 
         After the last step every hook is due. Of hooks that differ in `every_steps` alone, one runs. A hook that fails
@@ -62,10 +72,10 @@ class HookRunner:
             except Exception as error:
                 self._errors[id(hook)] = error
 
-    def _evaluate(self, hook: Hook, evaluation: Evaluation) -> Findings:
+    def _evaluate(self, hook: Hook, evaluation: Evaluation) -> EvalResult:
         if error := self._errors.pop(id(hook), None):
             raise error
-        return hook.evaluate(evaluation) or Findings()  # on other ranks than 0 a hook may return None
+        return hook.evaluate(evaluation) or EvalResult()  # on other ranks than 0 a hook may return None
 
     def _due(self, step: int, last: bool) -> Iterator[tuple[HookSettings, Hook]]:
         ran = []
@@ -75,7 +85,7 @@ class HookRunner:
                 ran.append(apart_from_period)
                 yield settings, hook
 
-    def _evaluated(self, settings: HookSettings, hook: Hook, subject: Subject, step: int) -> Findings:
+    def _evaluated(self, settings: HookSettings, hook: Hook, subject: EvalModel, step: int) -> EvalResult:
         collectives = Collectives(settings.budget_seconds, subject.device, alone=self._held_out.layout.ranks == 1)
         evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
         began = time.monotonic()
@@ -89,30 +99,30 @@ class HookRunner:
             budget = f"its budget of {settings.budget_seconds:g} s (evaluation.budget_seconds)"
             warnings = [f"warning: {settings.hook} was cut after {seconds:.1f} s, {budget}; it covers only a part"]
         metrics = {**findings.metrics, f"evaluation/{settings.hook}/seconds": seconds}
-        return Findings(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
+        return EvalResult(metrics, lines=[*findings.lines, *warnings], more_lines=findings.more_lines)
 
     def _earlier(self, step: int, table: str) -> list[Row]:
         """The rows that a table got before `step`."""
         rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
         return [row for row in rows if row["step"] < step]
 
-    def _kept(self, step: int, findings: Findings) -> Findings:
+    def _kept(self, step: int, findings: EvalResult) -> EvalResult:
         if self._held_out.layout.rank == 0 and self._folder is not None:
             record.keep(self._folder, step, findings)
         return findings
 
-    def _failed(self, hook: str, step: int, outcome: Outcome[Findings]) -> Findings:
+    def _failed(self, hook: str, step: int, outcome: Outcome[EvalResult]) -> EvalResult:
         """The warning for a hook that failed on some rank. A rank with a traceback writes it to a file."""
         rank, ranks = self._held_out.layout.rank, self._held_out.layout.ranks
         own = None if outcome.others_left else outcome.error
-        errors = of_all_ranks(own, str | None) if ranks > 1 else [own]
+        errors = all_gather(own, str | None) if ranks > 1 else [own]
         first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
         if outcome.traceback is not None and self._folder is not None:
             with contextlib.suppress(OSError):
                 kept = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
                 write_bytes(kept, outcome.traceback.encode())
         where = f" on rank {first}" if ranks > 1 else ""
-        return Findings(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
+        return EvalResult(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
 
 
 def build(settings: HookSettings) -> Hook:

@@ -16,7 +16,7 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.reader import Reader
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import InputUseSettings
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.validation_loss import entropy, is_sentinel, is_text
 
 _INPUT = "encoder_"
@@ -44,7 +44,7 @@ class InputUse:
         self._rows = settings.rows
         self._bigrams: dict[str, Bigrams] = {}  # by corpus; training text doesn't change
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
@@ -53,7 +53,7 @@ class InputUse:
             found, rows = self._of_corpus(evaluation, corpus, self._bigrams[name])
             metrics |= {f"input_use/{name}/{metric}": value for metric, value in found.items()}
             lines += _lines(name, found, rows, corpus.rows("validation"))
-        return Findings(metrics, lines=lines)
+        return EvalResult(metrics, lines=lines)
 
     def _of_corpus(self, evaluation: Evaluation, corpus: Corpus, bigrams: "Bigrams") -> tuple[dict[str, float], int]:
         """The metrics by the last part of their names, and the number of rows."""

@@ -20,7 +20,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, split_spans, written
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
 
@@ -114,7 +114,7 @@ def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
     return settings, [until] if isinstance(until, str) else list(until)
 
 
-def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findings, dict[str, Any]]:
+def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[EvalResult, dict[str, Any]]:
     """Runs the tasks; returns the metrics `lm_eval/TASK/METRIC`, with lm_eval's table as lines, and lm_eval's results.
 
     Raises UserError if lm_eval isn't installed, or doesn't have or can't load a task.
@@ -156,14 +156,14 @@ def run_tasks(requests: LmEvalRequests, settings: LmEvalSettings) -> tuple[Findi
             first = (str(error).strip().splitlines() or [""])[0]
             raise UserError(f"--lm-eval: {','.join(settings.tasks)}: {type(error).__name__}: {first}") from error
     if results is None:  # on other ranks than 0
-        return Findings(), {}
+        return EvalResult(), {}
     metrics = {
         f"lm_eval/{task}/{name.removesuffix(',none').replace(',', '/')}": float(value)
         for task, values in results["results"].items()
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("sample_len",)
     }
-    return Findings(metrics, lines=make_table(results).rstrip().splitlines()), results
+    return EvalResult(metrics, lines=make_table(results).rstrip().splitlines()), results
 
 
 def _tasks(settings: LmEvalSettings, manager: Any) -> Any:

@@ -16,7 +16,7 @@ from pretrain.run import ARTIFACTS_DIRECTORY
 if TYPE_CHECKING:
     from matplotlib import figure as figures
 
-    from pretrain.evaluate.hook import Findings, Row  # which imports torch: `pretrain picture` needs this module
+    from pretrain.evaluate.hook import EvalResult, Row  # which imports torch: `pretrain picture` needs this module
 
 
 @dataclass
@@ -30,7 +30,7 @@ def directory(run: Path) -> Path:
     return run / ARTIFACTS_DIRECTORY / "evaluation"
 
 
-def keep(folder: Path, step: int, findings: "Findings") -> None:
+def keep(folder: Path, step: int, findings: "EvalResult") -> None:
     """Adds the tables and images of the evaluation after `step` steps. Rows of this step and later ones are dropped."""
     for name, rows in findings.tables.items():
         path = folder / f"{name}.json"

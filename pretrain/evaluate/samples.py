@@ -8,7 +8,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.blanks import beginnings, blank_out, can_blank_out
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answer, answer_texts
-from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 
@@ -24,7 +24,7 @@ class Samples:
         self._settings = settings
         self._prompts: dict[str, list[tuple[str, str]]] = {}  # by corpus: (prompt, whole sentence)
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         rows: list[Row] = []
         with evaluation.whole_model() as model:
             trained = TrainedModel(model, evaluation.held_out.tokenizer)
@@ -36,7 +36,7 @@ class Samples:
                     for (blanks, original), whole in zip(prompts, written, strict=True)
                 ]
         lines = [f"sample of {row['corpus']}: {row['written']}" for row in rows]
-        return Findings(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
+        return EvalResult(tables={"samples": rows}, lines=lines[:1], more_lines=lines[1:])
 
     def _write(self, trained: TrainedModel, pairs: Sequence[tuple[str, str]]) -> list[str]:
         settings = GenerationSettings(max_new_tokens=self._settings.max_new_tokens)

@@ -23,7 +23,7 @@ from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, written
-from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat
 from pretrain.models.model import Model
 from pretrain.run import watchdog
@@ -77,7 +77,7 @@ class TextToTextAnswers:
         self._settings = settings
         self._tasks: list[Task] | None = None
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         metrics: dict[str, float] = {}
         tables: dict[str, list[Row]] = {}
         lines: list[str] = []
@@ -100,7 +100,7 @@ class TextToTextAnswers:
                 lines += self._lines(task, answers, found)
                 if evaluation.collectives.late:
                     break
-        return Findings(metrics, tables, lines=lines)
+        return EvalResult(metrics, tables, lines=lines)
 
     def _read(self, evaluation: Evaluation) -> list[Task]:
         settings, corpora = self._settings, evaluation.held_out.corpora

@@ -10,7 +10,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.config.evaluation import ValidationLossSettings
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 
 _METRICS = ("loss", "text_loss", "unigram_entropy")
 
@@ -31,14 +31,14 @@ class ValidationLoss:
     def __init__(self, settings: ValidationLossSettings):
         self._rows = settings.rows
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         for name, corpus in evaluation.held_out.corpora.items():
             found = _corpus_metrics(evaluation, corpus, self._rows)
             metrics |= {f"validation/{name}/{metric}": value for metric, value in found.items()}
             lines += _lines(name, corpus, found)
-        return Findings(metrics, lines=lines)
+        return EvalResult(metrics, lines=lines)
 
 
 def _lines(name: str, corpus: Corpus, metrics: dict[str, float]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import AVERAGE_OF
-from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
 
@@ -100,7 +100,7 @@ def _results(checkpoint: Path, step: int) -> dict[str, float]:
 def page(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
     """The card of an export."""
     name, arguments = hf.class_name, '"DIRECTORY", trust_remote_code=True' if hf.code else '"DIRECTORY"'
-    facts = {"parameters": f"{outline(config).num_parameters():,}", **lineage.facts}
+    facts = {"parameters": f"{meta_model(config).num_parameters():,}", **lineage.facts}
     parts = [
         f"---\n{_metadata(lineage, config, hf)}---",
         f"# {lineage.name or config.family}",

@@ -15,7 +15,7 @@ from pretrain.export import card, tokenizer_files
 from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG, GENERATION
 from pretrain.export.weights import check, shapes
-from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import (
     TOKEN_IDS,
     Exported,
@@ -114,7 +114,7 @@ def to_hf(hf: HFModel, config: ModelConfig, state: Mapping[str, Tensor]) -> Expo
         **hf.config_to_hf(config),
     }
     theirs = hf.tensors_to_hf(config, state)
-    names = tensor_names(hf, theirs, tied(outline(config)))
+    names = tensor_names(hf, theirs, tied(meta_model(config)))
     start = {"decoder_start_token_id": config.decoder_start_id} if hf.encoder_decoder else {}
     generation = None if FAMILIES[config.family].generates is None else {**ids, **start}
     tensors = {names[name]: tensor for name, tensor in theirs.items()}

@@ -18,7 +18,7 @@ from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, optional_json
 from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.export import tokenizer_files, weights
-from pretrain.models import FAMILIES, ModelConfig, outline
+from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import (
     OUTPUT,
     HFModel,
@@ -155,7 +155,7 @@ def from_hf(hf: HFModel, settings: Json, tensors: State) -> tuple[ModelConfig, S
     drop_copies(tensors, hf.copies)
     ours = {**to_ours(settings, hf.settings), **hf.config_from_hf(settings, tensors)}
     config = hf.config_class.model_validate(ours)
-    model = outline(config)
+    model = meta_model(config)
     expected, matrix = hf.tensors_to_hf(config, model.state_dict()), tied(model)
     names = tensor_names(hf, expected, matrix)
     if matrix:

@@ -13,7 +13,7 @@ from torch import Tensor
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
 from data_pipeline.base.json_file import PathBelow, read_json
-from pretrain.models import ModelConfig, outline
+from pretrain.models import ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import Json, State, few
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -112,7 +112,7 @@ def _leaves(settings: Json, above: str = "") -> Iterator[tuple[str, Any]]:
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors of the model's `state_dict()`; a tied matrix appears under each of its names."""
-    return sizes(outline(config).state_dict())
+    return sizes(meta_model(config).state_dict())
 
 
 def sizes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

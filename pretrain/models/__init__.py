@@ -79,7 +79,7 @@ def build(config: ModelConfig) -> "Model":
     return getattr(import_module(module), name)(config)
 
 
-def outline(config: ModelConfig) -> "Model":
+def meta_model(config: ModelConfig) -> "Model":
     """Builds the model on the meta device: with all names and unsharded shapes, without weights."""
     import torch  # 1.9 s and 190 MB: a run file is checked without it
 

@@ -18,7 +18,7 @@ from pretrain.models.functional.attention_backends import (
     attention_weights,
     logit_bias,
 )
-from pretrain.models.layers import LayerConfig, Linear, fused_linear, joined_linear, one_use
+from pretrain.models.layers import LayerConfig, Linear, fused_linear, grad_barrier, joined_linear
 from pretrain.models.positions import Rotary, apply_rotary
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -44,8 +44,8 @@ class AttentionInputs(NamedTuple):
 class AttentionMask(NamedTuple):
     """The bias of a layer's attention logits, which includes all masks, and its rotary positions.
 
-    `bias` broadcasts to (batch, heads, queries, keys). `is_causal` instead of a bias hides the future only, and lets
-    the fastest kernels run. `rotary` rotates queries, and the keys of self-attention, by their positions.
+    `bias` broadcasts to (batch, heads, queries, keys). For a plain causal mask, set `is_causal` and leave `bias` None:
+    the fastest kernels then run. `rotary` rotates queries, and the keys of self-attention, by their positions.
     `memory_rotary` rotates the keys of cross-attention by the positions of the encoder's states.
     """
 
@@ -155,7 +155,7 @@ class Attention(nn.Module):
 
         With a `cache`, `x` and `memory` hold new tokens only.
         """
-        x, joined = one_use(x), None
+        x, joined = grad_barrier(x), None
         if memory is None:
             whole = self.alike and mask.rotary is None and cache is None
             joined = joined_linear(x, self.q, self.k, self.v, fused=self.fused and whole)
@@ -173,7 +173,7 @@ class Attention(nn.Module):
             if isinstance(memory, tuple):
                 keys, values = memory
             else:
-                project = partial(self.keys_and_values, one_use(memory), mask.memory_rotary)
+                project = partial(self.keys_and_values, grad_barrier(memory), mask.memory_rotary)
                 keys, values = project() if cache is None else cache.update(project)
         return self.output(self.attend(queries, keys, values, mask, joined))
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.model_config import Heads
 from pretrain.config.models import AutoregressiveConfig, EmbeddingLossConfig
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.models.attention import Attention, AttentionInputs, AttentionMask, KeyValueCache, positions_from
 from pretrain.models.functional.arithmetic import at_least_fp32
 from pretrain.models.functional.attention_backends import Pattern, Visibility, logit_bias
-from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, one_use
+from pretrain.models.layers import Dropout, Embedding, FeedForward, LayerConfig, LayerNorm, Linear, grad_barrier
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions, rotary_embedding
 from pretrain.models.stacks import EncoderLayer, ResidualLayer
@@ -277,7 +277,7 @@ class Autoregressive(Model):
         embeddings = self.dropout(embeddings)
         bias = None if seen is None else logit_bias(embeddings, keys, causal)
         mask, cross_mask = self._masks(bias, positions, embeddings.dtype)
-        encoder_out = one_use(embeddings)
+        encoder_out = grad_barrier(embeddings)
         for i, layer in enumerate(self.encoder):
             encoder_out = layer(encoder_out, mask, cache[i][0] if cache else None)
         x = self.bridge(encoder_out)
@@ -315,7 +315,7 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     ids = vocabulary(settings)
     known = AutoregressiveConfig.model_fields.keys() & settings.keys()
     config = AutoregressiveConfig.model_validate({name: settings[name] for name in known})
-    of_loss = {name for name in outline(config).state_dict() if name.startswith("embedding_loss.")}
+    of_loss = {name for name in meta_model(config).state_dict() if name.startswith("embedding_loss.")}
     gone = {"embedding_loss": None} if of_loss and of_loss.isdisjoint(tensors) else {}
     return {**ids, **gone}
 

@@ -2,7 +2,8 @@
 
 A step takes 6 FLOPs per matrix weight and token, and 12 per query-key pair and unit of width, including pairs that the
 causal mask hides (Chowdhery et al. 2022, appendix B). Recomputation, look-ups, norms and auxiliary losses don't count.
-Modules are recognized by their names, and their shapes must be unsharded: for a model under ZeRO-3, use its `outline`.
+Modules are recognized by their names, and their shapes must be unsharded: for a model under ZeRO-3, use its
+`meta_model`.
 """
 
 from collections import Counter

@@ -15,7 +15,7 @@ from pretrain.config.model_config import Heads, ModelConfig, Norm
 from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32, drop
 
 
-def one_use(x: Tensor) -> Tensor:
+def grad_barrier(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
 
     Autograd then sums the gradients of these uses before it adds those of other uses of `x`. ZeRO-3 sums in the same
@@ -24,8 +24,8 @@ def one_use(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-class NotDrawn(TorchFunctionMode):
-    """Within the block, no weights are drawn from N(μ, σ²): for a model whose weights are loaded next."""
+class SkipInit(TorchFunctionMode):
+    """Skips random initialisation inside the block: use it when a checkpoint is loaded next."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0].zero_() if function is Tensor.normal_ else function(*args, **(kwargs or {}))
@@ -139,8 +139,8 @@ class RMSNorm(nn.Module):
         # sums with 1 are at least in fp32: bf16 would round them
         gains = 1 + self.weight.to(at_least_fp32(self.weight)) if self.around_one else self.weight
         if x.device.type in ("cpu", "meta") and torch.is_grad_enabled():
-            return RMSNormInCache.apply(one_use(x), gains, self.epsilon)
-        return F.rms_norm(one_use(x).to(gains.dtype), gains.shape, gains, self.epsilon).to(x.dtype)
+            return RMSNormInCache.apply(grad_barrier(x), gains, self.epsilon)
+        return F.rms_norm(grad_barrier(x).to(gains.dtype), gains.shape, gains, self.epsilon).to(x.dtype)
 
 
 def normalisation(kind: str, width: int, epsilon: float, bias: bool = False) -> nn.Module:
@@ -158,7 +158,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape (batch, length, d_model); the statistics are in fp32 whatever the dtype of `x`."""
-        return super().forward(one_use(x))
+        return super().forward(grad_barrier(x))
 
 
 class Dropout(nn.Dropout):

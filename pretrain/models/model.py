@@ -47,7 +47,7 @@ class Model(nn.Module):
 
     def num_parameters(self) -> int:
         """The number of trained scalars; a tied matrix counts once. For a model that ZeRO-3 shards, ask its
-        `outline`."""
+        `meta_model`."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

@@ -24,8 +24,8 @@ from pretrain.models.layers import (
     FeedForward,
     Layer,
     LayerConfig,
+    grad_barrier,
     joined_linear,
-    one_use,
 )
 from pretrain.models.model import Head, HeadLoss, Losses, Model, shift_right
 from pretrain.models.positions import LearnedPositions, Rotary, linear_bias, rotary_embedding, sinusoids
@@ -104,8 +104,8 @@ def before_only(tokens: int) -> Window:
 class Stack(nn.Module):
     """The input of the first layer, the layers, a final norm, dropout. Post-norm layers need no final norm.
 
-    The input is token vectors, times √d_model if the config scales them, and dropout. Positions are those that the
-    config names, by default rotary in self-attention. Learned ones have the table `positions`.
+    The input is token vectors, times √d_model if the config scales them, and dropout. The config sets the positional
+    encoding; the default is rotary in self-attention. Learned positions are the embedding `positions`.
 
     - `layers` are drawn one by one, after the positions.
     - `window` maps the config's number of tokens to the keys that a query of this stack sees.
@@ -268,7 +268,7 @@ class Decoder(Stack):
         """The keys and values that each layer's cross-attention makes of `states`; None where each makes its own."""
         attentions = [cast(DecoderLayer, layer).cross_attention for layer in self.layers]
         matrices = [matrix for one in attentions for matrix in (one.k, one.v)]
-        joined = joined_linear(one_use(states), *matrices, fused=self.joins_memories)
+        joined = joined_linear(grad_barrier(states), *matrices, fused=self.joins_memories)
         if joined is None:
             return None
         products = iter(joined.split([one.out_features for one in matrices], dim=-1))

@@ -18,7 +18,7 @@ from torch import Tensor
 from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import UserError
 from pretrain.config.model_config import ModelConfig
-from pretrain.models import FAMILIES, outline
+from pretrain.models import FAMILIES, meta_model
 from pretrain.models.model import Model
 
 Json = dict[str, Any]
@@ -276,7 +276,7 @@ def own_code(
     settings = [name for name in config_class.model_fields if name not in _LEFT_OUT | config_class.initial_only]
 
     def config_to_hf(config: ModelConfig) -> Json:
-        one_matrix = tied(outline(config)) is not None
+        one_matrix = tied(meta_model(config)) is not None
         return {"architectures": [class_name], "auto_map": auto_map, "tie_word_embeddings": one_matrix}
 
     return HFModel(

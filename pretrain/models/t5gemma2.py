@@ -20,7 +20,7 @@ from pretrain.models.attention import (
     positions_from,
 )
 from pretrain.models.functional.attention_backends import Visibility, Window, masked
-from pretrain.models.layers import Embedding, FeedForward, LayerConfig, one_use
+from pretrain.models.layers import Embedding, FeedForward, LayerConfig, grad_barrier
 from pretrain.models.model import Head
 from pretrain.models.positions import rotary_embedding
 from pretrain.models.rotary_hf import HEADS, KEYS, RotarySettings
@@ -66,7 +66,7 @@ class MergedAttention(Attention):
 
         `merged_bias` makes the mask's bias. With a cache, `x` has the new tokens only.
         """
-        x, states = one_use(x), one_use(states)
+        x, states = grad_barrier(x), grad_barrier(states)
         queries = self.queries(x, mask.rotary)
 
         project = partial(self.keys_and_values, x, mask.rotary)

@@ -222,7 +222,7 @@ def adapted(config: ModelConfig, encoder: State, decoder: State, seed: int = 0) 
     states = {"encoder": encoder, "decoder": decoder}
     stacks = (getattr(config, name, None) for name in states)
     crosses = len({stack.d_model for stack in stacks if isinstance(stack, Heads)}) <= 1
-    shapes = {name: tuple(tensor.shape) for name, tensor in models.outline(config).named_parameters()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in models.meta_model(config).named_parameters()}
     origins = {name: origin(name, crosses) for name in shapes}
     taken = {name: states[one.stack][one.name] for name, one in origins.items() if one is not None}
     incomplete = [name for name, shape in shapes.items() if name not in taken or tuple(taken[name].shape) != shape]

@@ -26,7 +26,7 @@ from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.engine.ranks import process_group
-from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut
+from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.evaluate.lm_eval import LmEvalRequests, LmEvalSettings, run_tasks
 from pretrain.evaluate.prompt_format import FORMS, PromptFormat
@@ -91,9 +91,9 @@ class Session:
     ranks: int
     batch_size: int
 
-    def held_out(self, corpora: Mapping[str, Corpus]) -> HeldOut:
+    def held_out(self, corpora: Mapping[str, Corpus]) -> ValidationData:
         layout = BatchLayout(self.rank, self.ranks, self.batch_size, 1)
-        return HeldOut(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
+        return ValidationData(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
 
     def evaluation(self, subject: TrainedModel) -> Evaluation:
         collectives = Collectives(None, self.trained.device, alone=self.ranks == 1)
@@ -151,7 +151,7 @@ def evaluate(
         raise FailedError("some hooks failed; their lines above say why")
 
 
-def _show(findings: Findings, stream: TextIO) -> None:
+def _show(findings: EvalResult, stream: TextIO) -> None:
     width = shutil.get_terminal_size().columns if stream.isatty() else math.inf
     for line in findings.lines:
         print(line if len(line) <= width else textwrap.fill(line, int(width), subsequent_indent="    "), file=stream)

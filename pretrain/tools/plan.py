@@ -23,13 +23,13 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.device_speed import CPU, Gpu
-from pretrain.engine.construction import adds_locally
 from pretrain.engine.memory import SAFE
+from pretrain.engine.sharding import Sharding
 from pretrain.models.flops import Sizes, flops_by_part
 from pretrain.models.functional.attention_backends import Backend
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
+from pretrain.training.prepare import with_tokenizer_ids
 from pretrain.training.throughput import rows_per_step
-from pretrain.training.validate import with_tokenizer_ids
 
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
@@ -121,7 +121,7 @@ class Plan:
         if problems := BatchPlan(batch, self.gpus).problems():
             raise UserError("\n".join(f"--gpus: {problem}" for problem in problems))
         self.share = BatchPlan(batch, self.gpus).share
-        model, row = models.outline(self.config.model), self.rows
+        model, row = models.meta_model(self.config.model), self.rows
         self.parameters = Parameters.of(model, self.config)
         self.flops = flops_by_part(
             model, Sizes.of_example(row.inputs, row.targets if model.decoder_reads_targets else row.predicted)
@@ -172,8 +172,8 @@ class Plan:
 
     def _option(self, stage: int, recomputed: bool) -> Option:
         config, flops = self.config, sum(self.flops.values())
-        local, zero = adds_locally(config, self.gpus, stage), config.deepspeed.zero_optimization
-        held = states(self.parameters, stage, self.gpus, config.precision, zero, local)
+        sharding = Sharding.of(config, self.gpus, stage)
+        held = states(self.parameters, sharding, config.precision, config.deepspeed.zero_optimization)
 
         def peak(rows: int) -> int:
             return held.peak(self.activations(rows, recomputed))
@@ -182,7 +182,7 @@ class Plan:
         rows = next((rows for rows in sizes if peak(rows) <= self.usable), 0)
         of_row = flops + recomputed * (flops - self.flops["head"]) / 3
         rate = self.gpus * self.mfu * self.gpu.flops("bf16" if config.precision == "bf16" else "fp32")
-        passes = 1 if local else self.share // (rows or 1)
+        passes = 1 if sharding.local else self.share // (rows or 1)
         communication = self.communication(stage, passes)
         return Option(
             stage,

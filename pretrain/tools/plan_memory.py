@@ -24,11 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from pretrain import models
-from pretrain.config import RunConfig
-from pretrain.config.deepspeed_keys import ZeroSection, zero_defaults
+from pretrain.config import RunConfig, deepspeed_keys
+from pretrain.config.deepspeed_keys import ZeroSection
 from pretrain.config.optimizers import AdafactorConfig
 from pretrain.engine.construction import layers
 from pretrain.engine.optimizers.groups import parameter_groups
+from pretrain.engine.sharding import Sharding
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import Backend, using
 from pretrain.models.model import Model
@@ -96,7 +97,7 @@ def activations(
     Returns the bytes at the peak of the forward and backward pass, and the bytes that the forward pass keeps for the
     backward pass. Weights don't count. A parameter's gradient counts until it is complete.
     """
-    model = models.outline(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    model = models.meta_model(config).to(torch.bfloat16 if precision == "bf16" else torch.float32)
     forms = DeviceForms(on_gpu=attention == "triton")
     if recomputed_layers:
         for layer in layers(model).values():
@@ -230,11 +231,11 @@ class States:
         return self.lasting + max(self.buffers + max(activations, left + self.reduction), self.step)
 
 
-def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero: ZeroSection, local: bool) -> States:
-    """The tensors that a rank keeps at `stage`. `zero`: the run file's `deepspeed.zero_optimization`, which has sizes
-    of buckets and what is offloaded (weights only at stage 3). `local`: each rank adds up gradients itself."""
-    given = {key: value for key, value in zero.model_dump().items() if value is not None}
-    keys, width = {**dict(ZeroSection()), **zero_defaults(3, "cuda"), **given}, 2 if precision == "bf16" else FP32
+def states(parameters: Parameters, sharding: Sharding, precision: str, zero: ZeroSection) -> States:
+    """The tensors that a rank keeps. `zero`: the run file's `deepspeed.zero_optimization`, which says how much stage 3
+    gathers at once, and what is offloaded (weights only at stage 3)."""
+    stage, ranks, width = sharding.stage, sharding.ranks, 2 if precision == "bf16" else FP32
+    keys = {**dict(zero), **deepspeed_keys.reductions(stage, "cuda")}
     offloaded = {*zero.offloaded_to("cpu"), *zero.offloaded_to("nvme")}
     count, largest, bucket = parameters.count, max(parameters.sizes), keys["reduce_bucket_size"]
     share, filled = -(-count // ranks), min(bucket, count)
@@ -247,7 +248,7 @@ def states(parameters: Parameters, stage: int, ranks: int, precision: str, zero:
         # a gathered parameter is copied out of the buffer in which it arrived
         buffers = FP32 * bucket + width * (live - persistent + coming + largest)
         reduction = FP32 * filled
-    elif local:
+    elif sharding.local:
         # the gradients of a micro-batch exist at its end, when its activations are freed
         gradients, buffers, reduction, filled = FP32 * count, 0, width * count, count
     else:

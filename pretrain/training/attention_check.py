@@ -19,20 +19,20 @@ from data_pipeline.base.processes import PYTHON
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
-from pretrain.engine.ranks import least, ranks_by_node
+from pretrain.engine.ranks import min_over_ranks, ranks_by_node
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.functional.kernel_check import Form
 from pretrain.models.kernels import OperatorArguments
 from pretrain.training.micro_batch import full_rows
-from pretrain.training.validate import ValidatedRun
+from pretrain.training.prepare import PreparedRun
 
 _ROWS = 2  # of each form: a program of the kernels works on one head of one row
 _CHECK = [*PYTHON, "-m", "pretrain.models.functional.kernel_check"]
 _SECONDS = 120.0  # limit of the check, which takes a few seconds, and 15 if the kernels must be compiled
 
 
-def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
+def choose_attention(run: PreparedRun, device: torch.device) -> str | None:
     """Sets the attention backend of `compute.attention`, the same on all ranks. All ranks call this together.
 
     If the Triton kernels fail their check, `auto` takes PyTorch's, and the problem is returned in one line; `triton`
@@ -46,7 +46,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     # one rank of each node checks and compiles for the node, since each check takes a CUDA context of its own
     checks = any(node[0] == run.rank for node in ranks_by_node())
     problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
-    if least(problem is None):
+    if min_over_ranks(problem is None):
         use("triton")
         return None
     use("sdpa")
@@ -56,7 +56,7 @@ def choose_attention(run: ValidatedRun, device: torch.device) -> str | None:
     return f"{line}; using PyTorch's attention (sdpa)"
 
 
-def _rows(run: ValidatedRun) -> Iterator[Batch]:
+def _rows(run: PreparedRun) -> Iterator[Batch]:
     """The longest rows that the run may have, and the first rows of the run."""
     plan = replace(run.plan, measured=min(_ROWS, run.plan.share))
     yield full_rows(run, plan.micro_batch)
@@ -89,7 +89,7 @@ def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dty
 
 def forms(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[Form]:
     """The different forms of attention in a pass over the batches, each with the first lengths that it occurs with."""
-    model = models.outline(config).to(dtype).train()
+    model = models.meta_model(config).to(dtype).train()
     with using("triton"), _Recorded() as recorded:
         for batch in batches:
             model(**{name: one.to("meta") for name, one in with_target_indices(batch).items()})

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from pretrain.engine.ranks import of_all_ranks
+from pretrain.engine.ranks import all_gather
 from pretrain.run.train_state import TrainState
 
 Reduce = Literal["mean", "sum", "max"]
@@ -93,7 +93,7 @@ def _of_all_ranks(recorded: Mapping[str, _Recorded]) -> dict[str, _Recorded]:
     """
     own = {name: (one.reduce, float(one.total), one.number) for name, one in recorded.items()}
     joined: dict[str, _Recorded] = {}
-    for of_rank in of_all_ranks(own, dict[str, tuple[Reduce, float, int]]):
+    for of_rank in all_gather(own, dict[str, tuple[Reduce, float, int]]):
         for name, (reduce, total, number) in of_rank.items():
             one = _Recorded(reduce, torch.tensor(total, dtype=torch.float64), number)
             joined[name] = joined[name].merged(name, one) if name in joined else one

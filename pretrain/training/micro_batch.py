@@ -1,11 +1,11 @@
 """`batch.micro_batch_size: auto`: finds the largest micro-batch that fits into memory; on a GPU, the fastest
 micro-batch that fits.
 
-Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; a row
-of a tensor has `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. It leaves room for
-the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state for checkpoints. It
-leaves no room for the optimizer's temporary tensors: without CUDA graphs they exist only after the tensors of the rows
-are freed.
+Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; each
+row of a tensor counts as `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. The
+search leaves room for the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state
+for checkpoints. Temporary tensors of the optimizer need no room: they are allocated after activations are freed, except
+with CUDA graphs.
 
 On a GPU the largest sizes that fit are timed: the time per row grows again where tiles no longer fill the GPU evenly.
 The choice is kept in the run directory: with another micro-batch, a resumed run's losses would differ in their last
@@ -29,11 +29,11 @@ from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
 from pretrain.engine.checkpoint.memory import memory_bytes
-from pretrain.engine.construction import adds_locally, compiles, forget_compiled
+from pretrain.engine.construction import compiles, forget_compiled
 from pretrain.engine.engine import Engine
 from pretrain.engine.memory import SAFE, DeviceMemory
-from pretrain.engine.ranks import least, most, on_rank_0, ranks_by_node
-from pretrain.training.validate import ValidatedRun
+from pretrain.engine.ranks import max_over_ranks, min_over_ranks, on_rank_0, ranks_by_node
+from pretrain.training.prepare import PreparedRun
 
 FILE = "micro_batch.json"
 PROBES = (1, 4)  # rows of tensors
@@ -54,7 +54,7 @@ class Choice:
     measured_for: dict[str, Any]
 
 
-def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
+def choose(run: PreparedRun, engine: Engine) -> BatchPlan:
     """The run's plan with a micro-batch size, which is measured for `auto`. All ranks call this together before the
     first step.
 
@@ -75,7 +75,7 @@ def choose(run: ValidatedRun, engine: Engine) -> BatchPlan:
     return replace(run.plan, measured=rows)
 
 
-def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
+def _conditions(run: PreparedRun, engine: Engine) -> dict[str, Any]:
     config, cuda = run.config, engine.device.type == "cuda"
     settings = [config.precision, *(part.model_dump() for part in (config.deepspeed, config.compute, config.optimizer))]
     return {
@@ -93,7 +93,7 @@ def _conditions(run: ValidatedRun, engine: Engine) -> dict[str, Any]:
     }
 
 
-def _fastest(run: ValidatedRun, engine: Engine) -> int:
+def _fastest(run: PreparedRun, engine: Engine) -> int:
     fitting = _fitting(run, engine)
     if engine.device.type != "cuda":  # on a CPU a larger micro-batch is hardly slower, and times vary more than that
         return fitting[-1]
@@ -103,7 +103,7 @@ def _fastest(run: ValidatedRun, engine: Engine) -> int:
         batch = on_gpu(full_rows(run, -(-rows // each), masked=False), engine.device)
         if _fits(run, engine, batch):
             # all ranks must choose the same size: the slowest rank decides
-            microseconds[rows] = float(most(_microseconds(engine, batch)))
+            microseconds[rows] = float(max_over_ranks(_microseconds(engine, batch)))
     if compiles(run.config.compute):
         forget_compiled()  # layers compiled for any number of rows are slower than for one number
     return fastest(microseconds, run.plan.share) if microseconds else fitting[0]
@@ -114,10 +114,10 @@ def on_gpu(batch: Batch, device: torch.device) -> Batch:
     return {name: tensor.to(device) for name, tensor in with_facts(with_target_indices(batch)).items()}
 
 
-def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
+def _fits(run: PreparedRun, engine: Engine, batch: Batch) -> bool:
     """True if a pass over the batch fits into the memory of each rank. If ranks wait for one another within a pass,
     running out of memory ends the run instead: the other ranks would wait for ever."""
-    if not adds_locally(run.config, run.ranks):
+    if not engine.sharding.local:
         engine.measure(batch)
         return True
     try:
@@ -125,7 +125,7 @@ def _fits(run: ValidatedRun, engine: Engine, batch: Batch) -> bool:
         fits = True
     except torch.OutOfMemoryError:
         fits = False
-    return bool(least(fits))
+    return bool(min_over_ranks(fits))
 
 
 def fastest(seconds: dict[int, float], share: int) -> int:
@@ -150,7 +150,7 @@ def _microseconds(engine: Engine, batch: Batch) -> int:
     return round(1e6 * statistics.median(taken[1:]))
 
 
-def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
+def _fitting(run: PreparedRun, engine: Engine) -> list[int]:
     """The micro-batch sizes that fit into the memory of the rank with the least memory, ascending: divisors of a rank's
     share."""
     share, of_each = run.plan.share, _examples_per_row(run)
@@ -165,7 +165,7 @@ def _fitting(run: ValidatedRun, engine: Engine) -> list[int]:
     each = max(0, peaks[1] - peaks[0]) / max(1, more - few)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
     largest = max((n for n in sizes if peaks[1] + each * (-(-n // of_each) - more) <= free), default=1)
-    agreed = least(largest)
+    agreed = min_over_ranks(largest)
     return [n for n in sizes if n <= agreed]
 
 
@@ -174,7 +174,7 @@ def _passes(engine: Engine, batch: Batch) -> None:
         engine.measure(batch)
 
 
-def _to_come(run: ValidatedRun, engine: Engine) -> int:
+def _to_come(run: PreparedRun, engine: Engine) -> int:
     """Bytes that this rank will allocate later, besides rows: the optimizer's state. On a CPU also the copy from which
     checkpoints are written, and checkpoints in memory, even if this start has no supervisor for them. On a GPU with
     CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
@@ -190,7 +190,7 @@ def _to_come(run: ValidatedRun, engine: Engine) -> int:
     return copied + (_MOMENTS + average) * elements
 
 
-def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
+def full_rows(run: PreparedRun, count: int, masked: bool = True) -> Batch:
     """`count` rows of tensors, of the greatest width that `data.packing_ratio` and the objectives of the run allow.
 
     `masked`: with an attention mask, which takes memory, even if the rows need none.
@@ -203,13 +203,13 @@ def full_rows(run: ValidatedRun, count: int, masked: bool = True) -> Batch:
     return widened(batch, inputs, targets, fill={})  # padded labels, 0, count: their logits take memory
 
 
-def _examples_per_row(run: ValidatedRun) -> int:
+def _examples_per_row(run: PreparedRun) -> int:
     """Maximum number of the run's rows in a row of a tensor: `data.packing_ratio`, or 1 if corpora are packed."""
     packed = min(run.stream.pack, run.plan.share)
     return packed if len(_first_rows(run, packed)["labels"]) == 1 else 1
 
 
-def _first_rows(run: ValidatedRun, count: int) -> Batch:
+def _first_rows(run: PreparedRun, count: int) -> Batch:
     """A micro-batch of `count` rows of the run: the first rows after the curriculum."""
     uncut = max((until for until, _ in run.stream.curriculum), default=0)
     return TrainingBatches(run.stream, replace(run.plan, measured=count).layout)[uncut].batch

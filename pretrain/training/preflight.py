@@ -16,8 +16,8 @@ from pretrain.engine.checkpoint.index import is_valid, newest
 from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
 from pretrain.run.directory_check import check_directory
+from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.tracking import tracker
-from pretrain.training.validate import ValidatedRun, validate
 
 NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
 
@@ -35,7 +35,7 @@ def unbuilt(config: RunConfig, folder: Path) -> list[str]:
 
 def preflight(
     config: RunConfig, ranks: int, fresh: bool = False, *, folder: Path, may_train: bool = False, here: bool = True
-) -> ValidatedRun:
+) -> PreparedRun:
     """Checks a run of so many `ranks`, which resumes from its newest checkpoint unless it is `fresh`.
 
     `may_train`: a process may already train in the run directory. `here`: the ranks will be on this machine, so its
@@ -50,7 +50,7 @@ def preflight(
         raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
     if missing := unbuilt(config, folder):
         raise UserError("\n".join(missing))
-    return validate(config, 0, ranks, None if fresh else newest(directory), device_problems(config) if here else ())
+    return prepare(config, 0, ranks, None if fresh else newest(directory), device_problems(config) if here else ())
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
@@ -67,7 +67,7 @@ def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:
     return bool(missing)
 
 
-def is_finished(run: ValidatedRun) -> bool:
+def is_finished(run: PreparedRun) -> bool:
     """True if the run has taken its last step and its last checkpoint is valid. A line then says so."""
     if run.finished and run.resume and is_valid(run.resume):
         print(run.nothing_left)

@@ -12,15 +12,15 @@ import torch
 
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
-from pretrain.engine.ranks import communication_device, from_rank_0, on_each_rank, on_rank_0, process_group
+from pretrain.engine.ranks import broadcast, communication_device, on_rank_0, process_group, run_on_all_ranks
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
 from pretrain.run.directory_check import check_directory
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
 from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
+from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.run_report import RunReport
-from pretrain.training.validate import ValidatedRun, validate
 
 if TYPE_CHECKING:
     from pretrain.engine.engine import Engine
@@ -43,8 +43,8 @@ def train(
 
     A run stops on request, or if the store of a remote corpus doesn't answer.
 
-    `fresh` starts a new run and renames an existing run directory. `alone`: this process is the only rank, even under
-    SLURM, no watchdog ends it, and it is also its caller's: what exists already may become garbage. `callbacks` are
+    `fresh` starts a new run and renames an existing run directory. `alone`: run as a single rank in the caller's
+    process, which ignores SLURM, starts no watchdog, and leaves Python's garbage collector alone. `callbacks` are
     called after those of the run file.
     """
     check_directory(Path(config.run.directory))
@@ -87,12 +87,12 @@ def train_in_group(
     if device_type() == "cpu" and not cpu_multiplies_bf16():
         config = without_bf16(asked)
     # other hosts may have other CPUs, and a network file system may show them an older run file
-    config = from_rank_0(config, RunConfig)
+    config = broadcast(config, RunConfig)
     if rank == 0 and config != asked:
         print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else resumable.newest(directory, last)
-    run = on_each_rank(lambda: validate(config, rank, ranks, resume, device_problems(config)))
+    run = run_on_all_ranks(lambda: prepare(config, rank, ranks, resume, device_problems(config)))
     if not rank_logs.supervised():  # a supervisor has looked before the ranks
         on_rank_0(lambda: note_death(directory), None)
     if fresh:
@@ -101,7 +101,7 @@ def train_in_group(
         if rank == 0:
             print(run.nothing_left)
         return 0
-    called = on_each_rank(lambda: build_callbacks(config, stop_at_step, callbacks))
+    called = run_on_all_ranks(lambda: build_callbacks(config, stop_at_step, callbacks))
     with RunReport.open(run, stop_at_step) as report:
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
@@ -113,16 +113,15 @@ def train_in_group(
         return code
 
 
-def build_engine(run: ValidatedRun, warn: Callable[[str], None]) -> "Engine":
+def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
     """The model of the run under DeepSpeed. Its weights are drawn at random unless a checkpoint is loaded next."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.training import distillation
 
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper
-    wrapper = distillation.load(section, run.config.precision, communication_device()) if section else None
+    wrapper = section.load(run.config.precision, communication_device()) if section else None
     return Engine.initialize(model, run.config, wrapper=wrapper, warn=warn)
 
 

@@ -24,15 +24,15 @@ from pretrain import models
 from pretrain.config.run_config import MLFLOW_FILE, MlflowSection, RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_directory
-from pretrain.engine.ranks import of_all_ranks, on_rank_0
-from pretrain.evaluate.hook import Findings
+from pretrain.engine.ranks import all_gather, on_rank_0
+from pretrain.evaluate.hook import EvalResult
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.training.picture import draw
+from pretrain.training.prepare import PreparedRun
 from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
 from pretrain.training.tracking.tracker import SystemMetrics, Tracker
-from pretrain.training.validate import ValidatedRun
 
 
 class RunReport:
@@ -41,17 +41,17 @@ class RunReport:
     Use it as a context manager: if an exception leaves the block, the tracker marks the run as failed.
     """
 
-    def __init__(self, run: ValidatedRun, stop_at_step: int | None, machines: list[Machine]):
+    def __init__(self, run: PreparedRun, stop_at_step: int | None, machines: list[Machine]):
         self.run, self._stop_at_step, self.machines = run, stop_at_step, machines
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
         self._system_metrics: SystemMetrics | None = None
 
     @classmethod
-    def open(cls, run: ValidatedRun, stop_at_step: int | None) -> "RunReport":
+    def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
         """The report of a run, whose directory rank 0 prepares and locks. All ranks call this together."""
         own = environment.this_machine(run.rank)
-        report = cls(run, stop_at_step, environment.machines(of_all_ranks(own, dict[str, Any])))
+        report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
         report._system_metrics = _system_metrics(run, report.machines)
         watchdog.alive()
@@ -72,7 +72,7 @@ class RunReport:
         if self._tracker is not None and metrics:
             self._tracker.log(step, metrics)
 
-    def record_findings(self, step: int, findings: Findings) -> None:
+    def record_findings(self, step: int, findings: EvalResult) -> None:
         """Records the metrics of a hook after a step, and prints its lines."""
         self.record(step, findings.metrics)
         for line in findings.lines:
@@ -151,7 +151,7 @@ def _naming_directory(directory: Path) -> Iterator[None]:
         raise FailedError(f"run.directory: {directory}: {error.strerror}") from None
 
 
-def _open_directory(run: ValidatedRun, machines: list[Machine], held: contextlib.ExitStack) -> int:
+def _open_directory(run: PreparedRun, machines: list[Machine], held: contextlib.ExitStack) -> int:
     """Prepares the run directory and locks it until `held` is closed; returns the number of this attempt."""
     directory = run.directory
     try:
@@ -186,9 +186,9 @@ def _settings_in(config: Path) -> Mapping[Any, object] | None:
     return settings if isinstance(settings, dict) else None
 
 
-def _tracker(run: ValidatedRun, attempt: int, machines: list[Machine]) -> Tracker:
+def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker:
     config = run.config
-    mlflow, parameters = config.tracking.mlflow, models.outline(run.model).num_parameters()
+    mlflow, parameters = config.tracking.mlflow, models.meta_model(run.model).num_parameters()
     uses = [("train", corpus.name, corpus) for corpus in run.training]
     uses += [("validation", name, corpus) for name, corpus in run.validation.items()]
     tracked = TrackedRun(
@@ -228,7 +228,7 @@ def _mlflow_uri(config: RunConfig, machines: list[Machine]) -> str | None:
     return mlflow.uri or (None if slurm.disk_is_shared(len(machines)) else MLFLOW_FILE)
 
 
-def _description(run: ValidatedRun, parameters: int) -> str:
+def _description(run: PreparedRun, parameters: int) -> str:
     """A description of the run in Markdown, for its page in MLflow."""
     config = run.config
     corpora = " and ".join(f"{corpus.name} ({corpus.rows('train'):,} rows)" for corpus in run.training)
@@ -242,7 +242,7 @@ def _description(run: ValidatedRun, parameters: int) -> str:
     )
 
 
-def _system_metrics(run: ValidatedRun, machines: list[Machine]) -> SystemMetrics | None:
+def _system_metrics(run: PreparedRun, machines: list[Machine]) -> SystemMetrics | None:
     """The monitor of this machine, on its first rank; None on other ranks, and where it is off."""
     mlflow, uri = run.config.tracking.mlflow, _mlflow_uri(run.config, machines)
     host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)

@@ -16,7 +16,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.device_speed import gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.training.validate import ValidatedRun
+from pretrain.training.prepare import PreparedRun
 
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the timed matmuls
 _TIMES = 3  # of each matmul
@@ -56,11 +56,11 @@ def rows_per_step(config: RunConfig) -> float:
     return config.batch.rows_before(config.run.max_steps) / config.run.max_steps
 
 
-def flops_per_step(setup: ValidatedRun) -> float:
+def flops_per_step(setup: PreparedRun) -> float:
     """The mean FLOPs of a step of the run, forward and backward, counted on its own rows."""
-    model, rows = models.outline(setup.model), rows_per_step(setup.config)
+    model, rows = models.meta_model(setup.model), rows_per_step(setup.config)
     batches = TrainingBatches(setup.stream, BatchLayout(0, 1, _ROWS_COUNTED, 1))
     whole = setup.config.run.max_steps * rows
-    firsts = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
-    counted = sum(count_flops(model, Sizes(*example_sizes(batches[first].batch).tolist())) for first in firsts)
+    row_offsets = [int(whole * (place + 0.5) / _PLACES) for place in range(_PLACES)]
+    counted = sum(count_flops(model, Sizes(*example_sizes(batches[first].batch).tolist())) for first in row_offsets)
     return rows * counted / (_PLACES * _ROWS_COUNTED)

@@ -21,7 +21,6 @@ from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.engine_state import restore
 from pretrain.engine.checkpoint.tensors import verify_together
-from pretrain.engine.construction import keys_against_adding
 from pretrain.engine.engine import Engine, Outcome
 from pretrain.models.model import Model
 from pretrain.run import watchdog
@@ -30,8 +29,8 @@ from pretrain.training import micro_batch
 from pretrain.training.attention_check import choose_attention
 from pretrain.training.callback import Callback
 from pretrain.training.metrics import Metrics
+from pretrain.training.prepare import PreparedRun
 from pretrain.training.run_report import RunReport
-from pretrain.training.validate import ValidatedRun
 
 
 class Trainer:
@@ -40,7 +39,7 @@ class Trainer:
     Callbacks read its attributes.
     """
 
-    run: ValidatedRun  # the checked run file, with everything that the file names
+    run: PreparedRun  # the checked run file, with everything that the file names
     report: RunReport  # run directory, tracker and console
     engine: Engine  # the model under DeepSpeed
     metrics: Metrics  # of the next log line; callbacks add to it with `metrics.record`
@@ -48,7 +47,7 @@ class Trainer:
     layout: BatchLayout  # the same, for the steps after the ramp-up of the batch size
 
     state: TrainState  # the progress after the last step
-    before: TrainState  # the progress before the last step, or before the one that is being taken
+    before: TrainState  # the progress at the start of the current (or last) step
     micro_batches: list[Batch]  # this rank's in the step
     waited: float  # seconds for which this rank waited for them
     outcome: Outcome  # of the last step
@@ -56,7 +55,7 @@ class Trainer:
     stopping: bool  # True if the run saves and stops after the last step
     rewinding: tuple[Path, TrainState] | None  # where the run goes back to after the last step, which must not be saved
 
-    def __init__(self, run: ValidatedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
+    def __init__(self, run: PreparedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
         self.run = run
         self.config = run.config
         self.report = report
@@ -75,9 +74,6 @@ class Trainer:
     def fit(self) -> int:
         """Trains from `state` until the run has finished or stops on request; returns the step that it has reached."""
         self._load_weights()
-        for key in keys_against_adding(self.config, self.run.ranks):
-            slower = "DeepSpeed reduces gradients, parameter by parameter; a step is faster without this key"
-            self.report.warn(f"{key}: {slower}")
         if problem := choose_attention(self.run, self.engine.device):
             self.report.warn(problem)
         self.plan = micro_batch.choose(self.run, self.engine)
@@ -129,8 +125,8 @@ class Trainer:
                     votes[name] = votes.get(name, False) or vote
                 callback.before_step(self)
                 stack.enter_context(callback.during_step(self))
-            firsts = self.layout.firsts(before.position, len(self.micro_batches))
-            self.outcome = self.engine.step(before.step, firsts, self.micro_batches, votes, self._before_update)
+            row_offsets = self.layout.row_offsets(before.position, len(self.micro_batches))
+            self.outcome = self.engine.step(before.step, row_offsets, self.micro_batches, votes, self._before_update)
         watchdog.step_done()
         if self.outcome.applied:
             self.metrics.add_losses(self.outcome.losses)
@@ -164,9 +160,9 @@ class Trainer:
         return on_device(self._lookahead or loaded, self.engine.device, in_few_shapes)
 
     @cached_property
-    def outline(self) -> Model:
+    def meta_model(self) -> Model:
         """The model on the meta device, with whole shapes."""
-        return models.outline(self.run.model)
+        return models.meta_model(self.run.model)
 
     @property
     def step(self) -> int:
@@ -200,8 +196,8 @@ class Trainer:
         states = {name: state for name, callback in self.callbacks.items() if (state := callback.state_dict())}
         return replace(self.state, unlogged=self.metrics.unlogged, callbacks=states)
 
-    def paused(self) -> None:
-        """Tells the callbacks that an evaluation or a save has just taken time."""
+    def resume_clocks(self) -> None:
+        """Call this after an evaluation or a save, so that its time isn't counted as training time."""
         for callback in self.callbacks.values():
             callback.after_pause(self)
 

@@ -32,7 +32,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader
-from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates_of_rows
+from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState
 from tests.data_pipeline.builds import flip
 from tests.data_pipeline.example_rows import as_lists
 from tests.tables import each
@@ -51,8 +51,8 @@ def samples(stream, ranks, micro_batch, accumulation, start, steps):
     layouts = [BatchLayout(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
     size = layouts[0].rows(accumulation)
     begins = range(start.position, start.position + steps * size, size)
-    firsts = [first for begin in begins for layout in layouts for first in layout.firsts(begin, accumulation)]
-    positions = np.add.outer(np.array(firsts, dtype=np.int64), np.arange(micro_batch)).ravel()
+    row_offsets = [first for begin in begins for layout in layouts for first in layout.row_offsets(begin, accumulation)]
+    positions = np.add.outer(np.array(row_offsets, dtype=np.int64), np.arange(micro_batch)).ravel()
     ids = np.stack(TrainingBatches(stream, layouts[0], start).row_ids(positions), axis=1)
     return ids.tolist(), StreamState.at(stream, start.position + steps * size, [])
 
@@ -414,15 +414,6 @@ def test_shares_are_exact_and_even_however_small_and_however_long_the_run(weight
         for length in (10, 100, 1000):
             stretches = rows[length:] - rows[:-length]
             assert np.abs(stretches - length * weight / sum(weights)).max() < 3
-
-
-def test_shares_of_tokens_become_rates_of_rows():
-    """Rows of 500 and of 100 tokens: 30 % of the tokens from the second is 0.3/100 of 0.7/500 + 0.3/100 rows."""
-    weights = rates_of_rows([0.7, 0.3], [10, 40], [5000, 4000])
-    counts = Mixture(weights).consumed(10**6)
-    assert counts[1] == pytest.approx(10**6 * (0.3 / 100) / (0.7 / 500 + 0.3 / 100), abs=1)
-    tokens = np.array(counts) * [500, 100]
-    assert tokens / tokens.sum() == pytest.approx([0.7, 0.3], abs=1e-5)
 
 
 def test_rows_that_were_not_consumed_are_noticed():

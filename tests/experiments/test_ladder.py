@@ -17,7 +17,7 @@ from experiments.ladder.ladder_report import Report
 from experiments.ladder.run_ladder import ladder
 from experiments.ladder.scaling_law import fit
 from pretrain.config import RunConfig
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import run_experiment
@@ -135,7 +135,7 @@ def test_steps_follow_from_tokens_and_warm_up_with_them(small_corpus, tmp_path):
     per_row = splits["tokens"] / splits["rows"]
     for rung in found.all:
         config = load(found.run, rung.overrides, RunConfig)
-        model = outline(config.model.model_copy(update={"vocab_size": 520}))
+        model = meta_model(config.model.model_copy(update={"vocab_size": 520}))
         assert rung.parameters == model.num_parameters()
         assert abs(rung.tokens - 3 * rung.parameters) <= 16 * per_row / 2  # half a step
         assert rung.tokens == rung.steps * 16 * per_row
@@ -151,7 +151,7 @@ def test_the_shipped_ladder_grows_by_a_half_to_the_double():
     counts = []
     for rung in shipped.all:
         config = load(run, rung.overrides, RunConfig)
-        counts.append(outline(config.model.model_copy(update={"vocab_size": 1100})).num_parameters())
+        counts.append(meta_model(config.model.model_copy(update={"vocab_size": 1100})).num_parameters())
     ratios = [more / less for less, more in itertools.pairwise(counts)]
     assert all(1.45 <= ratio <= 2 for ratio in ratios), ratios
 

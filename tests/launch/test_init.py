@@ -27,7 +27,7 @@ from launch.tools.scaffold.text import SampleBy, cut, sample_of, sources_of
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.in_process import done_here, refused_here, run_here
 from tests.tables import each
 
@@ -374,7 +374,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     done_here("data-pipeline", "build", "first.corpus.yaml")
     finished = open_corpus("corpora/first")
     assert sum(split.documents for split in finished.manifest.splits.values()) >= 60
-    setup = validate(load("first.run.yaml", [], RunConfig), 0, 1)
+    setup = prepare(load("first.run.yaml", [], RunConfig), 0, 1)
     assert setup.warnings == []
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
 
@@ -506,7 +506,7 @@ def test_of_few_documents_some_are_held_out_or_a_line_says_why_not(number):
         assert not Path("first.run.yaml").exists()
         return
     assert run_here("data-pipeline", "build", "first.corpus.yaml").returncode == 0
-    validate(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
+    prepare(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
 
 
 @pytest.mark.slow
@@ -536,7 +536,7 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
         first_run = run_within(1.0, SIZES, machine, 32_000, 100, lengths, INF)
         assert first_run.steps * first_run.seconds == pytest.approx(3600, rel=0.01)
         assert first_run.steps >= 2000
-        parameters = models.outline(first_run.config).num_parameters()
+        parameters = models.meta_model(first_run.config).num_parameters()
         assert first_run.steps * first_run.batch * sum(lengths) > 20 * parameters
         found.append(SIZES.index(first_run.model))
     assert found[0] == 0

@@ -206,7 +206,7 @@ def started(path: Path, launcher_has_cleared: bool) -> tuple[int, int | None]:
     config = load(path, [], RunConfig)
     (stop := Path(config.run.directory) / "stop").parent.mkdir()
     stop.touch()
-    validated = run.validate
+    validated = run.prepare
 
     def validate(*given: object) -> object:
         assert stop.exists() == launcher_has_cleared
@@ -214,7 +214,7 @@ def started(path: Path, launcher_has_cleared: bool) -> tuple[int, int | None]:
         return validated(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "validate", validate)
+        patch.setattr(run, "prepare", validate)
         if launcher_has_cleared:
             patch.setenv(status.CLEARED, "1")
         return run.train(config), status.read(stop.parent).step

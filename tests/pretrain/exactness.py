@@ -23,7 +23,7 @@ from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.engine import optimizers
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import firsts, own_layout, own_rows, run_config
+from tests.pretrain.small_runs import own_layout, own_rows, row_offsets, run_config
 
 STAGES, RANKS, PRECISIONS = (1, 2, 3), (1, 2, 4), ("fp32", "bf16")
 ROWS = 8  # of a global batch
@@ -127,7 +127,7 @@ def difference(case: Case, steps: int) -> float:
     engine = Engine.initialize(build(settings), settings)
     layout = own_layout(ROWS // dist.get_world_size() // 2)
     own = (own_rows(layout, global_batch(settings, step)) for step in range(steps))
-    losses = [engine.step(step, firsts(layout, step), batches).loss for step, batches in enumerate(own)]
+    losses = [engine.step(step, row_offsets(layout, step), batches).loss for step, batches in enumerate(own)]
     parameters = whole_parameters(engine)
     engine.close()
     expected, expected_losses = _expected(case.model, case.optimizer, steps, engine.device)

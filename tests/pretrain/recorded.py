@@ -26,13 +26,13 @@ def record_steps(engine: type) -> None:
     take_step = engine.step
     path = Path(os.environ["RECORDED_ROWS"]) / f"{time.monotonic_ns()}-{os.getpid()}.jsonl"
 
-    def step(self: Any, step: int, firsts: list[int], batches: list[Batch], *arguments: Any) -> Any:
+    def step(self: Any, step: int, row_offsets: list[int], batches: list[Batch], *arguments: Any) -> Any:
         rows = [digest for batch in batches for digest in digests(batch)]
         with path.open("a") as file:
             file.write(
                 json.dumps({"step": step, "rank": dist.get_rank(), "ranks": dist.get_world_size(), "rows": rows}) + "\n"
             )
-        return take_step(self, step, firsts, batches, *arguments)
+        return take_step(self, step, row_offsets, batches, *arguments)
 
     engine.step = step
 

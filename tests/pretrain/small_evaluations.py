@@ -12,7 +12,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.evaluate.hook import Collectives, Evaluation, HeldOut
+from pretrain.evaluate.hook import Collectives, Evaluation, ValidationData
 from pretrain.models import build, parse
 from pretrain.tools import evaluate as command
 
@@ -24,7 +24,7 @@ BERT = {"family": "encoder_only", **SIZES, "num_layers": 1}
 
 def evaluated_alone(subject: Any, tokenizer: Tokenizer, corpora: Mapping[str, Corpus], batch_size: int) -> Evaluation:
     """An evaluation on this rank alone, at step 0."""
-    held_out = HeldOut(corpora, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
+    held_out = ValidationData(corpora, tokenizer, False, BatchLayout(0, 1, batch_size, 1))
     return Evaluation(subject, held_out, 0, Collectives(None, torch.device("cpu"), alone=True))
 
 

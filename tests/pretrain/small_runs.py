@@ -74,16 +74,16 @@ def micro_batches(
     return own_rows(layout, rows)
 
 
-def firsts(layout: BatchLayout, step: int) -> list[int]:
+def row_offsets(layout: BatchLayout, step: int) -> list[int]:
     """The positions of the first rows of this rank's micro-batches of a step."""
-    return layout.firsts(step * layout.rows(layout.accumulation), layout.accumulation)
+    return layout.row_offsets(step * layout.rows(layout.accumulation), layout.accumulation)
 
 
 def own_rows(layout: BatchLayout, rows: Batch) -> list[Batch]:
     """A rank's micro-batches of the rows of a step."""
     return [
         {name: tensor[first : first + layout.micro_batch] for name, tensor in rows.items()}
-        for first in firsts(layout, 0)
+        for first in row_offsets(layout, 0)
     ]
 
 
@@ -95,6 +95,6 @@ def flip(values: torch.Tensor, element: int, bit: int) -> None:
 def trained(steps: int) -> list[float]:
     """The losses of some steps on the ranks that have joined."""
     engine, layout = engine_of(run_config(2)), own_layout()
-    losses = [engine.step(step, firsts(layout, step), micro_batches(layout, step)).loss for step in range(steps)]
+    losses = [engine.step(step, row_offsets(layout, step), micro_batches(layout, step)).loss for step in range(steps)]
     engine.close()
     return losses

@@ -20,7 +20,7 @@ from pretrain.models.functional.attention_backends import Pattern, Visibility, a
 from pretrain.models.functional.kernel_check import Form
 from pretrain.training import attention_check
 from pretrain.training.attention_check import choose_attention, forms
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.pretrain import runs
 from tests.pretrain.attention_cases import MODELS
 from tests.pretrain.attention_cases import by_definition as defined
@@ -88,7 +88,7 @@ def a_run(asked: str, rank: int = 0) -> Any:
 
 def alone(monkeypatch) -> None:
     """The only rank of all; several are in test_nodes.py."""
-    monkeypatch.setattr(attention_check, "least", lambda value: value)
+    monkeypatch.setattr(attention_check, "min_over_ranks", lambda value: value)
     monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
 
 
@@ -97,7 +97,7 @@ def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False
     monkeypatch.setattr(attention_check, "find_problem", lambda *_: problem)
     alone(monkeypatch)
     if elsewhere:
-        monkeypatch.setattr(attention_check, "least", lambda *_: 0)
+        monkeypatch.setattr(attention_check, "min_over_ranks", lambda *_: 0)
     return choose_attention(a_run(asked), CUDA), attention_backends._backend
 
 
@@ -124,7 +124,7 @@ def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkey
     given = tmp_path / "given"
     child(monkeypatch, f"import sys; open({str(given)!r}, 'w').write(sys.stdin.read())")
     alone(monkeypatch)
-    run = validate(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
+    run = prepare(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
     assert choose_attention(run, CUDA) is None
     assert attention_backends._backend == "triton"
     found = json.loads(given.read_text())

@@ -13,7 +13,7 @@ from tests.pretrain.exported import randomise
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.small_models import AUTOREGRESSIVE_VARIANTS, MODELS, ids, made
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, row_offsets, run_config
 from tests.tables import each
 
 # The embedding loss
@@ -133,7 +133,7 @@ def losses_of_steps(stage, micro_batch):
     config = run_config(stage, {**MODELS[NAME], "vocab_size": 100})
     layout = BatchLayout(dist.get_rank(), dist.get_world_size(), micro_batch, 8 // dist.get_world_size() // micro_batch)
     engine = engine_of(config)
-    return [engine.step(step, firsts(layout, step), micro_batches(layout, step, 16, 16)).loss for step in range(4)]
+    return [engine.step(step, row_offsets(layout, step), micro_batches(layout, step, 16, 16)).loss for step in range(4)]
 
 
 @pytest.mark.slow

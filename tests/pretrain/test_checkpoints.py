@@ -37,7 +37,7 @@ from pretrain.engine.optimizers import AVERAGE
 from pretrain.models import build
 from pretrain.run import watchdog
 from pretrain.run.train_state import Health, TrainState
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.in_process import done_here, refused_here
 from tests.pretrain.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.pretrain.rank_processes import on_ranks
@@ -229,7 +229,7 @@ MAY_CHANGE = {
 }
 REFUSED = {
     "model": "model.d_ff=128",
-    "teacher": None,  # tests/pretrain/test_distillation.py
+    "teacher": None,  # examples/distillation/tests/test_distillation.py
     "tokenizer": None,  # it comes with another corpus
     "corpora and weights of the mixture": "data.train.0.weight=2.0",
     "objective": None,  # the next test
@@ -250,12 +250,12 @@ def test_the_page_says_what_may_change_on_resume(finished):
     checkpoint = newest(finished.parent / "run")
     for override in MAY_CHANGE.values():
         changed = load(finished, ["run.max_steps=13", *([override] if override else [])], RunConfig)
-        assert validate(changed, 0, 2, checkpoint).train_state.step == 12, override
+        assert prepare(changed, 0, 2, checkpoint).train_state.step == 12, override
     for override in filter(None, REFUSED.values()):
         with pytest.raises(
             UserError, match=r"is of another run: .*; set it back, or start a new run with --fresh or another run\."
         ):
-            validate(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
+            prepare(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
 
 
 @each(
@@ -281,7 +281,7 @@ def test_a_refusal_to_resume_names_a_key_of_the_run_file_and_the_ways_out(finish
     given = override.replace("ROWS", str(read_manifest(Path(rows)).rows.raw_length))
     changed = load(finished, ["run.max_steps=13", given], RunConfig)
     with pytest.raises(UserError) as refused:
-        validate(changed, 0, 2, newest(finished.parent / "run"))
+        prepare(changed, 0, 2, newest(finished.parent / "run"))
     told = str(refused.value).splitlines()
     assert f"the checkpoint of step 12 is of another run: {line}; {WAYS_OUT}" in told
     keys = [one.split(": ")[1].split()[0] for one in told]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, row_offsets, run_config
 from tests.slow import slow
 
 LARGE = 100  # bytes: less is a few scalars
@@ -32,7 +32,7 @@ def exchanged(stage: int, precision: str, accumulation: int) -> tuple[Counter[st
 
     engine = engine_of(run_config(stage, precision=precision, batch={"global_batch_size": 16}))
     layout = layout_of(accumulation)
-    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))  # in which the ranks compare what they use, too
+    engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))  # in which the ranks compare what they use, too
     found: Counter[str] = Counter()
     large: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ def exchanged(stage: int, precision: str, accumulation: int) -> tuple[Counter[st
             patch.setattr(dist, name, noted(name, getattr(dist, name)))
         gather = "all_gather_into_tensor"  # DeepSpeed has chosen it already
         patch.setattr(comm.cdb, "all_gather_function", noted(gather, comm.cdb.all_gather_function))
-        engine.step(1, firsts(layout, 1), micro_batches(layout, 1))
+        engine.step(1, row_offsets(layout, 1), micro_batches(layout, 1))
     sizes = [buffer.tensor.numel() * dist.get_world_size() for buffer in flat_buffers(engine.deepspeed)]
     engine.close()
     return found, {name: size for name, size in large.items() if size}, sizes
@@ -105,7 +105,7 @@ def trained(compiled: bool, precision: str, accumulation: int) -> tuple[list[flo
     layout = layout_of(accumulation)
     losses, norms = [], []
     for step in range(5):
-        losses.append(engine.step(step, firsts(layout, step), micro_batches(layout, step)).loss)
+        losses.append(engine.step(step, row_offsets(layout, step), micro_batches(layout, step)).loss)
         norms.append(engine.gradient_norm)
     weights = [safe_get_full_fp32_param(parameter).clone() for parameter in engine.module.parameters()]
     engine.close()

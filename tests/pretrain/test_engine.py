@@ -30,7 +30,7 @@ from pretrain.run.train_state import Health, Rewind, TrainState, add_rewind, aft
 from pretrain.training.run import configure_arithmetic
 from tests.pretrain.rank_processes import each as each_on_ranks
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config, trained
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config, trained
 from tests.support.plain_loop import ExactModel, sgd
 from tests.tables import each
 
@@ -47,10 +47,20 @@ NEAREST = "unknown key; nearest valid key: zero_optimization"
 WRONG_ZERO = [
     ({"stage": 0}, ".stage: expected integer ≥ 1, ≤ 3, got 0"),
     ({"stage": 4}, ".stage: expected integer ≥ 1, ≤ 3, got 4"),
+    *(
+        ({key: value}, f".{key}: the stage and the device decide how gradients are reduced; remove this key")
+        for key, value in {
+            "overlap_comm": False,
+            "reduce_bucket_size": 1000,
+            "reduce_scatter": True,
+            "contiguous_gradients": True,
+            "use_multi_rank_bucket_allreduce": True,
+        }.items()
+    ),
     ({"memory_efficient_linear": 2}, ".memory_efficient_linear: expected true or false, got 2"),
     ({"stage3_max_reuse_distance": -1}, ".stage3_max_reuse_distance: expected integer ≥ 0, got -1"),
     ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed maps"),
-    ({"reduce_bucket_sise": 1}, f".reduce_bucket_sise: {NEAREST}.reduce_bucket_"),
+    ({"allgather_bucket_sise": 1}, f".allgather_bucket_sise: {NEAREST}.allgather_bucket_size"),
     ({"offload_param": {"device": "cpu"}}, ": offload_param.device: cpu needs stage 3"),
     (
         {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
@@ -86,7 +96,10 @@ def test_all_problems_are_told_at_once_each_in_a_line():
 
 
 def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_number():
-    cases = [({}, {}), ({"overlap_comm": False, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"})]
+    cases = [
+        ({}, {}),
+        ({"parameter_alignment": True, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"}),
+    ]
     for zero, others in cases:
         section = run_config(deepspeed={"zero_optimization": zero, **others}).deepspeed.model_dump()
         assert section == {"zero_optimization": {**zero, "stage": 1}, **others}
@@ -172,7 +185,7 @@ def norms_and_output(stage: int) -> tuple[list[float], str]:
     with contextlib.redirect_stdout(io.StringIO()) as told:
         engine = engine_of(run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9}))
         for step in range(3):
-            engine.step(step, firsts(own_layout(), step), micro_batches(own_layout(), step))
+            engine.step(step, row_offsets(own_layout(), step), micro_batches(own_layout(), step))
             norms.append(engine.gradient_norm)
     engine.close()
     return norms, told.getvalue()
@@ -223,7 +236,7 @@ def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tu
     layout = own_layout()
     engine = engine_of(config)
     for step in range(2):
-        engine.step(step, firsts(layout, step), micro_batches(layout, step))
+        engine.step(step, row_offsets(layout, step), micro_batches(layout, step))
     check_layout(engine.deepspeed)
     parameter = next(engine.module.parameters())
     live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
@@ -290,7 +303,7 @@ def _through(
     while sum(outcome.applied for outcome in outcomes) < 3:
         trouble = troubles.get(len(outcomes), "")
         applied = sum(outcome.applied for outcome in outcomes)
-        outcomes.append(engine.step(applied, firsts(layout, applied), micro_batches(layout, applied)))
+        outcomes.append(engine.step(applied, row_offsets(layout, applied), micro_batches(layout, applied)))
     parameters = {
         name: safe_get_full_fp32_param(parameter).to("cpu", copy=True)
         for name, parameter in engine.deepspeed.module.named_parameters()

@@ -22,7 +22,7 @@ from data_pipeline.base.formatting import duration
 from data_pipeline.base.processes import Process
 from docs.site import experiments_reference
 from pretrain.config import RunConfig
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import metrics_file, status
 from pretrain.run.metrics_file import read_metrics
@@ -30,7 +30,7 @@ from pretrain.tools.experiment import experiment_folder, report, results, run_ex
 from pretrain.tools.experiment.experiment_folder import plan_experiment, plan_runs, shortened
 from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
 from pretrain.tools.experiment.run_experiment import experiment
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.conftest import TOP
 from tests.pretrain.forked import Forked
 from tests.pretrain.runs import MODEL, mlflow, run_file
@@ -187,10 +187,10 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     for name, file in files.items():
         config = load(file, [], RunConfig)
         steps[name] = load(file, shortened(config, "2e10 FLOPs"), RunConfig).run.max_steps
-    setup = validate(load(files["narrow"], [], RunConfig), 0, 1)
+    setup = prepare(load(files["narrow"], [], RunConfig), 0, 1)
     inputs, targets = setup.lengths
     pairs = (inputs**2, targets**2, inputs * targets)
-    of_step = count_flops(outline(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
+    of_step = count_flops(meta_model(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))
     assert steps["narrow"] == round(2e10 / of_step) == steps["adapted"]
     assert steps["wide"] < steps["narrow"]
     assert steps["long spans"] != steps["narrow"]

@@ -14,14 +14,15 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import in_few_widths
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.engine.graphs import MOST, WARM_UPS, GraphedMicroBatches, StaticTensors, Sums, graphed
-from pretrain.models import build, outline, parse
+from pretrain.engine.sharding import Sharding
+from pretrain.models import build, meta_model, parse
 from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy
 from pretrain.models.functional.attention_backends import Backend, using
 from pretrain.models.model import Head
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
-from tests.pretrain.small_runs import T5, engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, row_offsets, run_config
 from tests.slow import slow
 from tests.tables import each as of_each
 
@@ -52,16 +53,16 @@ def trained(graphs: bool, widths: int, stage: int, model: dict[str, Any], change
         if step == MEASURED:
             norms = StepNorms(engine)
             with norms.measuring():
-                outcome = engine.step(step, firsts(layout, step), batches)
+                outcome = engine.step(step, row_offsets(layout, step), batches)
             measured = norms.activations
         elif step == SKIPPED:
             for one in weights:
                 one.data.view(-1)[0] = torch.nan
-            outcome = engine.step(step, firsts(layout, step), batches)
+            outcome = engine.step(step, row_offsets(layout, step), batches)
             for one, value in zip(weights, before, strict=True):
                 one.data.copy_(value)
         else:
-            outcome = engine.step(step, firsts(layout, step), batches)
+            outcome = engine.step(step, row_offsets(layout, step), batches)
         outcomes.append((str(outcome), engine.gradient_norm))
     moments = [value for one in wrapped(engine.deepspeed).state.values() for value in one.values()]
     left = [torch.as_tensor(one) for one in (*(one.tensor for one in flat_buffers(engine.deepspeed)), *moments)]
@@ -272,7 +273,14 @@ def test_hooks_see_each_micro_batch(hook):
 )
 def test_what_can_not_be_a_graph_is_told_where_graphs_are_asked_for(changes, ranks, expected):
     config, told = run_config(**changes), list[str]()
-    made = graphed(Bodies(Recorder()).body, outline(config.model), config, ranks, torch.device("cpu"), told.append)
+    made = graphed(
+        Bodies(Recorder()).body,
+        meta_model(config.model),
+        config,
+        Sharding.of(config, ranks),
+        torch.device("cpu"),
+        told.append,
+    )
     assert [line.split(": ")[1].startswith(expected) for line in told] == ([True] if expected else [])
     assert (made is not None) == (config.compute.cuda_graphs is True and expected is None)
 
@@ -309,7 +317,7 @@ OTHERS = [name for name in MODELS if name not in (*ONE_OF_EACH_FAMILY, "t5, alib
 def test_no_body_asks_for_a_value_or_copies_one_from_the_host(name):
     """On the meta device a value that is asked for is an error, and a copy from the host is seen. As on GPUs, the batch
     has the indices of its targets, and attention is this project's kernels or PyTorch's."""
-    model = outline(parse({"vocab_size": 100, **MODELS[name], **DROPOUT})).train()
+    model = meta_model(parse({"vocab_size": 100, **MODELS[name], **DROPOUT})).train()
     forms: list[tuple[dict[str, int], Backend]] = [(PLAIN, "sdpa"), (PACKED, "sdpa"), (PACKED, "triton")]
     for columns, backend in forms:
         batch = {**batch_of(columns, "meta"), "target_indices": torch.ones(20, dtype=torch.long, device="meta")}

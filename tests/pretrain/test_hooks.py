@@ -27,7 +27,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
-from pretrain.evaluate.hook import Collectives, Evaluation, Findings, HeldOut, Outcome, StepHook
+from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, Outcome, StepHook, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.model import recording_hits
 from pretrain.run.metrics_file import read_metrics
@@ -130,7 +130,7 @@ def left_at_any_moment() -> tuple[set[str | None], list[Any]]:
     def run(number: int) -> None:
         nonlocal evaluation
         subject.number, collectives = number, Collectives(3600, CPU)
-        evaluation = Evaluation(subject, HeldOut({}, None, False, own_layout()), 0, collectives)
+        evaluation = Evaluation(subject, ValidationData({}, None, False, own_layout()), 0, collectives)
         ended.add(collectives.run(hook).error)
         sys.setprofile(None)
         wrong = [name for name, one in model.named_modules() if one.training != modes[name]]
@@ -185,7 +185,7 @@ def test_a_hook_that_is_due_twice_runs_once(tmp_path, monkeypatch):
     """Hooks every 2 and every 3 steps: each once at 2, 3, 4 and 6, and once at the end."""
     ran = []
     monkeypatch.setattr(
-        HookRunner, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or Findings()
+        HookRunner, "_evaluated", lambda self, settings, hook, subject, step: ran.append(step) or EvalResult()
     )
     hooks = HookRunner([ValidationLossSettings(every_steps=every) for every in (2, 3)], SimpleNamespace(), tmp_path)
     for step in range(1, 8):
@@ -231,7 +231,7 @@ class Trouble:
 
     def evaluate(self, evaluation):
         import torch
-        from pretrain.evaluate.hook import Findings
+        from pretrain.evaluate.hook import EvalResult
         batches = 0
         for corpus in evaluation.held_out.corpora.values():
             for batch in evaluation.batches(corpus):
@@ -240,7 +240,7 @@ class Trouble:
                 if evaluation.held_out.layout.rank == self.settings.on_rank:
                     {"raise": lambda: 1 // 0, "hang": hang, "dawdle": dawdle,
                      "leave": lambda: torch.manual_seed(0)}[self.settings.what]()
-        return Findings({"trouble/batches": batches})
+        return EvalResult({"trouble/batches": batches})
 '''
 
 
@@ -324,8 +324,8 @@ class Raising:
         if self.when == "after":
             raise ValueError("after the step")
 
-    def evaluate(self, evaluation: Any) -> Findings:
-        return Findings({"found": 1.0})
+    def evaluate(self, evaluation: Any) -> EvalResult:
+        return EvalResult({"found": 1.0})
 
 
 def test_a_hook_that_raises_around_a_step_fails_alone(tmp_path):
@@ -515,8 +515,8 @@ def profiled(path, stop, back_after):
     The optimizer has one group of parameters, which each step updates once.
     """
     from pretrain.engine.checkpoint.index import newest
+    from pretrain.training.prepare import state_of
     from pretrain.training.run import train
-    from pretrain.training.validate import state_of
 
     class GoesBack(callback.Callback):
         def after_step(self, trainer):

@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.base.atomic import strict_json
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import Findings
+from pretrain.evaluate.hook import EvalResult
 from pretrain.tools import evaluate
 
 SPOILT = {"loss": 2.5, "nothing": math.nan, "all": math.inf, "none": -math.inf}
@@ -35,7 +35,7 @@ def test_numbers_that_json_lacks_are_strings_that_float_reads_back():
 
 
 def test_a_table_of_an_evaluation_is_json(tmp_path):
-    record.keep(tmp_path, 4, Findings(tables={"norms": [SPOILT]}))
+    record.keep(tmp_path, 4, EvalResult(tables={"norms": [SPOILT]}))
     table = parsed((tmp_path / "norms.json").read_text())
     assert dict(zip(table["columns"], table["data"][0], strict=True)) == {"step": 4, **WRITTEN}
 
@@ -50,12 +50,12 @@ def test_evaluate_prints_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "_corpora", lambda *_: {})
     monkeypatch.setattr(evaluate, "Standalone", lambda _: None)
     monkeypatch.setattr(evaluate.checkpoint_index, "read", lambda _: SimpleNamespace(step=1))
-    runner = SimpleNamespace(after=lambda *_, last: [Findings(SPOILT)])
+    runner = SimpleNamespace(after=lambda *_, last: [EvalResult(SPOILT)])
     monkeypatch.setattr(evaluate, "HookRunner", lambda *_: runner)
     evaluate.evaluate(tmp_path, [], as_json=True)
     assert parsed(capsys.readouterr().out) == WRITTEN
     monkeypatch.setattr(evaluate, "LmEvalRequests", lambda *_: None)
-    monkeypatch.setattr(evaluate, "run_tasks", lambda *_: (Findings(SPOILT), {"results": {"sky": SPOILT}}))
+    monkeypatch.setattr(evaluate, "run_tasks", lambda *_: (EvalResult(SPOILT), {"results": {"sky": SPOILT}}))
     evaluate.evaluate_on_tasks(tmp_path, SimpleNamespace(), out=tmp_path, as_json=True)
     assert parsed(capsys.readouterr().out) == WRITTEN
     assert parsed((tmp_path / "lm_eval.json").read_text()) == {"results": {"sky": WRITTEN}}

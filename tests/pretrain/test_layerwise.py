@@ -5,7 +5,7 @@ import torch
 
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.small_models import MODELS, ONE_OF_EACH_FAMILY
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 STEPS = 4
 CHECKPOINTED = {"activation_checkpointing": True}
@@ -36,7 +36,7 @@ def trained(
     result: dict = {"losses": [], "norms": [], "graphs": [], "validation": []}
     for step in range(steps):
         batches = micro_batches(layout, step, 16 + grow * step, targets + grow * step)
-        result["losses"].append(engine.step(step, firsts(layout, step), batches).loss)
+        result["losses"].append(engine.step(step, row_offsets(layout, step), batches).loss)
         result["norms"].append(engine.gradient_norm)
         result["validation"].append(float(engine.losses(batches[0])["labels"].sum()))
         result["graphs"].append(counters["stats"]["unique_graphs"])

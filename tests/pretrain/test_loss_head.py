@@ -1,4 +1,4 @@
-"""The loss of each target: with its logits in hand, of states in chunks as GPUs compute it, and beside a teacher's."""
+"""The loss of each target: with its logits in hand, and of states in chunks as GPUs compute it."""
 
 import itertools
 from functools import cache, partial
@@ -7,39 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain.config.model_config import ModelConfig
-from pretrain.config.run_config import DistillationSection
 from pretrain.models.functional import arithmetic
 from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_entropy, soft_capped, token_losses
 from pretrain.models.model import Head, shift_right
-from pretrain.training import distillation
+from tests.pretrain.large_tensors import LargeTensors
 from tests.tables import each
 
 SETTINGS = [(0.0, 0.0), (0.05, 0.0), (0.0, 0.1), (0.05, 0.1)]
-
-
-class LargeTensors(TorchDispatchMode):
-    """Records the storages of at least `size` bytes that operations make."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.size, self.made = size, dict[int, torch.Tensor]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {x.untyped_storage().data_ptr() for x in [*args, *(kwargs or {}).values()] if torch.is_tensor(x)}
-        results = function(*args, **(kwargs or {}))
-        for result in results if isinstance(results, tuple | list) else [results]:
-            if torch.is_tensor(result):
-                storage = result.untyped_storage()
-                if storage.nbytes() >= self.size and storage.data_ptr() not in given:
-                    self.made[storage.data_ptr()] = result  # kept, so that no address is used twice
-        return results
 
 
 MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
@@ -177,7 +157,6 @@ def test_a_batch_knows_the_places_of_its_targets_before_it_is_on_the_device():
 def few_rows(monkeypatch):
     """Makes even small batches take several parts, of four targets; the last is not full."""
     monkeypatch.setattr(arithmetic, "_rows_at_a_time", lambda logits: 4)
-    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 4 * VOCABULARY)
 
 
 def batch(rows=3, length=5, vocabulary=17, dtype=torch.float32, scale=3.0, device="cpu"):
@@ -243,132 +222,10 @@ def test_each_example_of_a_packed_row_starts_anew():
     assert shift_right(labels, 0, segments).tolist() == [[0, 5, 0, 6, 7, 0]]
 
 
-# The loss that a teacher weighs, compared with its formula in fp64, and its gradients with autograd's
-
-
-VOCABULARY, OF_TEACHER = 300, 280  # the student has more ids, and the teacher rows of padding
-CASES = [  # of the distillation, and of the student: z-loss, smoothing, softcap
-    ({}, (0.0, 0.0, None)),
-    ({"weight": 1.0, "temperature": 2.5}, (0.0, 0.0, None)),
-    ({"top_k": 7}, (0.0, 0.0, None)),
-    ({"top_k": 7, "temperature": 0.7}, (0.05, 0.1, None)),
-    ({"temperature": 2.0}, (0.05, 0.1, 3.0)),
-]
-
-
-class OnlyHead(nn.Module):
-    """In place of the student and of the teacher."""
-
-    def __init__(self, head, config=None):
-        super().__init__()
-        self.lm_head, self.config = head, config
-
-    def forward(self, x, labels, loss=None):
-        return {"labels": self.lm_head(x, labels, self.config, loss=loss)}
-
-
-class Distillation(distillation.Distillation):
-    """Of a teacher that has read the texts before: its states (batch, targets, width), and which targets are text."""
-
-    states, in_text = torch.empty(0), torch.empty(0)
-
-    def read(self, batch):
-        return self.states, self.in_text
-
-
-def losses_of(case, student, teacher, vocabulary, **settings):
-    section = DistillationSection(name="distillation", teacher="t", **settings)
-    wrapper = Distillation(student, teacher, vocabulary, section)
-    wrapper.states, wrapper.in_text = case.states, case.in_text
-    return wrapper(x=case.x, labels=case.labels)
-
-
-class Case:
-    """11 targets of 15 labels, three of which the teacher has nothing to say about."""
-
-    def __init__(self, dtype, device="cpu", weight=0.4, temperature=1.0, top_k=None):
-        generator = torch.Generator().manual_seed(0)
-
-        def draw(*shape):
-            return torch.randn(*shape, generator=generator).to(device, dtype)
-
-        self.x, self.weight, self.bias = (
-            one.requires_grad_() for one in (draw(3, 5, 24), draw(VOCABULARY, 24), draw(VOCABULARY))
-        )
-        self.labels = torch.randint(0, VOCABULARY, (3, 5), generator=generator).to(device)
-        self.labels[0, 3:] = self.labels[2, :2] = IGNORE_INDEX
-        self.along = torch.rand(3, 5, generator=generator, dtype=torch.float64).to(device)
-        self.settings = {"weight": weight, "temperature": temperature, "top_k": top_k}
-        self.states, self.in_text = draw(3, 5, 16), torch.ones(3, 5, dtype=torch.bool, device=device)
-        self.in_text[0, 2] = self.in_text[1, 4] = self.in_text[2, 4] = False
-        torch.manual_seed(0)
-        self.teacher = OnlyHead(Head(16, OF_TEACHER + 4, 1.0).to(device, dtype))
-
-    def found(self, z_loss, smoothing, softcap):
-        head = Head(24, VOCABULARY, 1.0, bias=True, softcap=softcap).to(self.x)
-        head.weight, head.bias = nn.Parameter(self.weight.detach()), nn.Parameter(self.bias.detach())
-        student = OnlyHead(head, ModelConfig(family="none", z_loss=z_loss, label_smoothing=smoothing))
-        losses = losses_of(self, student, self.teacher, OF_TEACHER, **self.settings)
-        gradients = torch.autograd.grad((losses["labels"] * self.along).sum(), (self.x, head.weight, head.bias))
-        return [*losses.values(), *gradients]
-
-    def defined(self, z_loss, smoothing, softcap):
-        """The same in fp64, without chunks and functions of our own but the cross-entropy."""
-        exact = [one.detach().double().requires_grad_() for one in (self.x, self.weight, self.bias)]
-        t, top_k = self.settings["temperature"], self.settings["top_k"]
-        logits = F.linear(*exact)
-        logits = logits if softcap is None else soft_capped(logits, softcap)
-        of_teacher = self.teacher.lm_head(self.states).detach()[..., :OF_TEACHER].double()
-        p = torch.softmax(of_teacher / t, dim=-1)
-        if top_k is not None:
-            p = p * (p >= p.topk(top_k).values[..., -1:])
-            p = p / p.sum(dim=-1, keepdim=True)
-        p = F.pad(p, (0, VOCABULARY - OF_TEACHER))
-        counted = (self.labels != IGNORE_INDEX) & self.in_text
-        log_q = torch.log_softmax(logits / t, dim=-1)
-        divergence = t**2 * F.kl_div(log_q, p, reduction="none").sum(dim=-1) * counted
-        shares = self.settings["weight"] * counted.double()
-        own = token_losses(logits, self.labels, z_loss, smoothing)
-        regular = own - token_losses(logits, self.labels, 0.0, smoothing)
-        loss = regular + (1 - shares) * (own - regular) + shares * divergence
-        return [loss, own, divergence, *torch.autograd.grad((loss * self.along).sum(), exact)]
-
-
-@each("settings, dtype", itertools.product(CASES, MOST))
-def test_losses_and_gradients_are_those_of_the_formula(settings, dtype, device):
-    of_distillation, of_student = settings
-    case = Case(dtype, device, **of_distillation)
-    for one, other in zip(case.found(*of_student), case.defined(*of_student), strict=True):
-        assert float(((one.double() - other).norm() / other.norm()).detach()) < MOST[dtype]
-
-
-def test_the_teacher_gets_no_gradient_and_the_student_by_itself_knows_none():
-    """Neither in evaluation nor in training: the wrapper replaces nothing of the student."""
-    case = Case(torch.float32)
-    case.states.requires_grad_()
-    student = OnlyHead(Head(24, VOCABULARY, 1.0), ModelConfig(family="none"))
-    losses = losses_of(case, student, case.teacher, OF_TEACHER)
-    losses["labels"].sum().backward()
-    assert case.teacher.lm_head.weight.grad is case.states.grad is None
-    assert not losses["cross_entropy"].requires_grad
-    for alone in (student, student.eval()):
-        of_text = alone(x=case.x, labels=case.labels)
-        assert of_text.keys() == {"labels"}
-        torch.testing.assert_close(of_text["labels"].detach(), losses["cross_entropy"], check_stride=False)
-
-
 def test_no_tensor_holds_the_logits_of_more_than_a_few_targets(monkeypatch):
-    """Of 64 targets, with a teacher and without, forward and backward."""
+    """Of 64 targets, forward and backward."""
     monkeypatch.setattr(arithmetic, "LOGITS_PER_CHUNK", 8 * 1000)
-    monkeypatch.setattr(distillation, "LOGITS_PER_CHUNK", 8 * 1000)
     x, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
-    with LargeTensors(1) as alone:
+    with LargeTensors(1) as watched:
         chunked_cross_entropy(x, weight, None, torch.arange(64), CrossEntropy()).sum().backward()
-    student = OnlyHead(Head(4, 1000, 1.0), ModelConfig(family="none"))
-    case = Case(torch.float32)
-    case.x, case.labels = torch.randn(2, 32, 4), torch.arange(64).view(2, 32)
-    case.states, case.in_text = torch.randn(2, 32, 5), torch.ones(2, 32, dtype=torch.bool)
-    with LargeTensors(1) as with_teacher:
-        losses_of(case, student, OnlyHead(Head(5, 1000, 1.0)), 1000)["labels"].sum().backward()
-    for watched in (alone, with_teacher):
-        assert max(one.numel() for one in watched.made.values()) == 8 * 1000
+    assert max(one.numel() for one in watched.made.values()) == 8 * 1000

@@ -28,7 +28,7 @@ from tests.launch.steps import store_each
 from tests.pretrain.checkpoint_runs import flip, rewrite
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 
 def trained(path: Path, stop: int | None, node: str = "node") -> Any:
@@ -291,12 +291,12 @@ def test_an_attempt_that_begins_while_its_directory_is_removed_keeps_its_own(run
 
 def by_way_of_other_memory(node: Path) -> list[bytes]:
     """The two files of a rank's state: copied right into the memory file system, and first into other memory."""
-    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.engine.checkpoint.memory import _Slot
 
     engine, layout = engine_of(run_config(2)), own_layout()
-    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
-    slots = [_Slot(engine, node, 0, number, copies) for number, copies in enumerate((None, HostCopies(engine)))]
+    engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))
+    slots = [_Slot(engine, node, 0, number, copies) for number, copies in enumerate((None, PinnedStaging(engine)))]
     for slot in slots:
         slot.directory.mkdir(parents=True)
         slot.describe(0, slot.copies.take())

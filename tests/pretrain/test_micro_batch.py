@@ -16,11 +16,12 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine import construction
+from pretrain.engine.sharding import Sharding
 from pretrain.models.layers import Layer
 from pretrain.run import watchdog
 from pretrain.training import micro_batch
 from pretrain.training.micro_batch import fastest
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests import tables
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import losses, run_file
@@ -76,7 +77,7 @@ def chosen_with(
     from pretrain.engine.engine import Engine
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
-    run = validate(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
+    run = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
     engine = Engine.initialize(construct(run.config, run.model), run.config)
     tried: list[tuple[int, int, int]] = []
 
@@ -160,7 +161,7 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
     forgotten: list[int] = []
     config = run_config(compute={"compile": True})
     run = SimpleNamespace(plan=BatchPlan(BatchSection(global_batch_size=256), ranks=2), config=config, ranks=2)
-    engine = SimpleNamespace(device=torch.device("cuda"), measure=measure)
+    engine = SimpleNamespace(device=torch.device("cuda"), measure=measure, sharding=Sharding.of(config, 2))
     for name, value in {
         "_fitting": lambda *_: [1, 2, 4, 8, 16, 32, 64],
         "full_rows": lambda _, rows, masked: rows if not masked else None,  # as most rows of a run
@@ -168,8 +169,8 @@ def test_on_a_gpu_the_largest_sizes_that_fit_are_timed(monkeypatch):
         "_examples_per_row": lambda _: 1,
         "_microseconds": microseconds,
         "forget_compiled": lambda: forgotten.append(len(timed)),
-        "least": lambda value: value,
-        "most": lambda value: max(value, 320 if value == 160 else value),  # another rank is slow with 16 rows
+        "min_over_ranks": lambda value: value,
+        "max_over_ranks": lambda value: max(value, 320 if value == 160 else value),  # another rank is slow with 16 rows
     }.items():
         monkeypatch.setattr(micro_batch, name, value)
     assert micro_batch._fastest(run, engine) == 32

@@ -9,7 +9,7 @@ import mlflow
 import pytest
 
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import Findings
+from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
 from pretrain.training.tracking.tracker import Tracker, sync
@@ -50,9 +50,9 @@ def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, clien
     rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
     with Tracker(tmp_path, TrackedRun("pages", "r", attempt=1), None):
         record.keep(
-            record.directory(tmp_path), 5, Findings(tables={"samples": rows}, images={"attention/layer-1": figure})
+            record.directory(tmp_path), 5, EvalResult(tables={"samples": rows}, images={"attention/layer-1": figure})
         )
-        record.keep(record.directory(tmp_path), 10, Findings(tables={"samples": rows}))
+        record.keep(record.directory(tmp_path), 10, EvalResult(tables={"samples": rows}))
     sync(tmp_path, uri)
     state = FeedState.load(tmp_path)
     table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])
@@ -97,7 +97,7 @@ def server(whole, empty_mlflow, tmp_path_factory):
         if name == NAMES[0]:
             for step in (6, 12):
                 rows = [{"given": "The <extra_id_0> sat.", "written": f"The [cat {step}] sat."}]
-                found = Findings(tables={"samples": rows}, images={"norms": matplotlib.figure.Figure()})
+                found = EvalResult(tables={"samples": rows}, images={"norms": matplotlib.figure.Figure()})
                 record.keep(record.directory(run_dir), step, found)
         sync(run_dir, uri)
     started = Server(folder, free_port())

@@ -121,7 +121,7 @@ def test_deviations_follow_the_table(family):
 @each("family, name", [*((family, "adamw") for family in FAMILIES), *(("t5", name) for name in OPTIMIZERS)][1:])
 def test_every_parameter_is_in_one_group_with_the_exact_rate(family, name):
     changes, exponent = OPTIMIZERS[name]
-    model = models.outline(config(family, WIDE, BASE))
+    model = models.meta_model(config(family, WIDE, BASE))
     rule = {"match": ["embeddings"], "learning_rate": 0.25}
     given = {"name": name.split()[0], "learning_rate": 0.5, "weight_decay": 0.1, "groups": [rule], **changes}
     settings = run_config(optimizer=given).optimizer

@@ -260,7 +260,7 @@ def test_a_group_that_matches_nothing_is_refused():
         {"match": ["encoder.final_norm.weight"], "learning_rate": 1e-3},
     ]
     run = settings(groups=groups)
-    found = problems(models.outline(run.model), run.optimizer)
+    found = problems(models.meta_model(run.model), run.optimizer)
     kinds_are = "matches no remaining parameter; kinds are norms, biases, embeddings, output, matrices"
     assert found == [
         f"optimizer.groups.0.match.1: 'biases' {kinds_are}",
@@ -411,7 +411,7 @@ def test_frozen_parameters_keep_their_bits_and_a_resume_repeats_them(small_corpu
 )
 def test_a_pattern_that_matches_nothing_is_refused(freeze, expected):
     run = settings(freeze=freeze)
-    (problem,) = problems(models.outline(run.model), run.optimizer)
+    (problem,) = problems(models.meta_model(run.model), run.optimizer)
     assert problem.startswith(expected)
 
 

@@ -1,4 +1,4 @@
-"""Packages that offer an objective, a source, a rule, a step and a family, and what happens without them."""
+"""Packages that offer an objective, a source, a rule, a step, a family and a wrapper, and what happens without them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.packages import missing_under, offered
+from data_pipeline.base.packages import missing, missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.step import Step
@@ -21,11 +21,13 @@ from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import HOOKS, HookSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import OFFERED
+from pretrain.config.wrappers import WrapperSettings
 from pretrain.models import FAMILIES
 from tests.conftest import TOP, write_corpus_file
 from tests.conftest import run as run_command
 from tests.in_process import refused_here, run_here
 from tests.pretrain.runs import MODEL, install, install_page, losses, run_file
+from tests.pretrain.small_runs import run_config
 from tests.tables import each
 
 LINES = [f"{number} Lines of Words, in a Row" for number in range(200)]
@@ -223,6 +225,15 @@ def test_a_hook_of_an_example_that_is_not_installed_is_missed_with_the_command_t
     assert missing_under(["evaluation", 0], "norms") == missing + way
 
 
+def test_a_wrapper_that_no_package_offers_is_missed_with_the_command_that_installs_an_example():
+    absent = "no installed package offers '{}' (entry point encdec_pretrain.wrappers)"
+    with pytest.raises(UserError) as refused:
+        run_config(wrapper={"name": "nowhere", "teacher": "t"})
+    assert str(refused.value) == f"run.yaml: wrapper: name: {absent.format('nowhere')}; there is distillation"
+    way = f": pip install -e {TOP}/examples/distillation"
+    assert missing("wrappers", "distillation") == absent.format("distillation") + way
+
+
 OTHERS = """
 from typing import Literal
 
@@ -280,6 +291,7 @@ SHIPPED_NAMES = {"families": FAMILIES.keys() - OFFERED.keys(), "hooks": HOOKS, "
         ),
         ("families", ModelConfig, "family", {"other": "Yours"}, "has 'mine' as its family; expected 'other'"),
         ("families", ModelConfig, "family", {"mine": "MyLines"}, "is no subclass of ModelConfig"),
+        ("wrappers", WrapperSettings, None, {"mine": "MyLines"}, "is no subclass of WrapperSettings"),
     ],
 )
 def test_a_name_that_is_taken_is_refused_in_a_line(kinds, base, key, given, said, tmp_path, monkeypatch):

@@ -22,16 +22,15 @@ from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import FACTS, fact, with_facts, with_target_indices
 from pretrain import models
 from pretrain.engine import optimizers
-from pretrain.engine.construction import adds_locally, deepspeed_config, keys_against_adding
+from pretrain.engine.construction import deepspeed_config
 from pretrain.engine.optimizers import flat_buffers
+from pretrain.engine.sharding import Sharding
 from pretrain.models import model as model_module
 from tests import tables
 from tests.conftest import TOP
-from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
 from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.small_runs import T5, engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, row_offsets, run_config
 from tests.slow import slow
 
 WIDE = {"vocab_size": 4096, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_heads": 4}
@@ -108,7 +107,7 @@ def test_on_one_rank_no_hook_fetches_weights():
 def _hooks_inside(stage: int, precision: str) -> int:
     engine = engine_of(run_config(stage, precision=precision))
     layout = own_layout()
-    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
+    engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))
     inside = list(engine.module.modules())[1:]  # DeepSpeed has two on the model itself
     hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in inside)
     engine.close()
@@ -158,9 +157,9 @@ def test_optimizers_take_whole_flat_buffers_in_few_operations(name, most, benchm
     plain, _ = stepped(name, lambda optimizer: optimizer)
     in_parts, _ = stepped(name, benchmark.flattened)
     monkeypatch.setattr(flat_buffers, "IN_PARTS", frozenset())
-    in_whole, operations = stepped(name, benchmark.flattened)
+    fused_update, operations = stepped(name, benchmark.flattened)
     assert operations <= most
-    for found in (in_parts, in_whole):
+    for found in (in_parts, fused_update):
         assert (found - plain).norm() / plain.norm() < 1e-5
 
 
@@ -174,46 +173,40 @@ def test_the_benchmark_measures_every_optimizer(benchmark, monkeypatch):
 
 def test_one_rank_shards_nothing_unless_it_offloads():
     def chosen(stage: int, ranks: int, **zero: Any) -> int:
-        return deepspeed_config(run_config(stage, zero=zero), ranks)["zero_optimization"]["stage"]
+        config = run_config(stage, zero=zero)
+        return deepspeed_config(config, Sharding.of(config, ranks))["zero_optimization"]["stage"]
 
     offload = {"device": "cpu"}
     assert [chosen(stage, 1) for stage in (1, 2, 3)] == [2, 2, 2]
     assert chosen(3, 1, offload_optimizer=offload) == chosen(3, 1, offload_param=offload) == chosen(3, 2) == 3
 
 
-BUCKETS = {"reduce_bucket_size": 1000}
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+TIMED = {"wall_clock_breakdown": True, "log_level": "info"}
 
 
 @tables.each(
-    "ranks, stage, precision, zero, locally, against",
+    "ranks, stage, precision, zero, others, runs, reason",
     [
-        (8, 1, "bf16", {}, True, []),
-        (8, 2, "fp32", {}, True, []),
-        (8, 2, "bf16", {}, False, []),
-        (8, 3, "fp32", {}, False, []),
-        (1, 3, "bf16", {}, True, []),
-        (1, 1, "bf16", OFFLOADED, False, []),
-        (8, 1, "bf16", BUCKETS, False, ["deepspeed.zero_optimization.reduce_bucket_size"]),
-        (8, 2, "bf16", BUCKETS, False, []),  # DeepSpeed reduces them in any case
-        (8, 3, "bf16", BUCKETS, False, []),
+        (8, 1, "bf16", {}, {}, 1, ""),
+        (8, 2, "fp32", {}, {}, 1, "in fp32 each rank has whole gradients"),
+        (8, 2, "bf16", {}, {}, 2, ""),
+        (8, 3, "fp32", {}, {}, 3, ""),
+        (1, 1, "bf16", {}, {}, 1, ""),
+        (1, 3, "bf16", {}, {}, 1, "one rank has nothing to shard"),
+        (1, 1, "bf16", OFFLOADED, {}, 2, "DeepSpeed reduces the gradients of an offloaded optimizer"),
+        (1, 3, "bf16", OFFLOADED, {}, 3, ""),
+        (8, 1, "bf16", {}, TIMED, 2, "DeepSpeed reduces gradients itself for deepspeed.wall_clock_breakdown"),
+        (8, 3, "bf16", {}, TIMED, 3, ""),
     ],
 )
-def test_who_adds_up_gradients(ranks, stage, precision, zero, locally, against):
-    config = run_config(stage, zero=zero, precision=precision)
-    assert adds_locally(config, ranks) is locally
-    assert keys_against_adding(config, ranks) == against
-
-
-def test_a_key_that_leaves_gradients_to_deepspeed_is_named(small_corpus, tmp_path):
-    zero = {"stage": 1, **BUCKETS}
-    path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[], deepspeed={"zero_optimization": zero})
-    done = run_forked("train", path)
-    assert done.returncode == 0
-    said = (
-        "warning: deepspeed.zero_optimization.reduce_bucket_size: DeepSpeed reduces gradients, parameter by parameter"
-    )
-    assert done.stderr.count(said) == 1
+def test_the_stage_that_runs(ranks, stage, precision, zero, others, runs, reason):
+    """At stage 1 each rank adds up gradients; else DeepSpeed does."""
+    config = run_config(precision=precision, deepspeed={"zero_optimization": {"stage": stage, **zero}, **others})
+    sharding = Sharding.of(config, ranks)
+    assert (sharding.stage, sharding.local) == (runs, runs == 1)
+    assert sharding.reason.startswith(reason)
+    assert bool(sharding.reason) is bool(reason)
 
 
 def test_deepspeed_starts_no_programs_in_a_step(monkeypatch):
@@ -237,12 +230,12 @@ def test_an_update_waits_for_the_copy_that_a_checkpoint_is_written_from():
 
 def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     """The copy is finished once an update waits for it, or after the update if that doesn't."""
-    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.engine.deepspeed_private import wrapped
 
     layout, engine = own_layout(), engine_of(run_config(2))
-    engine.step(0, firsts(layout, 0), micro_batches(layout, 0))
-    copies = HostCopies(engine)
+    engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))
+    copies = PinnedStaging(engine)
     copy = copies.take()
     state = wrapped(engine.deepspeed).state
     expected = torch.cat([slots["exp_avg"].clone() for slots in state.values()])
@@ -261,7 +254,7 @@ def _update_during_a_copy() -> tuple[bool, float, bool, bool, bool]:
     copy._done = Done()
     late = threading.Thread(target=finish_when_asked)
     late.start()
-    engine.step(1, firsts(layout, 1), micro_batches(layout, 1))
+    engine.step(1, row_offsets(layout, 1), micro_batches(layout, 1), before_update=copies.wait)
     waited = asked.is_set()
     asked.set()
     late.join()
@@ -286,7 +279,7 @@ def _before_the_first_update() -> list[list[list[float]]]:
     found, layout = [], own_layout()
     for stage in (2, 3):
         engine = engine_of(run_config(stage))
-        copy = engine_state.HostCopies(engine).take()
+        copy = engine_state.PinnedStaging(engine).take()
         copy.finish()
         stored = SimpleNamespace(
             read=lambda state, name, start, size, copy=copy: copy.tensors[f"{state}/{name}"].clone(),
@@ -297,7 +290,7 @@ def _before_the_first_update() -> list[list[list[float]]]:
         passes = []
         for _ in range(2):
             passes.append(
-                [engine.step(step, firsts(layout, step), micro_batches(layout, step)).loss for step in range(4)]
+                [engine.step(step, row_offsets(layout, step), micro_batches(layout, step)).loss for step in range(4)]
             )
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(engine_state, "StoredTensors", lambda _, stored=stored: stored)
@@ -437,7 +430,7 @@ def _waits_of_a_step(name: str, optimizer: str) -> list[str]:
             rows = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
             batches = [with_facts(batch) for batch in rows]
             with Waits() as found:
-                engine.step(step, firsts(own_layout(), step), batches, {"stop": False, "save": True})
+                engine.step(step, row_offsets(own_layout(), step), batches, {"stop": False, "save": True})
         assert engine.applied
         assert engine.gradient_norm > 0.01  # so it was clipped
         engine.close()

@@ -22,7 +22,8 @@ from pretrain.cli import app
 from pretrain.config import RunConfig
 from pretrain.config.run_config import ComputeSection
 from pretrain.device_speed import GPUS, Gpu
-from pretrain.engine.construction import adds_locally, layers, prepare_layers
+from pretrain.engine.construction import layers, prepare_layers
+from pretrain.engine.sharding import Sharding
 from pretrain.hardware import threads_per_rank
 from pretrain.models.functional.attention_backends import using
 from pretrain.tools.plan import Plan, resolve_rows, text
@@ -34,6 +35,7 @@ from tests.pretrain.runs import run_file
 from tests.pretrain.small_families import FAMILIES
 from tests.pretrain.small_runs import engine_of, run_config
 from tests.slow import slow
+from tests.support.reductions import reducing
 
 RUNS = Path(__file__).parents[2] / "configs/runs"
 BASE, LARGEST = RUNS / "t5-v1.1-base-c4.yaml", RUNS / "t5-v1.0-11b-c4.yaml"
@@ -133,11 +135,7 @@ CASES = [
 
 
 def config_of(stage: int, precision: str, optimizer: str, checkpointing: bool, offload: bool) -> RunConfig:
-    by_deepspeed = offload or stage == 3 or (stage, precision) == (2, "bf16")
-    zero = {
-        **({"reduce_bucket_size": BUCKET, "reduce_scatter": stage == 3} if by_deepspeed else {}),
-        **({"offload_optimizer": {"device": "cpu"}} if offload else {}),
-    }
+    zero = {"offload_optimizer": {"device": "cpu"}} if offload else {}
     return run_config(
         stage,
         WIDE,
@@ -155,7 +153,8 @@ def allocated(*case: Any) -> dict[str, float]:
 
     flat_buffers.IN_PARTS = frozenset()  # as on a GPU
     batch = batch_of("t5", Rows(ROWS, INPUTS, TARGETS, TARGETS))
-    with LiveMemory("cpu") as memory:
+    stage = case[0]
+    with LiveMemory("cpu") as memory, reducing(reduce_bucket_size=BUCKET, reduce_scatter=stage == 3):
         engine = engine_of(config_of(*case))
         for number in range(2):
             gc.collect()
@@ -183,11 +182,11 @@ def planned(case: Any, ranks: int) -> tuple[States, int, int]:
     """Also what the step of an offloaded optimizer takes on the host: its copy of the gradients, and new weights."""
     stage, precision, _, checkpointing, offload = case
     config = config_of(*case)
-    sizes = Parameters.of(models.outline(config.model), config)
+    sizes = Parameters.of(models.meta_model(config.model), config)
     rows = Rows(ROWS, INPUTS, TARGETS, TARGETS)
     passing, _ = activations(config.model, rows, precision, checkpointing, "eager")
-    zero = config.deepspeed.zero_optimization.model_copy(update={"overlap_comm": stage == 3})  # as on CPUs
-    held = states(sizes, stage, ranks, precision, zero, adds_locally(config, ranks))
+    with reducing(reduce_bucket_size=BUCKET, overlap_comm=stage == 3):  # as on CPUs
+        held = states(sizes, Sharding.of(config, ranks), precision, config.deepspeed.zero_optimization)
     of_step = (4 + 2) * sizes.count // ranks if offload and stage < 3 else 0
     return held, held.peak(passing), of_step
 
@@ -196,8 +195,8 @@ def planned(case: Any, ranks: int) -> tuple[States, int, int]:
 def test_a_bucket_has_room_for_the_largest_parameter(largest, bucket):
     """Stage 2 on GPUs fills one of two buckets while it reduces the other, in bf16."""
     sizes = Parameters([largest, 1_000_000], moments=0, whole_moments=0, copies=0)
-    zero = run_config(2).deepspeed.zero_optimization
-    assert states(sizes, 2, 8, "bf16", zero, local=False).buffers == 2 * 2 * bucket
+    config = run_config(2, precision="bf16")
+    assert states(sizes, Sharding.of(config, 8), "bf16", config.deepspeed.zero_optimization).buffers == 2 * 2 * bucket
 
 
 @pytest.mark.slow
@@ -302,6 +301,20 @@ def test_several_numbers_of_gpus_are_a_table_and_the_figures_are_for_programs_to
     ]
 
 
+def test_a_gpu_of_ones_own_is_given_by_its_figures(capsys):
+    """1,000 TFLOP/s and 50 GB/s to other GPUs, in a node and between nodes."""
+    own = ("--gpu-tflops", 1000, "--gpu-memory", 20, "--gpu-bandwidth", 50)
+    run_plan(BASE, "--gpu", "mine", "--gpus", "8,16", *own, "--json")
+    few, many = json.loads(capsys.readouterr().out)
+    assert few["gpu"] == "mine"
+    assert few["usable_bytes"] == 0.9 * (20 - 1.5) * 2**30
+    for plan in (few, many):
+        sent = 6 * 247_577_856 * (plan["gpus"] - 1) / plan["gpus"]
+        arithmetic = 128 * plan["flops_per_row"] / (plan["gpus"] * 0.31 * 1000e12)
+        assert plan["run"]["communication"] == pytest.approx(sent / 50e9)  # the link, slower than eight adapters
+        assert plan["run"]["seconds"] == pytest.approx(arithmetic + sent / 50e9)
+
+
 def test_checkpoints_in_memory_are_two_and_on_two_nodes_the_neighbours_as_well():
     """247,577,856 weights in fp32, since no rank shards Adafactor's moments; on two nodes half of them each."""
     on_nodes = [replace(on_one(), gpus=8, nodes=nodes) for nodes in (1, 2)]
@@ -397,6 +410,8 @@ def test_the_tables_in_the_docs_are_what_the_command_prints(command, shown, caps
             ["--gpus", 8, "--gpu", "cpu"],
             "--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price",
         ),
+        ([*ASKED, "--gpu-tflops", 400], "--gpu-tflops, --gpu-memory, --gpu-bandwidth: give all three or none"),
+        (["--gpu", "cpu", "--gpu-memory", 40], "--gpu cpu: the plan is for this machine; leave out"),
         (["--gpu", "a100-80gb", "--gpus", "8,x"], "--gpus: '8,x'; expected a number, or several such as 8,16,64"),
         (["--gpu", "a100-80gb", "--gpus", "0"], "--gpus: '0'; expected a number"),
         (["--gpu", "a100-80gb", "--gpus", "8,16", "--nodes", 1], "--nodes: for one number of --gpus"),

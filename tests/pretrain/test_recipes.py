@@ -64,7 +64,7 @@ def test_barts_noise_is_what_its_authors_posted():
 
 def test_the_autoregressive_recipe_is_as_large_as_gpt2():
     sizes = [
-        sum(parameter.numel() for parameter in models.outline(run(recipe).model).parameters())
+        sum(parameter.numel() for parameter in models.meta_model(run(recipe).model).parameters())
         for recipe in ("gpt2-small-c4", "autoregressive-small-c4")
     ]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
@@ -89,7 +89,7 @@ def test_the_rows_of_yan_2024_are_as_published(row, settings):
     """Yan counts no positions, and where there is no embedding loss a layer norm that isn't used (2 · 150)."""
     assert YAN.keys() == PUBLISHED_ROWS.keys()
     found = load(ROOT / f"configs/experiments/autoregressive/{row}.yaml", [], RunConfig)
-    of_model = {name: one.numel() for name, one in models.outline(found.model).named_parameters()}
+    of_model = {name: one.numel() for name, one in models.meta_model(found.model).named_parameters()}
     positions = sum(number for name, number in of_model.items() if "position" in name)
     unused = 300 if settings[-1] is None and not row.startswith("decoder") else 0
     assert sum(of_model.values()) - positions + unused == PUBLISHED_ROWS[row].parameters
@@ -136,7 +136,7 @@ class ModelFile(Section):
 @each("preset", PRESETS)
 def test_a_preset_has_the_size_that_is_published_and_named(preset):
     config = load(FOLDER / f"{preset}.yaml", [], ModelFile).model
-    parameters = models.outline(config).num_parameters()
+    parameters = models.meta_model(config).num_parameters()
     named = re.findall(r"([\d,]+) (?:parameters|with them)", (FOLDER / f"{preset}.yaml").read_text().split("model:")[0])
     assert parameters == (PUBLISHED.get(preset) or int(named[-1].replace(",", "")))
     assert not preset.startswith("transformer-") or config.label_smoothing == 0.1  # Vaswani et al., section 5.4

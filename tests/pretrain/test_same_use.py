@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from data_pipeline.base.errors import UserError
 from pretrain.engine.construction import sharded
+from pretrain.engine.sharding import Sharding
 from pretrain.models.model import Losses, Model
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import micro_batches, own_layout, row_offsets, run_config
 
 RATE, STEPS, WIDTH = 0.1, 2, 16
 OTHERS_ADD = [(1, "fp32"), (1, "bf16"), (2, "fp32")]
@@ -71,13 +72,13 @@ def trained(stage: int, precision: str, choices: list[list[int]] | None) -> dict
 
     optimizer = {"learning_rate": RATE, "gradient_clipping": 0.0}
     config, layout = run_config(stage, precision=precision, optimizer=optimizer), own_layout()
-    with sharded(config):
+    with sharded(config, Sharding.of(config, layout.ranks)):
         model = Stochastic(layout.rank, choices)
     engine = Engine.initialize(model, config, optimizer=sgd(model))
     before = weights_of(engine)
     try:
         for step in range(STEPS):
-            engine.step(step, firsts(layout, step), micro_batches(layout, step))
+            engine.step(step, row_offsets(layout, step), micro_batches(layout, step))
     except UserError as error:
         return str(error)
     return {name: values - before[name] for name, values in weights_of(engine).items()}

@@ -12,7 +12,7 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import LiveMemory
 from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 SIZES = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 STACK = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_key_value_heads": 2, "num_layers": 2}
@@ -40,8 +40,8 @@ def constructed(precision: str, changes: dict) -> tuple:
     model = construct(config, config.model)
     held = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
     own = sum(parameter.numel() for parameter in model.parameters())
-    outline = models.outline(config.model)
-    return whole(model), held, own, outline.num_parameters(), count_flops(outline, Sizes.of_example(512, 114))
+    meta_model = models.meta_model(config.model)
+    return whole(model), held, own, meta_model.num_parameters(), count_flops(meta_model, Sizes.of_example(512, 114))
 
 
 CONSTRUCTED = ("t5", "t5 v1.1", "t5gemma")
@@ -100,7 +100,7 @@ def trained(
     layout = own_layout()
     engine = engine_of(run_config(stage, changes, zero, precision=precision, optimizer=settings))
     model = engine.deepspeed.module
-    losses = [engine.step(step, firsts(layout, step), micro_batches(layout, step)).loss for step in range(3)]
+    losses = [engine.step(step, row_offsets(layout, step), micro_batches(layout, step)).loss for step in range(3)]
     tied = model.lm_head.weight is model.embedding.weight
     buffers = [(name, buffer.dtype) for name, buffer in model.named_buffers()]
     engine.close()
@@ -135,7 +135,7 @@ def tensors_of_building(stage: int) -> tuple[float, float]:
     from pretrain.engine.construction import construct
 
     config = run_config(stage, {"vocab_size": 1024, "d_model": 64, "d_ff": 1024}, precision="bf16")
-    sizes = [parameter.numel() for parameter in models.outline(config.model).parameters()]
+    sizes = [parameter.numel() for parameter in models.meta_model(config.model).parameters()]
     with LiveMemory("cpu") as memory:
         construct(config, config.model)
     return memory.peak / sum(sizes), max(sizes) / sum(sizes)

@@ -44,12 +44,14 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     take_step, taken = Engine.step, []
 
-    def step(engine: Any, step: int, firsts: list[int], batches: list, *arguments: Any) -> Any:
+    def step(engine: Any, step: int, row_offsets: list[int], batches: list, *arguments: Any) -> Any:
         taken.append((step, [digest for batch in batches for digest in digests(batch)]))
         with engine.deepspeed.module.register_forward_hook(
-            lambda _, __, losses: {name: spoil(loss, firsts[0]) if spoil else loss for name, loss in losses.items()}
+            lambda _, __, losses: {
+                name: spoil(loss, row_offsets[0]) if spoil else loss for name, loss in losses.items()
+            }
         ):
-            outcome = take_step(engine, step, firsts, batches, *arguments)
+            outcome = take_step(engine, step, row_offsets, batches, *arguments)
         if step + 1 == huge:
             make_huge(engine.deepspeed)
         return outcome
@@ -267,8 +269,8 @@ def test_growing_and_changed_batches_take_the_rows_in_their_order(folder, told, 
     assert {of_rank["grown"][0] for of_rank in told} == {0}
     taken = [one for name in ("growing", "grown") for one in taken_by_both([of_rank[name] for of_rank in told])]
     assert [len(rows) for _, rows in taken] == [8, 8, 16, 24, 24, 24]
-    firsts = scheduled(open_corpus(small_corpus).with_objective(LONG_SPANS))
-    own, long_spans = ([row for rows in found for row in rows] for found in (schedule, firsts))
+    row_offsets = scheduled(open_corpus(small_corpus).with_objective(LONG_SPANS))
+    own, long_spans = ([row for rows in found for row in rows] for found in (schedule, row_offsets))
     assert [row for _, rows in taken for row in rows] == long_spans[:80] + own[80:104]
     index = checkpoint_index.read(folder / "growing/run/checkpoints/step-00000006")
     assert (index.train_state.position, index.consumed) == (104, [104])

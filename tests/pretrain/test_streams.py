@@ -7,8 +7,9 @@ import pytest
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.pretrain.happens_before import HOST, Access, First, Freed, Marked, Record, Wait, needed, program, races
 from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, row_offsets, run_config
 from tests.slow import slow
+from tests.support.reductions import reducing
 from tests.tables import each
 
 A, B = 0, 1
@@ -52,12 +53,12 @@ OVERLAPPING = {"overlap_comm": True, "reduce_bucket_size": 3000}
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "1": (1, "bf16", {}),
     "1 in fp32": (1, "fp32", {}),
-    "2": (2, "bf16", {**OVERLAPPING, "reduce_scatter": False}),
-    "2, offloaded": (2, "bf16", {**OVERLAPPING, "reduce_scatter": False, "offload_optimizer": {"device": "cpu"}}),
+    "2": (2, "bf16", {}),
+    "2, offloaded": (2, "bf16", {"offload_optimizer": {"device": "cpu"}}),
     "3": (
         3,
         "bf16",
-        {**OVERLAPPING, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 5000},
+        {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 5000},
     ),
 }
 COPY = "engine_state.wait: default waits for an event on engine_state"
@@ -86,7 +87,7 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
     """Of each case, the races, and the waits in the last step without one of which there is one. Each step has two
     micro-batches, and a checkpoint is copied after it. `smaller`: a bucket has no room for the largest parameter."""
     from pretrain.engine import engine as engines
-    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.engine.ranks import process_group
     from tests.pretrain import recorded_streams  # makes classes of DeepSpeed's, which asks a rank for its device
 
@@ -95,17 +96,18 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
     own = engines.deepspeed_config
     with process_group(cpu_threads=1, seconds=120) as (rank, ranks), pytest.MonkeyPatch.context() as patch:
         if smaller:
-            patch.setattr(engines, "deepspeed_config", lambda config, ranks, largest: own(config, ranks))
+            patch.setattr(engines, "deepspeed_config", lambda config, sharding, largest: own(config, sharding))
         for name in names:
             stage, precision, zero = CASES[name]
-            with recorded_streams.recording() as record:
+            # at stage 1 the ranks reduce gradients, not DeepSpeed
+            with reducing(**(OVERLAPPING if stage > 1 else {})), recorded_streams.recording() as record:
                 engine = engine_of(
                     run_config(stage, MODEL, zero, precision=precision, batch={"global_batch_size": 4 * ranks})
                 )
-                copies, layout = HostCopies(engine), BatchLayout(rank, ranks, 2, 2)
+                copies, layout = PinnedStaging(engine), BatchLayout(rank, ranks, 2, 2)
                 for step in range(2):
                     begun, copy = len(record), copies.take()
-                    engine.step(step, firsts(layout, step), micro_batches(layout, step))
+                    engine.step(step, row_offsets(layout, step), micro_batches(layout, step), before_update=copies.wait)
                     copy.finish()
                 engine.close()
             whole = program(record)

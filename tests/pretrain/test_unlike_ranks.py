@@ -22,7 +22,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HookSettings
-from pretrain.evaluate.hook import Evaluation, Findings, HeldOut
+from pretrain.evaluate.hook import EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run import node_memory
 from pretrain.training.callback import Callback
@@ -62,7 +62,7 @@ class Unlike(Callback):
         if trainer.step != 2:
             return
         if self.what == "a pause":
-            trainer.paused()
+            trainer.resume_clocks()
         if self.what == "a stop":
             trainer.stop()
         if self.what == "a flipped bit":
@@ -83,7 +83,7 @@ def locks_no_more(_: object) -> None:
 
 def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
     """The exit code of a run, or the error that it ends with, and what it warns of."""
-    from pretrain.engine.checkpoint.engine_state import HostCopies
+    from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.training.run import train_in_group
 
     alone = dist.get_rank() == 1
@@ -93,7 +93,7 @@ def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
         if node and not (what == "no folder" and alone):
             patch.setenv(node_memory.DIRECTORY, str(memory))
         if what == "no memory" and alone:
-            patch.setattr(HostCopies, "take", locks_no_more)
+            patch.setattr(PinnedStaging, "take", locks_no_more)
         patch.chdir(path.parent if what == "no corpus" and alone else corpus)
         try:
             return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
@@ -162,7 +162,7 @@ class Alone:
 
     def evaluate(self, evaluation: Evaluation) -> Any:
         if evaluation.held_out.layout.rank == 0:
-            return Findings({"found": 1.0})
+            return EvalResult({"found": 1.0})
         return 1 // 0 if self._settings.others == "an error" else None
 
 
@@ -171,7 +171,7 @@ def evaluated(corpus: Path) -> list[tuple[bool, list[str]]]:
 
     engine = engine_of(run_config(2))
     layout = BatchLayout(dist.get_rank(), 2, 2, 1)
-    held_out = HeldOut({}, open_corpus(corpus).tokenizer, False, layout)
+    held_out = ValidationData({}, open_corpus(corpus).tokenizer, False, layout)
     runner = HookRunner([AloneSettings(others=one) for one in ("nothing", "an error")], held_out, None)
     found = [(one.failed, [*one.lines]) for one in runner.after(engine, 1, last=True)]
     engine.close()
@@ -201,7 +201,7 @@ def left(error: UserError, together: bool) -> tuple[Any, str]:
     try:
         with contextlib.redirect_stderr(printed), ranks.process_group(cpu_threads=1, seconds=60):
             mine = partial(raised, error if dist.get_rank() == 1 else None)
-            ranks.on_each_rank(mine) if together else mine()
+            ranks.run_on_all_ranks(mine) if together else mine()
     except SystemExit as exited:
         end = exited.code
     except UserError as told:  # which the command prints
@@ -235,19 +235,19 @@ def exchanged(planted: Path) -> list[Any]:
 
     rank = dist.get_rank()
     found: list[Any] = [
-        ranks.of_all_ranks({f"of {rank}": (rank * math.inf if rank else 0.5, Path(f"a\udcff/{rank}"))}, OF_RANK),
-        ranks.from_rank_0("α" * (2 + 9 * rank), str),
+        ranks.all_gather({f"of {rank}": (rank * math.inf if rank else 0.5, Path(f"a\udcff/{rank}"))}, OF_RANK),
+        ranks.broadcast("α" * (2 + 9 * rank), str),
     ]
     for wrong in (Planted(planted), "1"):
         try:
-            found.append(ranks.of_all_ranks(wrong if rank else 1, int))
+            found.append(ranks.all_gather(wrong if rank else 1, int))
         except ValueError:
             found.append("ValueError")
     errors = [UserError("two\nlines"), StoreUnavailable("no answer"), OSError(errno.ENOSPC, "No room", "a file")]
     for error in errors:
         for ranks_that_fail in ({0}, {1}, {0, 1}):
             try:
-                found.append(ranks.on_each_rank(partial(raised, error if rank in ranks_that_fail else None)))
+                found.append(ranks.run_on_all_ranks(partial(raised, error if rank in ranks_that_fail else None)))
             except UserError as raised_on_all:
                 found.append((type(raised_on_all), str(raised_on_all)))
     return found

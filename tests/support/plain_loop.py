@@ -25,11 +25,13 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.optimizers import ConstantSchedule
-from pretrain.engine.construction import adds_locally, prepare_layers, sharded, stage_on
+from pretrain.engine.construction import prepare_layers, sharded
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import first_value
+from pretrain.engine.sharding import Sharding
 from pretrain.models.layers import Layer
 from pretrain.models.model import Losses, Model
+from tests.support.reductions import reducing
 
 ROWS = 2  # of a micro-batch
 STEPS = 3  # more steps would need more bits than fp32 has
@@ -154,8 +156,8 @@ def plain_loop(accumulation: int, ranks: int) -> list[PlainStep]:
 
 _NEVER_CLIPS = 2.0**20
 # numbers of elements that a run's model exceeds, and this model, too: a bucket holds some parameters, not the largest
+_BUCKET = 32
 _SIZES = {
-    "reduce_bucket_size": 32,
     "allgather_bucket_size": 32,
     "stage3_prefetch_bucket_size": 32,
     "stage3_param_persistence_threshold": 20,
@@ -197,8 +199,6 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
     zero = config.deepspeed.zero_optimization
     given = zero.model_dump()
     sizes = {name: min(getattr(zero, name), size) for name, size in _SIZES.items()}
-    if adds_locally(config, ranks):
-        del sizes["reduce_bucket_size"]
     on_cpu = {key: {"device": "cpu"} for key in zero.offloaded_to("nvme")}  # so small a model isn't swapped
     small = {**given, **sizes, **on_cpu, "zero_quantized_weights": False}  # what is gathered quantized isn't exact
     deepspeed_section = {"zero_optimization": small, "aio": config.deepspeed.aio}
@@ -216,12 +216,14 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
 
 @contextlib.contextmanager
 def _engine(config: RunConfig) -> Iterator[Engine]:
-    with sharded(config):
+    sharding = Sharding.of(config, dist.get_world_size())
+    with reducing(reduce_bucket_size=_BUCKET), sharded(config, sharding):
         model = ExactModel()
     with deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0):
         model.fill()
-    prepare_layers(model, config.compute, stage_on(config, dist.get_world_size()))
-    engine = Engine.initialize(model, config, optimizer=sgd(model))
+    prepare_layers(model, config.compute, sharding.deepspeed_stage)
+    with reducing(reduce_bucket_size=_BUCKET):
+        engine = Engine.initialize(model, config, optimizer=sgd(model))
     yield engine
     engine.close()
 

@@ -71,9 +71,9 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     from pretrain.engine.checkpoint.save import Saver
     from pretrain.engine.construction import construct
     from pretrain.engine.engine import Engine
-    from pretrain.training.validate import validate
+    from pretrain.training.prepare import prepare
 
-    setup = validate(config, 0, 1)
+    setup = prepare(config, 0, 1)
     _begin(config)
     engine = Engine.initialize(construct(config, setup.model), config)
     if source:
@@ -81,7 +81,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     else:
         layout = setup.plan.layout
         for step, batches in enumerate(TrainingBatches(setup.stream, layout).loader(STEPS, 0)):
-            assert engine.step(step, layout.firsts(step * 8, len(batches)), batches).applied
+            assert engine.step(step, layout.row_offsets(step * 8, len(batches)), batches).applied
     saver = Saver.open(engine, setup.origin)
     saver.start(TrainState(STEPS, STEPS * 8, []))
     saved = saver.wait()

@@ -11,7 +11,7 @@ from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import Batch
 from diagnostics.settings import AttentionSettings
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.record import new_figure
 from pretrain.models.attention import Attention
 from pretrain.models.model import Model, shift_right
@@ -44,7 +44,7 @@ class AttentionPictures:
     def __init__(self, settings: AttentionSettings):
         self._settings = settings
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         held_out = evaluation.held_out
         images: dict[str, Figure] = {}
         for name, corpus in held_out.corpora.items():
@@ -58,7 +58,7 @@ class AttentionPictures:
                         f"attention/{name}/{kind}": attention_figure(one, f"{kind}: {title}")
                         for kind, one in patterns.items()
                     }
-        return Findings(images=images)
+        return EvalResult(images=images)
 
 
 def attention_patterns(model: Model, row: Batch, tokenizer: Tokenizer, most: int) -> Mapping[str, Pattern]:

@@ -11,7 +11,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.loading.reader import Reader
 from diagnostics.settings import ContinuationSettings
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
 
 _LEAST = 3  # tokens of a text
@@ -29,7 +29,7 @@ class Continuation:
     def __init__(self, settings: ContinuationSettings):
         self._settings = settings
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         metrics: dict[str, float] = {}
         lines: list[str] = []
         with evaluation.whole_model() as model:
@@ -48,7 +48,7 @@ class Continuation:
                     metrics |= {f"{task}/{name}/{metric}": value for metric, value in found.items()}
                     losses = f"{found['loss']:.3f} nats a token, {found['other_context_loss']:.3f} with another context"
                     lines.append(f"{task} of {name}: {found['bits_per_byte']:.3f} bits a byte; {losses}")
-        return Findings(metrics, lines=lines)
+        return EvalResult(metrics, lines=lines)
 
     def _mode(self, corpus: Corpus) -> list[int]:
         """The ids before every input."""

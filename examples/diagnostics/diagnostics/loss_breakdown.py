@@ -11,7 +11,7 @@ from data_pipeline.corpus import Corpus
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.text.vocabulary import Vocabulary
 from diagnostics.settings import LossBreakdownSettings
-from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.record import new_figure
 from pretrain.evaluate.validation_loss import is_sentinel, is_text
 
@@ -32,7 +32,7 @@ class LossBreakdown:
     def __init__(self, settings: LossBreakdownSettings):
         self._settings = settings
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         tables: list[Row] = []
         images: dict[str, Figure] = {}
         for name, corpus in evaluation.held_out.corpora.items():
@@ -40,7 +40,7 @@ class LossBreakdown:
             tables += [{"corpus": name, **one} for one in bins]
             if evaluation.held_out.layout.rank == 0:
                 images[f"loss_breakdown/{name}"] = _figure(bins, f"{name}, step {evaluation.step}")
-        return Findings(tables={"loss_breakdown": tables}, images=images)
+        return EvalResult(tables={"loss_breakdown": tables}, images=images)
 
     def _corpus_bins(self, evaluation: Evaluation, corpus: Corpus) -> list[Row]:
         vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device

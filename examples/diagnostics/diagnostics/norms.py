@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagnostics.settings import NormsSettings
-from pretrain.evaluate.hook import Evaluation, Findings, Row
+from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.record import new_figure
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class Norms:
         self._measured = measured if engine.applied else None
         self._norm = engine.gradient_norm
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         measured = self._measured
         if measured is None:
-            return Findings(lines=["norms: the step was skipped, so there are no norms"])
+            return EvalResult(lines=["norms: the step was skipped, so there are no norms"])
         if measured.error is not None:
             raise measured.error
         parameters, activations = evaluation.sum(measured.parameters), evaluation.sum(measured.activations)
         if evaluation.held_out.layout.rank != 0:
-            return Findings()
+            return EvalResult()
         rows = by_layer(measured.names, parameters, measured.layers, activations, self._norm)
         metrics = {
             f"norms/{kind}/{row['layer']}": value
@@ -68,7 +68,7 @@ class Norms:
             if isinstance(value, float)
         }
         figure = norms_figure([*evaluation.earlier(_TABLE), *({"step": evaluation.step, **row} for row in rows)])
-        return Findings(metrics, tables={_TABLE: rows}, images={_TABLE: figure})
+        return EvalResult(metrics, tables={_TABLE: rows}, images={_TABLE: figure})
 
 
 def by_layer(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagnostics.settings import EmbeddingSettings, PositionsSettings
-from pretrain.evaluate.hook import Evaluation, Findings
+from pretrain.evaluate.hook import EvalResult, Evaluation
 from pretrain.evaluate.record import new_figure
 from pretrain.models.layers import Embedding
 from pretrain.models.model import Model
@@ -32,17 +32,17 @@ class EmbeddingShape:
     def __init__(self, settings: EmbeddingSettings):
         pass
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         with evaluation.whole_model() as model:
             if evaluation.held_out.layout.rank != 0:
-                return Findings()
+                return EvalResult()
             rows = embedding(model).float()
             metrics = {
                 "effective_rank": effective_rank(rows),
                 "mean_norm": float(rows.norm(dim=1).mean()),
                 "mean_cosine": mean_cosine(rows),
             }
-        return Findings({f"embedding/{name}": value for name, value in metrics.items()})
+        return EvalResult({f"embedding/{name}": value for name, value in metrics.items()})
 
 
 def embedding(model: Model) -> Tensor:
@@ -75,7 +75,7 @@ class PositionPictures:
     def __init__(self, settings: PositionsSettings):
         pass
 
-    def evaluate(self, evaluation: Evaluation) -> Findings:
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
         images: dict[str, Figure] = {}
         with evaluation.whole_model() as model:
             for name, module in model.named_modules() if evaluation.held_out.layout.rank == 0 else ():
@@ -84,7 +84,7 @@ class PositionPictures:
                     images[f"positions/{name}"] = _similarities(module, title)
                 elif isinstance(module, RelativePositionBias):
                     images[f"positions/{name}"] = _curves(module, title)
-        return Findings(images=images)
+        return EvalResult(images=images)
 
 
 def _similarities(positions: LearnedPositions, title: str) -> "Figure":

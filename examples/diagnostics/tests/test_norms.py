@@ -13,12 +13,12 @@ from diagnostics.norms import by_layer, norms_figure
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import Findings
+from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import read_metrics
 from tests.pretrain.forked import run_forked
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 OPTIMIZER = {"learning_rate": 1e-2, "gradient_clipping": 0.5}
@@ -41,17 +41,17 @@ def _measured(stage: int, precision: str) -> list[Any]:
     outcomes = []
     for step in STEPS:
         if step == 2:
-            outcomes.append(engine.step(step, firsts(layout, step), micro_batches(layout, step)))
+            outcomes.append(engine.step(step, row_offsets(layout, step), micro_batches(layout, step)))
             continue
         norms = StepNorms(engine)
         with norms.measuring():
-            outcomes.append(engine.step(step, firsts(layout, step), micro_batches(layout, step)))
+            outcomes.append(engine.step(step, row_offsets(layout, step), micro_batches(layout, step)))
         assert norms.error is None, norms.error
         for sums in (norms.parameters, norms.activations):
             dist.all_reduce(sums)
         found.append(by_layer(norms.names, norms.parameters, norms.layers, norms.activations, engine.gradient_norm))
     plain = engine_of(settings)
-    again = [plain.step(step, firsts(layout, step), micro_batches(layout, step)) for step in STEPS]
+    again = [plain.step(step, row_offsets(layout, step), micro_batches(layout, step)) for step in STEPS]
     assert [one.loss for one in outcomes] == [one.loss for one in again]
     engine.close()
     return found
@@ -157,5 +157,5 @@ def test_the_picture_takes_ratios_that_json_lacks(tmp_path):
         "update_to_weight": math.nan,
         "activation": 2.0,
     }
-    record.keep(tmp_path, 5, Findings(tables={"ratios": [ratio]}))
+    record.keep(tmp_path, 5, EvalResult(tables={"ratios": [ratio]}))
     norms_figure([*record.table(tmp_path / "ratios.json"), {"step": 6, **ratio}])  # takes both forms

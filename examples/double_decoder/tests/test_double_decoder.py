@@ -26,7 +26,7 @@ from pretrain.config import RunConfig
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.export import export, read
-from pretrain.models import build, outline, parse
+from pretrain.models import build, meta_model, parse
 from pretrain.models.flops import Sizes, count_flops, matrices
 
 HERE = Path(__file__).parent
@@ -130,7 +130,7 @@ def test_the_run_file_is_valid_and_its_model_has_the_size_that_it_names():
     assert load(HERE.parent / "configs/double-decoder-small-c4.yaml", [], RunConfig).model.vocab_size == 32_000
     path = HERE.parent / "configs/double-decoder-small.yaml"
     (settings,) = yaml.safe_load(path.read_text()).values()
-    size = outline(parse(settings)).num_parameters()
+    size = meta_model(parse(settings)).num_parameters()
     assert size == 50_257 * 768 + 12 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 768) + 3 * 768
     assert f" {size:,} parameters" in path.read_text()
 

@@ -16,8 +16,8 @@ class StepTimes:
     - `compute`: the rank itself computed gradients, without waiting for other ranks.
     - `whole`: the step took, without `data`.
 
-    `data` and `compute` leave out the time that this thread waited for a CPU, as the kernel reports it. On a busy
-    machine that time changes from moment to moment and says nothing about the device.
+    The time that this thread waited in a CPU's run queue (/proc/thread-self/schedstat) is subtracted from `data` and
+    `compute`: on a busy host that time is noise.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fault_hunting.findings import Finding, checked_interval, named
 from pretrain.engine.checkpoint.fingerprint import sums, sums_of_masters
 from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import most, of_all_ranks
+from pretrain.engine.ranks import all_gather, max_over_ranks
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import watchdog
 from pretrain.training.callback import Callback
@@ -108,7 +108,7 @@ class MemoryChecksums(Callback):
 
     def after_step(self, trainer: Trainer) -> None:
         if self._changed is not None:
-            self._judge(trainer, of_all_ranks(self._changed, str))
+            self._judge(trainer, all_gather(self._changed, str))
         if self._every == "auto":  # computed once the optimizer has its moments
             self._every = self._interval(trainer)
         if (trainer.step + 1) % self._every == 0:
@@ -117,9 +117,9 @@ class MemoryChecksums(Callback):
     def _interval(self, trainer: Trainer) -> int:
         layout = trainer.layout
         rows = layout.micro_batch * layout.accumulation
-        flops = rows * count_flops(trainer.outline, Sizes.of_example(*trainer.run.lengths))
+        flops = rows * count_flops(trainer.meta_model, Sizes.of_example(*trainer.run.lengths))
         read = sum(values.numel() * values.element_size() for values in self._tensors().values())
-        return interval(most(read), flops, trainer.engine.device.type)
+        return interval(max_over_ranks(read), flops, trainer.engine.device.type)
 
     def before_update(self, trainer: Trainer) -> None:
         """Compares the memory with the checksums that were taken after the last update, if any."""

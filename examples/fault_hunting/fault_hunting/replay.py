@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from data_pipeline.loading.batches import Batch
 from fault_hunting.findings import Finding, checked_interval, named
 from pretrain.engine.checkpoint.fingerprint import sums
-from pretrain.engine.ranks import of_all_ranks
+from pretrain.engine.ranks import all_gather
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
 from pretrain.training.callback import Callback
@@ -77,7 +77,7 @@ class Replay(Callback):
         self._repeats = engine.device.type == "cpu" or config.compute.deterministic
         self._spread: float | None = 0.0 if self._repeats else None  # None: not measured yet
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._next = next_of(of_all_ranks(arithmetic(self._rank, self._machines), str))
+        self._next = next_of(all_gather(arithmetic(self._rank, self._machines), str))
 
     def before_steps(self, trainer: Trainer) -> None:
         step = trainer.state.step
@@ -115,7 +115,7 @@ class Replay(Callback):
 
         def computed(batch: Batch, rank: int) -> Tensor:
             watchdog.alive()
-            first, *_ = replace(self._layout, rank=rank).firsts(position, len(batches))
+            first, *_ = replace(self._layout, rank=rank).row_offsets(position, len(batches))
             with self._taken() as table:
                 self._engine.replay(step, first, batch, counted)
             return table
@@ -228,10 +228,10 @@ def passed_on(batch: Batch, following: Sequence[int], device: torch.device) -> t
     rank = dist.get_rank()
     after, before = following[rank], following.index(rank)
     if after == rank:
-        of_all_ranks({}, _Form)
+        all_gather({}, _Form)
         return batch, before
     own = {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
-    form = of_all_ranks({name: tuple(tensor.shape) for name, tensor in own.items()}, _Form)[before]
+    form = all_gather({name: tuple(tensor.shape) for name, tensor in own.items()}, _Form)[before]
     theirs = {name: torch.empty(shape, dtype=torch.long, device=device) for name, shape in form.items()}
     sent = [dist.P2POp(dist.isend, one, after, tag=number) for number, one in enumerate(own.values())]
     received = [dist.P2POp(dist.irecv, one, before, tag=number) for number, one in enumerate(theirs.values())]

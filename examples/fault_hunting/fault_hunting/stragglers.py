@@ -21,7 +21,7 @@ import torch.distributed as dist
 from fault_hunting.clocks import DeviceTimes, HostTimes
 from pretrain.engine.ranks import communication_device
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import Findings
+from pretrain.evaluate.hook import EvalResult
 from pretrain.run.environment import place
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
@@ -121,11 +121,11 @@ class Stragglers(Callback):
         if not _same(now, before):
             trainer.report.record_findings(trainer.step, self._findings(trainer.step, now, before))
 
-    def _findings(self, step: int, now: Slow | None, before: Slow | None) -> Findings:
+    def _findings(self, step: int, now: Slow | None, before: Slow | None) -> EvalResult:
         line = f"warning: {self._what(now)}{self._remedy(now)}" if now else f"{self._which(before)} is no longer slow"
         host, device = place(now.rank, self._machines) if now and now.rank is not None else ("", "")
         row = {"rank": now and now.rank, "host": host, "device": device, "slow": now and now.cause}
-        findings = Findings(self._metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
+        findings = EvalResult(self._metrics, {TABLE: [{**row, "what": self._what(now) if now else line}]}, lines=[line])
         with contextlib.suppress(OSError):  # a full disk must not end the run
             record.keep(self._folder, step, findings)
         return findings
@@ -172,8 +172,8 @@ def compared(times: np.ndarray, remote: bool) -> list[Slow]:
 
 
 def named(found: list[Slow], factor: float, before: Slow | None) -> Slow | None:
-    """The part to name as slow by `factor`, if any. The one that was named `before` is kept until it is as fast as
-    others, or something else is slower by as much again."""
+    """Picks the straggler to report, slower than others by `factor`; None: there is none. Hysteresis: the straggler
+    named `before` stays until it recovers, or until another part is slower by as much again."""
     new = max((one for one in found if one.sure), key=lambda one: one.factor, default=None)
     if new and new.factor < factor**_NAMED:
         new = None

@@ -34,7 +34,7 @@ from tests import tables
 from tests.pretrain.exactness import whole_parameters
 from tests.pretrain.rank_processes import each, on_ranks
 from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import engine_of, firsts, flip, micro_batches, run_config
+from tests.pretrain.small_runs import engine_of, flip, micro_batches, row_offsets, run_config
 from tests.slow import slow
 
 # Steps that are computed twice
@@ -85,7 +85,7 @@ def trained(
         trainer.before = SimpleNamespace(step=step, position=step * rows)
         wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
         with wrong, replay.during_step(trainer) if replay else contextlib.nullcontext():
-            outcome = engine.step(step, firsts(layout, step), batches)
+            outcome = engine.step(step, row_offsets(layout, step), batches)
         numbers.append((outcome.loss, engine.gradient_norm))
         found.append(replay.found if replay else None)
         assert replay is None or replay.found or replay.clean == step + 1

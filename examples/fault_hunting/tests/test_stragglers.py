@@ -25,7 +25,7 @@ from pretrain.training.run import train
 from tests.pretrain.rank_processes import each as each_in_turn
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import engine_of, firsts, micro_batches, own_layout, run_config
+from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 from tests.slow import slow
 from tests.tables import each
 
@@ -201,7 +201,7 @@ def collectives_of_a_step(stage, optimizer):
         for name in COLLECTIVES:
             patch.setattr(dist, name, noted(name, getattr(dist, name)))
         begun[0] = 0
-        engine.step(0, firsts(own_layout(), 0), micro_batches(own_layout(), 0))
+        engine.step(0, row_offsets(own_layout(), 0), micro_batches(own_layout(), 0))
     engine.close()
     return computed, waited, begun[0]
 

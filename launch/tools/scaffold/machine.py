@@ -15,7 +15,7 @@ from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import AnyModelConfig
 from pretrain.device_speed import GPU_MFU, cpu_share, gpu_of_device, product_flops
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 
 SERIES = {  # by the name for users: the prefix and the sizes of shipped models, smallest first
@@ -84,7 +84,7 @@ class Machine:
     def seconds_of_row(self, config: ModelConfig, lengths: tuple[int, int]) -> float:
         """The time of training on a row: the row's FLOPs, divided by the FLOP/s that the model's width reaches."""
         share = GPU_MFU if self.gpus else cpu_share(config.width)
-        return count_flops(outline(config), Sizes.of_example(*lengths)) / (share * self.flops)
+        return count_flops(meta_model(config), Sizes.of_example(*lengths)) / (share * self.flops)
 
     def __str__(self) -> str:
         speed = f"{self.flops / 1e9:,.0f} GFLOP/s in wide matmuls ({self.known})"
@@ -108,7 +108,7 @@ class FirstRun:
 
     @property
     def tokens_per_parameter(self) -> float:
-        return self.steps * self.tokens / outline(self.config).num_parameters()
+        return self.steps * self.tokens / meta_model(self.config).num_parameters()
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def run_within(
         config, most = model_named(name), vocabulary + sentinels
         config = config.model_copy(update={"vocab_size": min(config.vocab_size or most, most)})
         possible = hours * _HOUR / machine.seconds_of_row(config, lengths)
-        if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * outline(config).num_parameters():
+        if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * meta_model(config).num_parameters():
             break
         chosen = name, config, possible
     assert chosen

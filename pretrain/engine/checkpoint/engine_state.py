@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.engine.checkpoint.index import Piece
+from pretrain.engine.checkpoint.index import SavedFragment
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, load_buffers
 from pretrain.engine.deepspeed_private import flat_buffers, fragments, loaded, swapped, update_parameters, wrapped
 from pretrain.engine.engine import Engine
@@ -36,7 +36,7 @@ class Copy:
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, SavedFragment] = field(default_factory=dict)
     image: Tensor = field(default_factory=lambda: torch.empty(0))
     seconds: float = 0.0
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (to, from)
@@ -82,7 +82,7 @@ def copy_bytes(engine: Engine) -> int:
     return 4 * tensors * engine.own_elements
 
 
-class HostCopies:
+class PinnedStaging:
     """Copies an engine's state, each time to the same host memory, since new memory costs more than the copy.
 
     The memory has the content of a safetensors file. `allocate` returns so many bytes of memory. By default this is
@@ -98,7 +98,10 @@ class HostCopies:
         self._tensors: dict[str, Tensor] = {}
         self._current = Copy()
         self._current.finish()
-        wrapped(engine.deepspeed).register_step_pre_hook(lambda *_: self._current.wait())
+
+    def wait(self) -> None:
+        """Returns when the state may change: call this before each update of the weights."""
+        self._current.wait()
 
     def take(self) -> Copy:
         """Begins a copy. The copy before must not be used any more. Raises the errors of `allocate`, and RuntimeError
@@ -117,7 +120,7 @@ class HostCopies:
                 others = factored.get(one.name, {}) if one.start == 0 else {}
                 shapes |= {f"{name}/{one.name}": [one.size] for name in (PARAMETER, *names)}
                 whole |= {f"{name}/{one.name}": value for name, value in others.items()}
-                copy.pieces[one.name] = Piece(one.start, one.size, list(one.shape), single, names, list(others))
+                copy.pieces[one.name] = SavedFragment(one.start, one.size, list(one.shape), single, names, list(others))
         self._lay_out(shapes | {name: list(value.shape) for name, value in whole.items()}, buffers[0][0].is_cuda)
         copy.image, copy.tensors = self._image, dict(self._tensors)
         for number, (buffer, owned) in enumerate(buffers):

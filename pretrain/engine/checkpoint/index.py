@@ -137,9 +137,9 @@ class Index:
         kinds = {key.rpartition(".")[0] for key, _, _ in found if _KIND.search(key)}
         for key, old, new in found:
             if _CONTENT.fullmatch(key) and old and new:
-                lines.append(f"{_NAMED.get(key, key)} differs from the checkpoint's")
+                lines.append(f"{_key_of_content(key)} differs from the checkpoint's")
             elif _KIND.search(key) or not any(key.startswith(f"{section}.") for section in kinds):
-                lines += differences({_NAMED.get(key, key): old}, {_NAMED.get(key, key): new})
+                lines += differences({_key_of_content(key): old}, {_key_of_content(key): new})
         of_another = f"the checkpoint of step {self.step} is of another run"
         return [f"{of_another}: {line}; set it back, or {ANOTHER_RUN}" for line in lines]
 
@@ -153,9 +153,13 @@ class Index:
 
 ANOTHER_RUN = "start a new run with --fresh or another run.directory"
 _KIND = re.compile(r"\.(name|family)$")  # the kind of a section; if it differs, the section's other keys aren't listed
-_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.teacher_sha256|data\.train\.\d+\.corpus")  # checksums of content,
-_NAMED = {"tokenizer_sha256": "data.train.0.corpus's tokenizer", "wrapper.teacher_sha256": "wrapper.teacher"}  # by key
+_CONTENT = re.compile(r"tokenizer_sha256|wrapper\.\w+_sha256|data\.train\.\d+\.corpus")  # checksums of content
 _CHECKSUM = "checksum"  # of the index's other keys
+
+
+def _key_of_content(key: str) -> str:
+    """The key of the run file whose content has the checksum `key`; `key` itself if it is no checksum."""
+    return "data.train.0.corpus's tokenizer" if key == "tokenizer_sha256" else key.removesuffix("_sha256")
 
 
 def _checksum(values: Mapping[str, object]) -> str:
@@ -293,7 +297,7 @@ def damage(directory: Path, check: Callable[[Path, Index], None]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SavedFragment:
     """Elements `start` … `start` + `size` − 1 of a flattened parameter of `shape`.
 
     Attributes:
@@ -314,14 +318,14 @@ class Piece:
 class Table:
     """The content of a rank's .json file: the fragments in the safetensors file beside it, by parameter name."""
 
-    fragments: dict[str, Piece]
+    fragments: dict[str, SavedFragment]
 
 
 Files = Mapping[str, File | MappedFile]
 """Descriptions of files, by their path below the checkpoint."""
 
 
-def write_table(directory: Path, rank: int, pieces: dict[str, Piece]) -> Files:
+def write_table(directory: Path, rank: int, pieces: dict[str, SavedFragment]) -> Files:
     """Writes the table of the fragments of `rank`; returns its description."""
     path = directory / f"{rank_file(rank)}.json"
     write_json(path, Table(pieces))

@@ -29,12 +29,12 @@ from data_pipeline.base.atomic import write_json
 from data_pipeline.base.json_file import read_valid_json
 from pretrain.engine.checkpoint import rank_file
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
-from pretrain.engine.checkpoint.engine_state import Copy, HostCopies, copy_bytes
+from pretrain.engine.checkpoint.engine_state import Copy, PinnedStaging, copy_bytes
 from pretrain.engine.checkpoint.index import Files, MappedFile, Origin, write_run_index, write_table
 from pretrain.engine.checkpoint.save import write_common, write_together
 from pretrain.engine.checkpoint.tensors import model_buffers
 from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import group_of_threads, on_each_rank, on_rank_0
+from pretrain.engine.ranks import group_of_threads, on_rank_0, run_on_all_ranks
 from pretrain.run.train_state import TrainState
 
 _RUN_NAME = "memory.json"
@@ -77,7 +77,7 @@ class MemoryCheckpoints:
         self._node = node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
         self._first_of_node = origin.rank in [ranks[0] for ranks in nodes]
-        page_locked = HostCopies(engine) if engine.device.type == "cuda" else None
+        page_locked = PinnedStaging(engine) if engine.device.type == "cuda" else None
         self._slots = [_Slot(engine, node, origin.rank, number, page_locked) for number in range(_SLOTS)]
         self._number = self._step = 0
         self._storing: threading.Thread | None = None
@@ -89,7 +89,7 @@ class MemoryCheckpoints:
     def open(self) -> "MemoryCheckpoints":
         """Prepares the slots on each node, and returns this object. Raises FailedError if a node has no room."""
         name = on_rank_0(self._name_run, str)
-        on_each_rank(lambda: self._prepare(name))  # before the first slot is filled
+        run_on_all_ranks(lambda: self._prepare(name))  # before the first slot is filled
         self._group = group_of_threads()
         return self
 
@@ -119,6 +119,11 @@ class MemoryCheckpoints:
         stored = self._storing is None or not self._storing.is_alive()
         return self.problem is None and stored and step - self._step >= self._every
 
+    def wait_for_staging(self) -> None:
+        """Returns when the state has been copied and may change: call this before each update of the weights."""
+        for slot in self._slots:
+            slot.copies.wait()
+
     def take(self, train_state: TrainState) -> None:
         """Begins to copy the state of this rank. All ranks must be due, and the step must be in the file of metrics,
         since a run may resume after it."""
@@ -145,7 +150,7 @@ class MemoryCheckpoints:
             files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
             if self._neighbours:
                 self._exchange(slot, files)
-            on_each_rank(lambda: self._name(slot, files, state), self._group)
+            run_on_all_ranks(lambda: self._name(slot, files, state), self._group)
         except Exception as error:  # no room, or a rank is gone
             self.problem = f"{self._node}: {' '.join(str(error).split())}: no further checkpoints in memory"
         self._seconds += time.thread_time() + (copy.seconds if isinstance(copy, Copy) else 0.0)
@@ -164,7 +169,7 @@ class MemoryCheckpoints:
         """Sends this rank's files to a rank of the next node, and receives those that this rank keeps."""
         assert self._neighbours
         to, sources = self._neighbours
-        incoming = on_each_rank(lambda: {source: slot.room(source, files) for source in sources}, self._group)
+        incoming = run_on_all_ranks(lambda: {source: slot.room(source, files) for source in sources}, self._group)
         table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
         sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
         pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
@@ -173,7 +178,7 @@ class MemoryCheckpoints:
         for one in pending:
             one.wait()
         tables = {source: table for source, (table, *_) in incoming.items()}
-        on_each_rank(partial(slot.keep, tables), self._group)
+        run_on_all_ranks(partial(slot.keep, tables), self._group)
 
     def _adjust(self, seconds: float) -> None:
         """Sets the number of steps between checkpoints from the cost of the last one."""
@@ -202,14 +207,14 @@ class MemoryCheckpoints:
 class _Slot:
     """A file that this rank fills in turn with another, beside the files that it keeps for ranks of another node.
 
-    The files are in `directory` at first, then in a checkpoint; `place` is where they are now. `page_locked`:
-    the GPU's copies of the tensors in page-locked memory; this rank's file is filled from them.
+    The slot's files start in `directory` and move into a checkpoint directory; `place` is their current location.
+    `page_locked`: pinned staging buffers, on GPUs, from which this rank's file is filled.
     """
 
-    def __init__(self, engine: Engine, node: Path, rank: int, number: int, page_locked: HostCopies | None):
+    def __init__(self, engine: Engine, node: Path, rank: int, number: int, page_locked: PinnedStaging | None):
         self.directory = self.place = node / "checkpoints" / f".slot-{number}"
         self.files: dict[int, Tensor] = {}  # by rank: the bytes of the file of tensors, mapped
-        self.copies = page_locked or HostCopies(engine, partial(self.file, rank))
+        self.copies = page_locked or PinnedStaging(engine, partial(self.file, rank))
 
     def file(self, rank: int, size: int) -> Tensor:
         """The bytes (size,) of the file of tensors of `rank`. Raises OSError if there is too little memory."""
@@ -231,8 +236,8 @@ class _Slot:
             (self.directory / f"{rank_file(rank)}.json").write_bytes(table.numpy().tobytes())
 
     def withdraw(self) -> None:
-        """Takes the checkpoint's name from the files, if they have one. The node's first rank to call this does it for
-        all, before any of them fills its file."""
+        """Renames the checkpoint back to its slot, so that nobody finds the checkpoint while it is overwritten. The
+        first rank of the node that gets here renames it; for the others this is a no-op."""
         with contextlib.suppress(FileNotFoundError):
             self.place.rename(self.directory)
         self.place = self.directory

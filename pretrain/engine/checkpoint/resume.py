@@ -18,7 +18,7 @@ from pretrain.engine.checkpoint import memory
 from pretrain.engine.checkpoint.directory import all_steps, candidates, checkpoint_directory, set_latest
 from pretrain.engine.checkpoint.index import INDEX, File, Files, MappedFile, damage, first_valid
 from pretrain.engine.checkpoint.tensors import StoredTensors, verify_share
-from pretrain.engine.ranks import first_value, from_rank_0, of_all_ranks, on_rank_0, ranks_by_node
+from pretrain.engine.ranks import all_gather, broadcast, first_value, on_rank_0, ranks_by_node
 from pretrain.run import node_memory, watchdog
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     On one node, the checkpoint stays in memory, unless its step is `last`, at which the run ends or stops: that
     checkpoint must be on disk. On several nodes, the checkpoint is copied to the run directory, which all nodes see.
     """
-    name = from_rank_0(memory.run_name(run / "checkpoints"), str | None)
+    name = broadcast(memory.run_name(run / "checkpoints"), str | None)
     node = node_memory.given()
     if node and (name is None or memory.run_name(node) != name):  # of a run that was in this directory before
         shutil.rmtree(node / "checkpoints", ignore_errors=True)
@@ -66,7 +66,7 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
     on_disk = checkpoint_index.read(resume).step if resume else -1
     nodes = ranks_by_node()
     own = _held(node, on_disk, next(ranks for ranks in nodes if dist.get_rank() in ranks)) if node else {}
-    held = [dict(one) for one in of_all_ranks([*own.items()], list[tuple[_Key, dict[str, bool]]])]
+    held = [dict(one) for one in all_gather([*own.items()], list[tuple[_Key, dict[str, bool]]])]
     for key in sorted({key for one in held for key in one}, reverse=True):
         where = _holders([one.get(key, {}) for one in held])
         on_all = all(key in one for one in held)  # otherwise a node is new, or a rank has no directory in memory
@@ -111,7 +111,7 @@ def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) 
     """Copies a checkpoint to `run`, each file by the rank in `where`. Returns its new path; None if a file is
     damaged."""
     final, rank = checkpoint_directory(run, step), dist.get_rank()
-    source, temporary = checkpoint_directory(node or run, step), from_rank_0(temporary_path(final), Path)
+    source, temporary = checkpoint_directory(node or run, step), broadcast(temporary_path(final), Path)
     mine = [name for name, holder in where.items() if holder == rank]
     index = checkpoint_index.read(source) if mine else None
     copied: dict[str, File | MappedFile] = {}
@@ -122,7 +122,7 @@ def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) 
             shutil.copyfile(source / name, temporary / name)
             flush(temporary / name)
             copied[name] = File.of(temporary / name, watchdog.alive)
-    copied = dict(sorted((name, file) for one in of_all_ranks(copied, Files) for name, file in one.items()))
+    copied = dict(sorted((name, file) for one in all_gather(copied, Files) for name, file in one.items()))
     if copied.keys() != where.keys():
         return None
     if index and rank == min(where.values()):

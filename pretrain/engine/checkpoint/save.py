@@ -28,11 +28,11 @@ from data_pipeline.corpus import tokenizer
 from data_pipeline.loading.stream import each_once
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory, set_latest
-from pretrain.engine.checkpoint.engine_state import Copy, HostCopies
+from pretrain.engine.checkpoint.engine_state import Copy, PinnedStaging
 from pretrain.engine.checkpoint.index import Files, Origin, write_run_index
 from pretrain.engine.checkpoint.tensors import model_buffers, write_buffers, write_part
 from pretrain.engine.engine import Engine
-from pretrain.engine.ranks import first_value, from_rank_0, group_of_threads, of_all_ranks, on_each_rank, words
+from pretrain.engine.ranks import all_gather, broadcast, first_value, group_of_threads, run_on_all_ranks, words
 from pretrain.run import watchdog
 from pretrain.run.train_state import TrainState
 
@@ -90,7 +90,7 @@ class Saver:
         self._engine = engine
         self._origin = origin
         self._group = group
-        self._copies: HostCopies | None = None
+        self._copies: PinnedStaging | None = None
         self._writing: _Writing | None = None
         self._thread = threading.Thread()
 
@@ -98,6 +98,11 @@ class Saver:
     def open(cls, engine: Engine, origin: Origin) -> "Saver":
         """A saver with a group of its own. All ranks call this together."""
         return cls(engine, origin, group_of_threads())
+
+    def wait_for_staging(self) -> None:
+        """Returns when the state has been copied and may change: call this before each update of the weights."""
+        if self._copies:
+            self._copies.wait()
 
     @property
     def writes(self) -> bool:
@@ -111,10 +116,10 @@ class Saver:
         """
         started = time.perf_counter()
         before = self.wait()
-        copy = on_each_rank(self._copied)
+        copy = run_on_all_ranks(self._copied)
         buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
         final = checkpoint_directory(self._origin.run, train_state.step)
-        temporary = from_rank_0(temporary_path(final), Path)
+        temporary = broadcast(temporary_path(final), Path)
         self._writing = _Writing(Saved(final, train_state.step), copy)
         arguments = (self._writing, train_state, temporary, buffers, weights)
         # a daemon thread, so that a process that ends with an error doesn't wait for it
@@ -125,7 +130,7 @@ class Saver:
 
     def _copied(self) -> Copy:
         """A copy of this rank's state. Raises FailedError if there is no memory for the copy."""
-        self._copies = self._copies or HostCopies(self._engine)
+        self._copies = self._copies or PinnedStaging(self._engine)
         try:
             return self._copies.take()
         except RuntimeError as error:  # also if the system locks no more pages
@@ -249,8 +254,8 @@ def write_together(
 
     Called in a thread of each rank. Raises FailedError on all ranks if one can't write its files.
     """
-    files = on_each_rank(write, group)
-    told = of_all_ranks((files, train_state), tuple[Files, TrainState], group)
+    files = run_on_all_ranks(write, group)
+    told = all_gather((files, train_state), tuple[Files, TrainState], group)
     # each rank skips only the damaged blocks in its own share of the rows
     skipped = each_once(one for _, state in told for one in state.skipped)
     everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}

@@ -23,7 +23,7 @@ from data_pipeline.base.json_file import read_json
 from data_pipeline.base.safetensors_file import os_errors
 from pretrain import models
 from pretrain.engine.checkpoint import BUFFERS, index, rank_file
-from pretrain.engine.checkpoint.index import File, Files, Piece, Table, write_table
+from pretrain.engine.checkpoint.index import File, Files, SavedFragment, Table, write_table
 from pretrain.engine.ranks import first_value
 from pretrain.models.model import Model
 from pretrain.run import watchdog
@@ -46,7 +46,7 @@ def header(shapes: Mapping[str, list[int]]) -> bytes:
 
 
 def write_part(
-    directory: Path, rank: int, image: Tensor, pieces: dict[str, Piece], progress: Callable[[], None]
+    directory: Path, rank: int, image: Tensor, pieces: dict[str, SavedFragment], progress: Callable[[], None]
 ) -> Files:
     """Writes a rank's safetensors file with the bytes `image` (bytes,), and the table of its fragments. Returns their
     descriptions.
@@ -111,7 +111,7 @@ class StoredTensors:
         self.directory = directory
         self.index = index.read(directory)
         index.missing_or_short(directory, self.index)
-        self._pieces: dict[str, list[tuple[Piece, str]]] = {}  # by parameter: its pieces, each with its file
+        self._pieces: dict[str, list[tuple[SavedFragment, str]]] = {}  # by parameter: its pieces, each with its file
         self._opened: dict[str, Any] = {}  # opening a file reads its header
         for rank in range(self.index.world_size):
             for name, piece in read_json(directory / f"{rank_file(rank)}.json", Table).fragments.items():
@@ -140,7 +140,7 @@ class StoredTensors:
 
         `model`: what messages call the model of `config`.
         """
-        expected = {name: tuple(parameter.shape) for name, parameter in models.outline(config).named_parameters()}
+        expected = {name: tuple(parameter.shape) for name, parameter in models.meta_model(config).named_parameters()}
         found = self.shapes
         both = [name for name in expected if name in found]
         kinds = {
@@ -152,7 +152,7 @@ class StoredTensors:
         if problems:
             raise FailedError("\n".join(f"{self.directory}: not of {model}: {problem}" for problem in problems))
 
-    def _verify_tensors(self, name: str, piece: Piece, file: str) -> None:
+    def _verify_tensors(self, name: str, piece: SavedFragment, file: str) -> None:
         with self._open(file) as tensors:
             for state in (PARAMETER, *piece.states, *piece.whole):
                 elements = None if state in piece.whole else piece.size
@@ -218,7 +218,7 @@ def _read(path: Path) -> Iterator[None]:
         raise FailedError(f"{path}: damaged: {error}") from None
 
 
-def _incomplete(pieces: list[Piece]) -> str | None:
+def _incomplete(pieces: list[SavedFragment]) -> str | None:
     """Why the pieces don't make up one parameter; None if they do."""
     first = pieces[0]
     for piece in pieces:

@@ -21,7 +21,7 @@ from pretrain import models
 from pretrain.engine.checkpoint import BUFFERS, CONFIG, rank_file
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import candidates
-from pretrain.engine.checkpoint.index import Index, Piece, write_index, write_table
+from pretrain.engine.checkpoint.index import Index, SavedFragment, write_index, write_table
 from pretrain.engine.checkpoint.tensors import (
     PARAMETER,
     StoredTensors,
@@ -35,7 +35,7 @@ from pretrain.engine.checkpoint.tensors import (
 from pretrain.engine.optimizers import AVERAGE
 from pretrain.hardware import device_type
 from pretrain.models import ModelConfig
-from pretrain.models.layers import NotDrawn
+from pretrain.models.layers import SkipInit
 from pretrain.models.model import Model
 from pretrain.run.train_state import TrainState
 
@@ -61,7 +61,7 @@ class TrainedModel:
             verify_together(directory, config)
         else:
             StoredTensors(directory).verify()
-        with NotDrawn():
+        with SkipInit():
             model = models.build(config)
         load_weights(model, directory)
         return cls(model.eval(), tokenizers.load(directory))
@@ -90,7 +90,7 @@ def save_weights(
     step and data the new checkpoint takes over; None: step 0. `run_file`: the run file to copy.
     """
     progress = origin.train_state if origin else TrainState.new()
-    model = models.outline(config)
+    model = models.meta_model(config)
     names = [name for name, _ in model.named_parameters()]
     with new_directory(out) as partial:
         tokenizers.save(tokenizer, partial)
@@ -98,7 +98,7 @@ def save_weights(
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
         write_tensors(tensors, partial / f"{rank_file(0)}.safetensors")
-        pieces = {name: Piece(0, state[name].numel(), list(state[name].shape)) for name in names}
+        pieces = {name: SavedFragment(0, state[name].numel(), list(state[name].shape)) for name in names}
         write_table(partial, 0, pieces)
         write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)
         if run_file is not None:

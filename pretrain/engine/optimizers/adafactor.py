@@ -14,7 +14,7 @@ from pretrain.config.optimizers import AdafactorConfig
 from pretrain.engine.optimizers.flat_buffers import (
     FlatBuffer,
     Sharded,
-    in_whole,
+    fused_update,
     root_mean_squares,
     sum_of_squares,
     sums_of_squares,
@@ -122,7 +122,7 @@ def tiles(buffer: FlatBuffer, numbers: list[int]) -> list[Tile]:
 
     On a GPU, as few tiles as possible: the layers of a model repeat, so that all matrices of one kind are one tile.
     """
-    if not in_whole(buffer.tensor.device):
+    if not fused_update(buffer.tensor.device):
         return [tile for number in numbers for tile in _parts(buffer, number, _ELEMENTS_IN_CACHE)]
     whole = [number for number in numbers if buffer.fragments[number].whole]
     split = [number for number in numbers if not buffer.fragments[number].whole]

@@ -14,7 +14,7 @@ from pretrain.engine.optimizers.flat_buffers import (
     Sharded,
     count_step,
     fused_adamw,
-    in_whole,
+    fused_update,
     root_mean_squares,
     sums_of_squares,
 )
@@ -43,7 +43,7 @@ class AdamWScale(Sharded):
         rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
         decay = group["lr"] * group["weight_decay"]
         beta1, beta2 = self.config.betas
-        if in_whole(values.device):
+        if fused_update(values.device):
             step = state["step"].double()  # 1 − 0.999ᵗ loses digits in fp32
             correction = (1 - beta2**step).sqrt() / (1 - beta1**step)
             mean = state["exp_avg"].lerp_(gradient, 1 - beta1)

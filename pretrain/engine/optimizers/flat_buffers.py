@@ -99,9 +99,9 @@ class FlatBuffer:
         return padded[numbers].repeat_interleave(lengths, output_size=self.tensor.numel())
 
 
-def in_whole(device: torch.device) -> bool:
-    """True if optimizers update a whole flat buffer in few operations, since each costs a launch on a GPU. On a CPU,
-    many operations on parts that stay in the cache are faster."""
+def fused_update(device: torch.device) -> bool:
+    """True: update the whole flat buffer at once, which launches fewer kernels on a GPU. False, on a CPU: update it in
+    parts that fit into the cache."""
     return device.type not in IN_PARTS
 
 
@@ -112,7 +112,7 @@ _ELEMENTS_OF_A_NORM = 1 << 14  # in fp32 on a GPU: an fp64 norm would copy the f
 
 def sum_of_squares(values: Tensor) -> Tensor:
     """() Sum over a flat buffer of any size, in fp64: in fp32, a norm of 25 million elements is off by 0.1 %."""
-    if in_whole(values.device):
+    if fused_update(values.device):
         rows = values.numel() // _ELEMENTS_OF_A_NORM
         whole, rest = values.split([rows * _ELEMENTS_OF_A_NORM, values.numel() - rows * _ELEMENTS_OF_A_NORM])
         norms = torch.linalg.vector_norm(whole.view(rows, _ELEMENTS_OF_A_NORM), dim=1)
@@ -195,7 +195,7 @@ class Sharded(Optimizer):
 def sums_of_squares(buffer: FlatBuffer, values: Tensor) -> Tensor:
     """(parameters,) Sums over this rank's fragments, fp64."""
     pieces = buffer.pieces(values)
-    if in_whole(values.device):
+    if fused_update(values.device):
         return torch.stack(torch._foreach_norm(pieces, 2, torch.float64)).square()
     return torch.stack([sum_of_squares(piece) for piece in pieces])
 

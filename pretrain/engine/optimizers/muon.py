@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from pretrain.config.optimizers import MuonConfig
-from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, count_step, fused_adamw, in_whole
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, count_step, fused_adamw, fused_update
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: raises small singular values fastest, and brings all near 1
@@ -51,7 +51,7 @@ class Muon(Sharded):
         assigned = self._assignment(buffer)
         rates = [group["lr"] * size for size in assigned.sizes_of_updates]
         decay = group["lr"] * group["weight_decay"]
-        if not in_whole(values.device) and assigned.ranks == 1:
+        if not fused_update(values.device) and assigned.ranks == 1:
             self._step_one_by_one(buffer, values, gradient, state["momentum_buffer"], rates, decay)
             return
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - config.momentum)
@@ -83,7 +83,7 @@ class Muon(Sharded):
         fragments = received.split(
             [assigned.sizes[matrix][rank] for rank in range(assigned.ranks) for matrix in assigned.own]
         )
-        most = 1 << 25 if in_whole(received.device) else 1  # elements at once, since a GPU's launches cost time
+        most = 1 << 25 if fused_update(received.device) else 1  # elements at once, since a GPU's launches cost time
         for batch in _batches([buffer.fragments[matrix].shape for matrix in assigned.own], most):
             parts = [part for number in batch for part in fragments[number :: len(assigned.own)]]
             shape = buffer.fragments[assigned.own[batch[0]]].shape

@@ -301,8 +301,8 @@ def attend(
     queries. `capped` is `soft_capped`, or nothing without a `softcap`. `joined` (batch, length, 3, heads, d_kv): the
     tensor that queries, keys and values are parts of, if there is one; our kernel returns its gradient whole.
 
-    `use` chooses the form. Only soft caps, which PyTorch's kernels don't have, are eager
-    without a kernel of ours. The softmax is in fp32 in all forms.
+    `use` selects the backend. With a soft cap, which PyTorch's kernels lack, attention is eager unless the Triton
+    kernels are used. Every backend computes the softmax in fp32.
     """
     keys, values = for_each_head(queries, keys), for_each_head(queries, values)
     if bias is None and softcap is not None and queries.size(2) > 1 and by_kernel(queries):

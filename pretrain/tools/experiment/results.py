@@ -16,7 +16,7 @@ from scipy.special import stdtr
 
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import newest
-from pretrain.models import outline
+from pretrain.models import meta_model
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment.experiment_folder import PlannedRun
 
@@ -113,7 +113,7 @@ def _result(run: PlannedRun, others: Sequence[str]) -> Result:
         run.row,
         run.seed,
         run.config.run.max_steps,
-        parameters=outline(model).num_parameters(),
+        parameters=meta_model(model).num_parameters(),
         train_loss=ends.get("train/loss"),
         validation_loss=ends.get(f"validation/{corpus}/loss"),
         embedding_loss=embedding_loss,

@@ -13,8 +13,8 @@ from pretrain.engine.checkpoint.resume import newest_verified
 from pretrain.engine.ranks import on_rank_0
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
 from pretrain.training.callback import Callback
+from pretrain.training.prepare import state_of
 from pretrain.training.trainer import Trainer
-from pretrain.training.validate import state_of
 
 _TRIED = 3  # steps after a resume: if the loss of none is finite, the checkpoint is unsound
 

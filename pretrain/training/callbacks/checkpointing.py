@@ -10,7 +10,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.fingerprint import of_masters
 from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
-from pretrain.engine.ranks import of_all_ranks, on_each_rank, ranks_by_node
+from pretrain.engine.ranks import all_gather, ranks_by_node, run_on_all_ranks
 from pretrain.run import node_memory, watchdog
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
@@ -28,18 +28,22 @@ class CheckpointsInMemory(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         every, node = trainer.config.checkpoint.memory_every_steps, node_memory.given()
-        if every is None or not any(of_all_ranks(node is not None, bool)):
+        if every is None or not any(all_gather(node is not None, bool)):
             return
         nodes = ranks_by_node()
         ranks = next(ranks for ranks in nodes if trainer.run.rank in ranks)
         try:
-            there = on_each_rank(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
+            there = run_on_all_ranks(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
             self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes).open()
         except FailedError as error:
             trainer.report.warn(f"{error}: no checkpoints in memory")
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         return {_NOT_DUE: self._memory is None or not self._memory.due(trainer.step)}
+
+    def before_update(self, trainer: Trainer) -> None:
+        if self._memory:
+            self._memory.wait_for_staging()
 
     def after_step(self, trainer: Trainer) -> None:
         if self._memory is None:
@@ -90,6 +94,10 @@ class Checkpointing(Callback):
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         return {_WRITING: self._saving and self._saver.writes}
 
+    def before_update(self, trainer: Trainer) -> None:
+        if self._saving:
+            self._saver.wait_for_staging()
+
     def after_step(self, trainer: Trainer) -> None:
         if trainer.rewinding:
             return
@@ -107,7 +115,7 @@ class Checkpointing(Callback):
             self._saving = True
             if trainer.last or trainer.stopping:
                 self._prove_last(trainer)
-        trainer.paused()
+        trainer.resume_clocks()
 
     def finish_saving(self, trainer: Trainer) -> None:
         if trainer.outcome.applied:

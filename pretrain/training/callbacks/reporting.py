@@ -15,7 +15,7 @@ from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
 from pretrain.evaluate import record
-from pretrain.evaluate.hook import HeldOut
+from pretrain.evaluate.hook import ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.rank_environment import local_world_size
@@ -76,8 +76,8 @@ class Speed(Callback):
         dist.all_reduce(total)
         *counts, processor = total.tolist()
         examples, seconds = Sizes(*counts), self._seconds
-        tokens = examples.inputs + (examples.targets if trainer.outline.decoder_reads_targets else 0)
-        rate = count_flops(trainer.outline, examples) / seconds
+        tokens = examples.inputs + (examples.targets if trainer.meta_model.decoder_reads_targets else 0)
+        rate = count_flops(trainer.meta_model, examples) / seconds
         if rate > self._peak:  # the peak was measured while other programs ran
             self._peak = max(rate, self._measured_peak(trainer))
         metrics = {
@@ -98,17 +98,20 @@ class Reporting(Callback):
 
     def before_training(self, trainer: Trainer) -> None:
         run, report = trainer.run, trainer.report
-        config, layout = trainer.config, trainer.layout
+        config, layout, sharding = trainer.config, trainer.layout, trainer.engine.sharding
         on_cpu = trainer.engine.device.type == "cpu"
         threads = f"{counted(torch.get_num_threads(), 'thread')} a rank, " if on_cpu else ""
         report.say(
-            f"{config.run.name}: {trainer.outline.num_parameters():,} parameters, {config.precision}, "
-            f"ZeRO-{config.zero_stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
+            f"{config.run.name}: {trainer.meta_model.num_parameters():,} parameters, {config.precision}, "
+            f"ZeRO-{sharding.stage}, {counted(layout.ranks, 'rank')} × {layout.accumulation} × "
             f"{layout.micro_batch} rows, {threads}steps {run.train_state.step} to {config.run.max_steps}"
         )
+        if sharding.reason:
+            asked = f"deepspeed.zero_optimization.stage: {config.zero_stage}"
+            report.say(f"{asked} runs as stage {sharding.stage}: {sharding.reason}")
         if run.initial_weights and not run.resume:
             report.say(f"starts from the weights in {run.initial_weights}")
-        if config.data.mixing or config.data.weights_of == "tokens":
+        if config.data.mixing:
             shares = ", ".join(f"{100 * share:.3g} % of {name}" for name, share in run.shares.items())
             report.say(f"a mixture, in rows: {shares}")
         for line in run.warnings:
@@ -207,7 +210,7 @@ class EvaluationHooks(Callback):
     def before_training(self, trainer: Trainer) -> None:
         run, config = trainer.run, trainer.config
         skip_damage = config.data.on_damage == "skip"
-        held_out = HeldOut(run.validation, run.training[0].tokenizer, skip_damage, trainer.layout)
+        held_out = ValidationData(run.validation, run.training[0].tokenizer, skip_damage, trainer.layout)
         self._hooks = HookRunner(config.evaluation, held_out, record.directory(run.directory))
         self._periods = {one.every_steps for one in config.evaluation}
 
@@ -222,4 +225,4 @@ class EvaluationHooks(Callback):
             trainer.report.record_findings(trainer.step, findings)
             for callback in trainer.callbacks.values():
                 callback.after_log(trainer, findings.metrics)
-            trainer.paused()
+            trainer.resume_clocks()

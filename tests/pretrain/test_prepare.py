@@ -18,7 +18,7 @@ from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
 from pretrain.training import preflight as module
 from pretrain.training.preflight import device_problems
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.in_process import run_here
 from tests.pretrain.runs import run_file
 from tests.pretrain.small_runs import run_config
@@ -47,7 +47,7 @@ def prepared(small_corpus, tmp_path):
             "data": {"train": corpora, "validation": corpora, "objective": objective},
             "optimizer": {"learning_rate": 1e-3, **optimizer},
         }
-        return validate(run_config(model=model, **(usual | (sections or {}))), 0, 1)
+        return prepare(run_config(model=model, **(usual | (sections or {}))), 0, 1)
 
     return made
 
@@ -273,15 +273,17 @@ def test_a_corpus_without_a_row_in_the_run_is_warned_of(prepared, small_corpus, 
     assert "none of its rows is among the 8 rows of this run" in warning
 
 
-def test_weights_may_be_shares_of_tokens(prepared, small_corpus, corpus_built_with_noise):
-    train = [{"corpus": str(small_corpus), "weight": 3}, {"corpus": str(corpus_built_with_noise)}]
-    splits = [open_corpus(entry["corpus"]).manifest.splits["train"] for entry in train]
-    sizes = [(split.rows, split.tokens) for split in splits]
-    for mixing, wanted in ((None, [0.75, 0.25]), ({"temperature": 2.0}, [3 * sizes[0][1] ** 0.5, sizes[1][1] ** 0.5])):
-        data = {"train": train, "weights_of": "tokens", "mixing": mixing}
-        weights = prepared(VANILLA, sections={"data": data}).stream.weights
-        tokens = [weight * of / rows for weight, (rows, of) in zip(weights, sizes, strict=True)]
-        assert [one / sum(tokens) for one in tokens] == pytest.approx([one / sum(wanted) for one in wanted])
+def test_weights_count_rows_and_a_run_file_in_which_they_counted_tokens_is_refused(small_corpus, tmp_path):
+    """Run files of earlier versions name `rows`."""
+    train = [{"corpus": str(small_corpus)}]
+    data = {"train": train, "validation": train}
+    config = load(run_file(tmp_path / "rows", small_corpus, data={**data, "weights_of": "rows"}), [], RunConfig)
+    assert "weights_of" not in config.data.model_dump()
+    path = run_file(tmp_path / "tokens", small_corpus, data={**data, "weights_of": "tokens"})
+    with pytest.raises(
+        UserError, match=r"data\.weights_of: gone; weights are shares of the rows: divide a share of the "
+    ):
+        load(path, [], RunConfig)
 
 
 @each("key, value", [("size", 500), ("sentinels", 19), ("eos", 2)])
@@ -418,7 +420,6 @@ TOO_MUCH = {
         *("model.num_encoder_layers=10000000000", "data.workers=1000000", "data.prefetch_factor=1000000"),
         "run.cpu_threads=1000000",
     ],
-    "< 2,147,483,648": ["deepspeed.zero_optimization.reduce_bucket_size=2147483648"],
     "from -2**63 to 2**63 - 1": [f"run.seed={2**70}", f"checkpoint.keep_last={2**63}"],
     "as fp32 has them": [
         *("optimizer.learning_rate=1e39", "optimizer.eps=1e-39", "model.init_output_std=1e39"),

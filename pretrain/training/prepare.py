@@ -13,7 +13,7 @@ from data_pipeline.corpus import Corpus, open_corpus
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer import load as load_tokenizer
-from data_pipeline.loading.stream import Mixture, Stream, differences, rates, rates_of_rows
+from data_pipeline.loading.stream import Mixture, Stream, differences, rates
 from pretrain import models
 from pretrain.config.batch import BatchPlan
 from pretrain.config.model_config import ModelConfig
@@ -29,7 +29,7 @@ _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
 
 @dataclass(frozen=True)
-class ValidatedRun:
+class PreparedRun:
     """A checked run file, with the corpora, the model and the checkpoint that the file names."""
 
     config: RunConfig
@@ -123,9 +123,9 @@ class ValidatedRun:
         return found
 
 
-def validate(
+def prepare(
     config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
-) -> ValidatedRun:
+) -> PreparedRun:
     """Opens and checks everything that `config` names, and checks that the run may resume from `resume`.
 
     Raises UserError with all problems, one line each. `of_devices`: further problems, which join them.
@@ -158,11 +158,7 @@ def validate(
     held_out = {name: corpus.objective.full_name for name, corpus in zip(names, validation, strict=True)}
     for number, hook in enumerate(config.evaluation):
         problems += [f"evaluation.{number}.{problem}" for problem in hook.problems(held_out)]
-    wrapper_problems: list[str] = []
-    if config.wrapper:
-        from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
-
-        wrapper_problems = distillation.problems(config.wrapper, model, [*training, *in_stages])
+    wrapper_problems = config.wrapper.problems(model, [*training, *in_stages]) if config.wrapper else []
     problems += wrapper_problems
     if resume is not None and not wrapper_problems:
         problems += _differences_from_resumed(checkpoint_index.read(resume), config, model, training)
@@ -172,7 +168,7 @@ def validate(
         raise UserError("\n".join(problems))
     directory, init_from = Path(config.run.directory), config.checkpoint.init_from
     train_state = state_of(directory, resume) if resume else TrainState.new()
-    return ValidatedRun(
+    return PreparedRun(
         config=config,
         training=training,
         validation=dict(zip(names, validation, strict=True)),
@@ -202,11 +198,6 @@ def _opened(location: str, cache: CacheSection) -> Corpus:
 def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> checkpoint_index.Identity:
     """The settings that may not change over the life of a run, under their keys in a run file."""
     data, weights = config.data, _weights_in_rows(config, training)
-    wrapper: checkpoint_index.Identity | None = None
-    if config.wrapper:
-        from pretrain.training import distillation  # PyTorch takes 2 s, and the launcher does without where it can
-
-        wrapper = distillation.identity(config.wrapper)
     return {
         "run.seed": config.run.seed,
         "model": model.model_dump(),
@@ -214,7 +205,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
         # Adafactor's; it decides the shape of the second moments
         "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
         "optimizer.ema_decay": config.optimizer.ema_decay,
-        "wrapper": wrapper,
+        "wrapper": config.wrapper.identity() if config.wrapper else None,
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": {
             "train": [
@@ -231,8 +222,8 @@ def _differences_from_resumed(
 ) -> list[str]:
     """How this run differs from the run that saved the checkpoint, one line for each key."""
     if problems := saved.differences(identity(config, model, training)):
-        by = "data.mixing" if config.data.mixing else "data.weights_of" if config.data.weights_of == "tokens" else ""
-        return [_OF_WEIGHTS.sub(rf"\g<0> (by {by})", line) for line in problems] if by else problems
+        by = " (by data.mixing)" if config.data.mixing else ""
+        return [_OF_WEIGHTS.sub(rf"\g<0>{by}", line) for line in problems]
     problem = Mixture(_weights_in_rows(config, training)).miscount(saved.consumed, saved.train_state.position)
     found = f"the checkpoint of step {saved.step} is inconsistent: {problem}; {checkpoint_index.ANOTHER_RUN}"
     return [found] if problem else []
@@ -257,13 +248,10 @@ def _weights_in_rows(config: RunConfig, training: list[Corpus]) -> list[float]:
     """The weight of each corpus in the mixture, in rows."""
     data = config.data
     weights = [entry.weight for entry in data.train]
-    rows, tokens = (
-        [max(1, getattr(corpus.manifest.splits["train"], unit)) for corpus in training] for unit in ("rows", "tokens")
-    )
-    in_tokens = data.weights_of == "tokens"
-    if data.mixing is not None:
-        weights = rates(tokens if in_tokens else rows, weights, data.mixing.limit, data.mixing.temperature)
-    return rates_of_rows(weights, rows, tokens) if in_tokens else weights
+    if data.mixing is None:
+        return weights
+    rows = [max(1, corpus.manifest.splits["train"].rows) for corpus in training]
+    return rates(rows, weights, data.mixing.limit, data.mixing.temperature)
 
 
 def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
@@ -271,7 +259,7 @@ def _optimizer_problems(config: RunConfig, model: ModelConfig) -> list[str]:
         return []
     from pretrain.engine.optimizers import groups  # PyTorch takes 2 s, and the launcher does without where it can
 
-    return groups.problems(models.outline(model), config.optimizer)
+    return groups.problems(models.meta_model(model), config.optimizer)
 
 
 def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig, list[str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from distillation.wrapper import Distillation
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
@@ -23,9 +24,8 @@ from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.distillation import Distillation
 from pretrain.training.metrics import Metrics
-from pretrain.training.validate import validate
+from pretrain.training.prepare import prepare
 from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.pretrain.rank_processes import on_ranks
 from tests.pretrain.runs import MODEL, losses, run_file, train_each
@@ -96,7 +96,7 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
 
 def one_step() -> tuple[float, dict[str, float], dict[str, float], float]:
     """(loss of a step, metrics, means over its targets, the mean without a teacher) of a T5 in two micro-batches."""
-    from pretrain.engine.engine import Engine
+    from pretrain.engine.engine import Engine  # DeepSpeed asks the rank's environment for its device
 
     config = step_config()
     student = models.build(config.model)
@@ -189,7 +189,7 @@ def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, o
     index = checkpoint_index.read(last)
     assert index.identity["wrapper"]["temperature"] == 1.5
     assert index.identity["wrapper"]["teacher_sha256"]
-    student = models.outline(index.model)
+    student = models.meta_model(index.model)
     assert StoredTensors(last).shapes.keys() == dict(student.named_parameters()).keys()
     refused_on_resume(made["cut"], put)
 
@@ -201,14 +201,14 @@ def refused_on_resume(path: Path, put) -> None:
 
     def told(wrapper) -> list[str]:
         with pytest.raises(UserError) as refused:
-            validate(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
+            prepare(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
         of_another, way_out = (
             "the checkpoint of step 2 is of another run: ",
             "; set it back, or start a new run with --fresh or another run.directory",
         )
         return [line.removeprefix(of_another).partition(way_out)[0] for line in str(refused.value).split("\n")]
 
-    validate(RunConfig.model_validate(run), 0, 1, resume)
+    prepare(RunConfig.model_validate(run), 0, 1, resume)
     (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})
     assert line == "wrapper.teacher differs from the checkpoint's"
     assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, null here"]
@@ -227,7 +227,7 @@ def refused(small_corpus, tmp_path):
         run = {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1}
         config = run_config(model=model, data=data, run=run, wrapper={"name": "distillation", "teacher": teacher})
         try:
-            validate(config, 0, 1)
+            prepare(config, 0, 1)
         except UserError as error:
             return str(error).split("\n")
         return []

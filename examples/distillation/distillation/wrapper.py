@@ -29,8 +29,8 @@ from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.tokenizer import load as load_tokenizer
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.stream import differences
+from distillation.settings import DistillationSettings
 from pretrain import models
-from pretrain.config.run_config import DistillationSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -44,7 +44,7 @@ LOGITS_PER_CHUNK = 1 << 26  # a few fp32 tensors of this size exist at once
 _IDS = ("kind", "sha256", "special_tokens")
 
 
-def problems(settings: DistillationSection, model: ModelConfig, training: list[Corpus]) -> list[str]:
+def problems(settings: DistillationSettings, model: ModelConfig, training: list[Corpus]) -> list[str]:
     """Why a run of `model` can't be distilled from its teacher, one line for each reason."""
     able = [name for name, family in models.FAMILIES.items() if "prefix_lm" in family.objectives]
     found = []
@@ -78,14 +78,14 @@ def problems(settings: DistillationSection, model: ModelConfig, training: list[C
     return found
 
 
-def identity(settings: DistillationSection) -> checkpoint_index.Identity:
+def identity(settings: DistillationSettings) -> checkpoint_index.Identity:
     """The settings that may not change over the life of a run: all but the teacher's path. The teacher's content is
     known by the sha256 of its index, which has the checksums of its files."""
     index = _checkpoint(settings) / checkpoint_index.INDEX
     return {"teacher_sha256": sha256(index), **settings.model_dump(exclude={"teacher"})}
 
 
-def load(settings: DistillationSection, precision: str, device: torch.device) -> Callable[[nn.Module], "Distillation"]:
+def load(settings: DistillationSettings, precision: str, device: torch.device) -> Callable[[nn.Module], "Distillation"]:
     """Loads the teacher on all ranks together; returns a function that wraps a student. Raises FailedError if the
     teacher's checkpoint is damaged."""
     trained = TrainedModel.open(_checkpoint(settings), together=True)
@@ -95,7 +95,7 @@ def load(settings: DistillationSection, precision: str, device: torch.device) ->
     return lambda student: Distillation(student, teacher, vocabulary, settings)
 
 
-def _checkpoint(settings: DistillationSection) -> Path:
+def _checkpoint(settings: DistillationSettings) -> Path:
     return checkpoint_in(Path(settings.teacher))
 
 
@@ -107,7 +107,7 @@ class Distillation(nn.Module):
     have more rows.
     """
 
-    def __init__(self, student: nn.Module, teacher: DecoderOnly, vocabulary: int, settings: DistillationSection):
+    def __init__(self, student: nn.Module, teacher: DecoderOnly, vocabulary: int, settings: DistillationSettings):
         super().__init__()
         self.student = student
         self.teacher = teacher

@@ -1,0 +1,1 @@
+"""Distillation: an encoder-decoder learns prefix LM from a decoder-only teacher, besides the text."""
