@@ -22,9 +22,9 @@ from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models import build, parse
 from pretrain.models.model import shift_right
-from tests.pretrain.exported import in_transformers, pairs_of_gradients, randomise
-from tests.pretrain.small_families import FAMILIES
-from tests.pretrain.test_exports import ROTARY_DECODERS
+from tests.pretrain.export.test_export import ROTARY_DECODERS
+from tests.support.exported import in_transformers, pairs_of_gradients, randomise
+from tests.support.small_families import FAMILIES
 
 IDS = {"vocab_size": 500, "pad_id": 0, "eos_id": 1}
 STANDARD = {"T5 v1.0": {"feed_forward": "relu", "tie_embeddings": True}, "T5 v1.1": {}}

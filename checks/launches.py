@@ -32,8 +32,8 @@ from pretrain.models.kernels import flash_operator
 from pretrain.models.layers import RMSNorm
 from pretrain.models.model import Model
 from pretrain.tools.plan_memory import DeviceForms
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.small_runs import T5, engine_of, micro_batches, own_layout, run_config
+from tests.support.rank_processes import on_ranks
+from tests.support.small_runs import T5, engine_of, micro_batches, own_layout, run_config
 
 FILE = ROOT / "docs/results/gpu/launches.csv"
 ROWS, INPUTS, TARGETS, LAYERS = 128, 512, 114, 12

@@ -16,7 +16,7 @@ import numpy as np
 
 from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates, ngrams
 from data_pipeline.text.document import Document
-from tests.data_pipeline.reading import c4_pages
+from tests.support.reading import c4_pages
 
 FILE = Path(__file__).parents[1] / "docs/results/corpus/near-duplicates.csv"
 PAIRS = 840

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pretrain.models.kernels.tiles import TILES, tile_sizes
-from tests.pretrain.compiled_kernels import KERNELS, OF_FAMILIES, PLAIN, SHARED, compiled, loops, usage
+from tests.support.compiled_kernels import KERNELS, OF_FAMILIES, PLAIN, SHARED, compiled, loops, usage
 
 FILE = Path(__file__).parents[1] / "docs/results/attention/registers.csv"
 GRADIENTS = ("queries' and the bias's gradients", "keys' and values' gradients")

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 import data_pipeline
 from data_pipeline.base.atomic import lock
 from data_pipeline.base.packages import git
-from tests.in_process import done_here
+from tests.support.in_process import done_here
 
 # The same examples each time, however long one takes: it may load a library first, and others share the cores.
 slow_examples = [HealthCheck.too_slow]
@@ -55,32 +55,32 @@ C4_SAMPLE = SAMPLES / "c4-train.00000-of-01024-first1000.json.gz"
 LONGEST = [
     "launch/test_hosts.py",
     "launch/test_slurm.py",
-    "pretrain/test_layerwise.py",
-    "data_pipeline/test_cluster.py",
+    "pretrain/models/test_layers.py",
+    "data_pipeline/engine/test_cluster.py",
     "launch/test_slurm_chain.py",
     "launch/test_supervision.py",
     "checks/test_fault_matrix.py",
     "checks/test_killed_builds.py",
     "checks/test_gpu_checks.py",
-    "pretrain/test_kernels.py",
-    "pretrain/test_families.py",
-    "pretrain/test_plan.py",
-    "pretrain/test_checkpoints.py",
-    "pretrain/test_optimizers.py",
-    "pretrain/test_sharded_construction.py",
-    "pretrain/test_training.py",
-    "pretrain/test_hooks.py",
-    "pretrain/test_tracking.py",
-    "pretrain/test_passes.py",
+    "pretrain/models/test_kernels.py",
+    "pretrain/models/test_families.py",
+    "pretrain/tools/test_plan.py",
+    "pretrain/engine/test_checkpoints.py",
+    "pretrain/engine/test_optimizers.py",
+    "pretrain/engine/test_construction.py",
+    "pretrain/training/test_run.py",
+    "pretrain/evaluate/test_hooks.py",
+    "pretrain/training/test_tracking.py",
+    "pretrain/engine/test_update_passes.py",
     "pretrain/test_norms.py",
-    "pretrain/test_text_to_text.py",
-    "pretrain/test_memory_checkpoints.py",
-    "pretrain/test_numerics.py",
-    "launch/test_doctor.py",
-    "pretrain/test_stability.py",
-    "pretrain/test_micro_batch.py",
-    "pretrain/test_likelihoods.py",
-    "pretrain/test_experiment.py",
+    "pretrain/evaluate/test_text_to_text.py",
+    "pretrain/engine/test_memory_checkpoints.py",
+    "pretrain/engine/test_numerics.py",
+    "launch/tools/test_doctor.py",
+    "pretrain/training/test_bad_steps.py",
+    "pretrain/training/test_micro_batch.py",
+    "pretrain/evaluate/test_lm_eval.py",
+    "pretrain/tools/test_experiment.py",
 ]
 
 
@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if time.time() - folder.stat().st_mtime > DAY:
             shutil.rmtree(folder, ignore_errors=True)  # of other code
     if "PYTEST_XDIST_WORKER" in os.environ:
-        import tests.pretrain.rank_processes  # noqa: F401  says what the server imports
+        import tests.support.rank_processes  # noqa: F401  says what the server imports
 
         # Before a loader of a test does: the server that ranks are forked from would then have none of their imports.
         forkserver.ensure_running()
@@ -250,7 +250,7 @@ def byte_level_bpe() -> Path:
 @pytest.fixture(scope="session")
 def published_tokenizers() -> Path:
     """A directory with one directory for each of `published_tokenizers.KINDS`."""
-    from tests.published_tokenizers import KINDS, write
+    from tests.support.published_tokenizers import KINDS, write
 
     def make(folder: Path) -> None:
         for kind in KINDS:

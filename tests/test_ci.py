@@ -8,7 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
-from tests.processes import runs
+from tests.support.processes import runs
 
 TOP = Path(__file__).parent.parent
 HEAD = """

@@ -32,8 +32,8 @@ from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import Reader
 from data_pipeline.tools.finished_build import ids_of_rows
 from tests.conftest import TOP, made_once
-from tests.in_process import done_here, refused_here, run_here
-from tests.tables import each
+from tests.support.in_process import done_here, refused_here, run_here
+from tests.support.tables import each
 
 APPS = {"data-pipeline": data_pipeline.cli.app, "pretrain": pretrain.cli.app, "launch": launch.cli.app}
 

@@ -37,10 +37,10 @@ from data_pipeline.loading.reader import Reader
 from data_pipeline.loading.stream import Stream
 from pretrain.training.callback import Callback
 from tests.conftest import TOP, write_c4, write_corpus_file
-from tests.in_process import done_here
-from tests.pretrain.rank_processes import PROCESSES
-from tests.pretrain.runs import MODEL, run_file, train
-from tests.tables import each
+from tests.support.in_process import done_here
+from tests.support.rank_processes import PROCESSES
+from tests.support.runs import MODEL, run_file, train
+from tests.support.tables import each
 
 PAGE = (TOP / "docs/how-to/use-from-python.md").read_text(encoding="utf-8")
 SLOW = ("numpy", "pyarrow", "pydantic", "omegaconf", "fsspec", "torch", "ray", "mlflow", "deepspeed", "psutil", "typer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from tests.tables import each
+from tests.support.tables import each
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

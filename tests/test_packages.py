@@ -144,7 +144,7 @@ def test_nothing_needs_what_is_in_checks_or_experiments_but_their_tests():
         if re.search(r"(?m)^\s*(from|import) (checks|experiments)\b", path.read_text())
     }
     others = [path for path in importing if not path.startswith(("tests/checks/", "tests/experiments/"))]
-    assert others == ["tests/data_pipeline/test_table_sources.py"]
+    assert others == ["tests/data_pipeline/sources/test_tables.py"]
 
 
 def test_the_product_names_no_family_of_an_example():

@@ -11,8 +11,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import build, parse
 from pretrain.training.callback import Callback
-from tests.pretrain.runs import MODEL
-from tests.tables import each
+from tests.support.runs import MODEL
+from tests.support.tables import each
 
 
 def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:

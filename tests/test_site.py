@@ -22,7 +22,7 @@ import launch
 import pretrain
 from docs.site import python_reference
 from tests.conftest import TOP
-from tests.tables import each
+from tests.support.tables import each
 
 REFERENCE = (TOP / "docs/reference/python.md").read_text(encoding="utf-8")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import data_pipeline
-from tests.data_pipeline.object_store import ObjectStore, serving
-from tests.data_pipeline.test_cluster import OF_A_NODE, OF_RAY, processes, start_node
-from tests.ports import free_port
+from tests.data_pipeline.engine.test_cluster import OF_A_NODE, OF_RAY, processes, start_node
+from tests.support.object_store import ObjectStore, serving
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")

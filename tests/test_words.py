@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.tables import each
+from tests.support.tables import each
 
 ROOT = Path(__file__).parent.parent
 # What was once said here, and what the field says.

@@ -23,7 +23,7 @@ import psutil
 
 from checks.faults.building import FAULTS, OUTSIDE, WHEN, PlantedInBuild
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.builds import checksums, differences, family, raylets, with_fault
+from tests.support.builds import checksums, differences, family, raylets, with_fault
 
 _SECONDS = 300.0
 _NAMED = {  # in what a build says that fails

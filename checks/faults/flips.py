@@ -31,8 +31,8 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
-from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
+from tests.support.rank_processes import each, on_ranks
+from tests.support.runs import run_file
 
 COLUMNS = ("place", "number", "step", "element", "bit", "found at step", "by", "steps lost", "result")
 FLIPPED = 1  # the rank

@@ -25,10 +25,10 @@ from checks.faults.slow_link import slow
 from checks.faults.verdicts import Verdict
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
-from tests.launch.two_hosts import Hosts
-from tests.ports import free_port
-from tests.pretrain.runs import run_file
-from tests.processes import processes_with
+from tests.support.ports import free_port
+from tests.support.processes import processes_with
+from tests.support.runs import run_file
+from tests.support.two_hosts import Hosts
 
 SECONDS = 300.0  # for a command
 SLOW_LINK, SLOW_FOR, CUT_FOR = 0.05, 4.0, 3.0  # s each way, and for how long

@@ -60,7 +60,7 @@ def plant(module: ModuleType, planted: Planted | None) -> None:
     """Plants the fault in a module that has just been imported, if its point is there, and the recorder."""
     if module.__name__ == ENGINE:
         if "RECORDED_ROWS" in os.environ:
-            from tests.pretrain.recorded import record_steps  # takes the engine's module
+            from tests.support.recorded import record_steps  # takes the engine's module
 
             record_steps(module.Engine)  # type: ignore[attr-defined]
         _count_steps(module, planted)

@@ -6,7 +6,7 @@ RECORDED_ROWS is the folder to which each rank writes the rows of its steps. BUI
 
 import os
 
-from tests.planting import Planting
+from tests.support.planting import Planting
 
 
 def _prepare_run() -> None:

@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 
-from tests.launch.two_hosts import PREFIX, Hosts, run
+from tests.support.two_hosts import PREFIX, Hosts, run
 
 
 @contextlib.contextmanager

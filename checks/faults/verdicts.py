@@ -14,8 +14,8 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import checkpoint_directory
 from pretrain.run import restarts
 from pretrain.run.metrics_file import read_metrics
-from tests.pretrain.recorded import largest_relative_difference, recorded_rows
-from tests.pretrain.runs import steps_taken
+from tests.support.recorded import largest_relative_difference, recorded_rows
+from tests.support.runs import steps_taken
 
 ROUNDING = 1e-6  # of losses on another number of ranks, which add gradients in another order
 _AGAIN = re.compile(r"starting attempt 2 ")

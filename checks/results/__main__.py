@@ -21,8 +21,8 @@ FOLDER = ROOT / "docs/results"
 TABLES = experiments.TABLES | operations.TABLES | gpu.TABLES
 WHOLE = {
     "performance.md": "make bench",  # from benchmarks/results
-    "recipes.md": "python benchmarks/recipes.py --write",  # tests/pretrain/test_recipes.py
-    "plans.md": "pretrain plan",  # tests/pretrain/test_plan.py
+    "recipes.md": "python benchmarks/recipes.py --write",  # tests/pretrain/config/test_recipes.py
+    "plans.md": "pretrain plan",  # tests/pretrain/tools/test_plan.py
 }
 """Pages that a command writes or prints, which a test or this check runs again."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from checks.faults.builds import write_inputs
-from tests.data_pipeline.builds import MERGING, at_work, checksums, differences, family, raylets
+from tests.support.builds import MERGING, at_work, checksums, differences, family, raylets
 
 VICTIMS = ("driver", "worker", "raylet", "all")
 _SECONDS_TO_FINISH = 180.0

@@ -39,8 +39,8 @@ from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.engine.checkpoint.index import newest
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from tests.conftest import TOP, run, write_c4, write_corpus_file
-from tests.pretrain.recorded import largest_relative_difference, recorded_rows, scheduled_rows
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.support.recorded import largest_relative_difference, recorded_rows, scheduled_rows
+from tests.support.runs import losses, run_file, train_ranks
 
 VICTIMS = ("rank", "supervisor")
 MOMENTS = ("start", "step", "save")

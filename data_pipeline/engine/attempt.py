@@ -11,6 +11,7 @@ from data_pipeline.base import progress
 from data_pipeline.base.errors import UserError, may_be_of_node
 from data_pipeline.base.progress import Activity
 
+FOLDER = "DATA_PIPELINE_FOLDER"  # the variable of a worker with the command's current folder
 SECONDS_TO_ANSWER = 10.0  # for the actor to which workers report
 Given = TypeVar("Given")
 
@@ -49,6 +50,9 @@ def attempt(
     """Does a unit in a worker, and reports the activity to `board`. If earlier `tries` of the unit failed, reports each
     activity at once, since this worker may be lost."""
     global _reporter, _others_may_try
+    if FOLDER in os.environ:
+        with contextlib.suppress(OSError):  # a node may lack it
+            os.chdir(os.environ[FOLDER])
     _others_may_try, process = others_may_try, os.getpid()
     if _reporter is None:
         _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))

@@ -4,19 +4,25 @@ import contextlib
 import logging
 import os
 import socket
+import sys
+import tempfile
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util import metrics, scheduling_strategies
 
+import data_pipeline
 from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.progress import Board
-from data_pipeline.engine.attempt import SECONDS_TO_ANSWER
+from data_pipeline.engine.attempt import FOLDER, SECONDS_TO_ANSWER
 from data_pipeline.engine.config import RayConfig
 from data_pipeline.engine.dispatch import cpus_of, rooms_of_nodes
 
 _SECONDS_TO_CONNECT = 10.0
+_OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # the variable that `ray job submit` sets for the command that it starts
 _board: tuple[str, str, Any] | None = None  # node and job of this driver; the actor to which its workers report
 _is_own = False  # whether this module has started or joined the cluster, and not the program that builds
 
@@ -82,14 +88,17 @@ def board() -> Any:
 
 def _start(config: RayConfig, object_store_bytes: int) -> None:
     """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
+    own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]  # noqa: PTH100
     try:
-        started = ray.init(
-            address="local",  # not a cluster that happens to run on this machine
-            num_cpus=config.num_cpus,
-            object_store_memory=object_store_bytes,
-            include_dashboard=config.dashboard,
-            logging_level=logging.ERROR,
-        )
+        with _environment(own) as environment:
+            started = ray.init(
+                address="local",  # not a cluster that happens to run on this machine
+                num_cpus=config.num_cpus,
+                object_store_memory=object_store_bytes,
+                include_dashboard=config.dashboard,
+                logging_level=logging.ERROR,
+                runtime_env=environment,
+            )
     except Exception as error:  # Ray raises a bare one if the machine is so busy that it doesn't start in 30 s
         raise FailedError(f"Ray doesn't start here: {one_line(error)}; run the command again") from None
     if config.dashboard:
@@ -104,6 +113,29 @@ def _join(address: str) -> None:
     try:
         if port.isdigit():  # fails at once if nothing listens
             socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
-        ray.init(address=address, logging_level=logging.ERROR)
+        with _environment([]) as environment:
+            ray.init(address=address, logging_level=logging.ERROR, runtime_env=environment)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise FailedError(f"ray.address: can't join the cluster at {address}: {one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _environment(search_path: list[str]) -> Iterator[dict[str, Any] | None]:
+    """Ray's runtime environment for workers that run no file of the current folder in place of a module.
+
+    Ray puts the current folder and the script's first in the workers' search path, unless a `working_dir` is given.
+    Theirs is an empty folder, which Ray copies to each node; `attempt` then changes to the current folder, for the
+    relative paths in settings and variables. `search_path`: absolute folders that workers search besides those of
+    their node. None within a job that was submitted to Ray, which has an environment; Ray refuses another.
+    """
+    if _OF_A_JOB in os.environ:
+        yield None
+        return
+    package = str(Path(data_pipeline.__file__).parents[1])
+    if not sys.flags.safe_path and os.path.abspath(sys.path[0]) == package:  # noqa: PTH100
+        search_path = [package, *search_path]  # a checkout that may not be installed, and is run in place
+    variables = {FOLDER: str(Path.cwd())}
+    if search_path:
+        variables["PYTHONPATH"] = os.pathsep.join(search_path)
+    with tempfile.TemporaryDirectory() as empty:
+        yield {"working_dir": empty, "env_vars": variables}

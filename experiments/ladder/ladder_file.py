@@ -27,7 +27,7 @@ class LadderFile(Section):
     """A ladder: the sizes of a model, how long each is trained, and the size whose loss is predicted."""
 
     name: str | None = None
-    """The ladder's name in MLflow. null: the file's name without .yaml."""
+    """The ladder's name, in ladder.json and in the default of `--out`. null: the file's name without .yaml."""
     run: Annotated[str, AfterValidator(paths.config)]
     """The run file that all rungs start from: a path relative to this file, or `configs:NAME` for one that ships with
     the package."""

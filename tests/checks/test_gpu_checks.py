@@ -24,7 +24,7 @@ from checks.gpu import runner
 from checks.gpu.checks import BUDGETS, CHECKS
 from checks.gpu.report import Report, findings, plain
 from checks.gpu.runner import ROOT, Place, Planned, run
-from tests.processes import runs
+from tests.support.processes import runs
 
 CPU = Place("cpu")
 

@@ -11,8 +11,8 @@ import pytest
 from checks.faults.builds import write_inputs
 from data_pipeline.engine import merging
 from data_pipeline.stages import report
-from tests.data_pipeline.builds import MERGING, checksums, family, raylets, with_fault
-from tests.in_process import done_here
+from tests.support.builds import MERGING, checksums, family, raylets, with_fault
+from tests.support.in_process import done_here
 
 # What a killed driver leaves ends when it hasn't heard of it for so long, instead of 60 s; and a lost node is noticed
 # after 5 s, not 15.

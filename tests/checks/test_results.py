@@ -11,7 +11,7 @@ from checks.results import __main__ as results
 from checks.results import gpu
 from checks.results.data import number, rows_of, spread
 from checks.results.pages import write
-from tests.tables import each
+from tests.support.tables import each
 
 # neighbours, whose second cells are words of the page
 DELETION = "| `deletion` | 30 % of the tokens are missing | 1.929 ± 0.012 | +0.140 | 0.48 |\n"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from checks.walk import ROOT, files, walk
-from tests.pretrain.runs import run_file
+from tests.support.runs import run_file
 
 FILES, FUNCTIONS = 30, 169  # the most
 

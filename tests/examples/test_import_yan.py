@@ -14,9 +14,9 @@ from data_pipeline.base.errors import UserError
 from examples.import_yan import checkpoint
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.models import AutoregressiveConfig, build
-from tests.in_process import done_here, refused_here
-from tests.slow import slow
-from tests.tables import each
+from tests.support.in_process import done_here, refused_here
+from tests.support.slow import slow
+from tests.support.tables import each
 
 AUTHORS = "autoregressive_encoder_decoder_transformer.model"
 WIDTH, HEADS, ACROSS, LAYERS, LENGTH, IDS = 16, 2, 4, 2, 12, 50257

@@ -11,10 +11,10 @@ from data_pipeline.corpus import open_corpus
 from examples.minimal_pairs.pairs import Pair, SentencePrompts, accuracies, model_score, read_pairs
 from pretrain.evaluate.prompt_format import PromptFormat, PromptScores
 from tests.conftest import TOP
-from tests.pretrain.forked import run_forked
-from tests.pretrain.runs import run_file, train_ranks
-from tests.pretrain.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
-from tests.tables import each
+from tests.support.forked import run_forked
+from tests.support.runs import run_file, train_ranks
+from tests.support.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
+from tests.support.tables import each
 
 
 @pytest.fixture(scope="module")

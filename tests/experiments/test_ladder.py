@@ -22,9 +22,9 @@ from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.experiment import run_experiment
 from pretrain.tools.experiment.results import Result
-from tests.pretrain.forked import Forked
-from tests.pretrain.runs import MODEL, run_file
-from tests.tables import each
+from tests.support.forked import Forked
+from tests.support.runs import MODEL, run_file
+from tests.support.tables import each
 
 SHIPPED = Path(__file__).parents[2] / "experiments/ladder/t5-wikipedia-c4.yaml"
 COMPUTE = 1e12 * 4.0 ** np.arange(6)

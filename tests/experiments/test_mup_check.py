@@ -14,8 +14,8 @@ from experiments.mup.coordinates_and_transfer import Transfer, Verdict
 from experiments.mup.run_mup_check import coordinate_table, mup_check, picture, transfer_table
 from experiments.mup.widths import check_widths, default_widths, subject
 from pretrain.config import RunConfig
-from tests.pretrain.runs import MODEL, run_file
-from tests.tables import each
+from tests.support.runs import MODEL, run_file
+from tests.support.tables import each
 
 
 @pytest.fixture(scope="module")

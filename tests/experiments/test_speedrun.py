@@ -15,7 +15,7 @@ from experiments.speedrun import TRACKS, Track, judged
 from pretrain.config import RunConfig
 from pretrain.tools.experiment import experiment_folder
 from pretrain.tools.experiment.results import Result, as_csv, read_csv
-from tests.tables import each
+from tests.support.tables import each
 
 CONFIGS = Path(__file__).parents[2] / "configs/speedrun"
 TARGET = Track(target=4.0)

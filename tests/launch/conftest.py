@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import made_once
-from tests.launch.slurm_cluster import Cluster
-from tests.pretrain.runs import losses, run_file, train_ranks
+from tests.support.runs import losses, run_file, train_ranks
+from tests.support.slurm_cluster import Cluster
 
 
 def takes(*programs: str, of: str, unless: str = "") -> pytest.MarkDecorator:

@@ -23,9 +23,9 @@ from pretrain.device_speed import GPUS
 from pretrain.run import status
 from pretrain.run.slurm import cpus_per_node, rank_environment, tasks_per_node
 from pretrain.tools.plan import Plan, resolve_rows
-from tests.in_process import done_here, refused_here, run_here
-from tests.pretrain.runs import run_file
-from tests.tables import each
+from tests.support.in_process import done_here, refused_here, run_here
+from tests.support.runs import run_file
+from tests.support.tables import each
 
 CLUSTERS = Path(__file__).parents[2] / "configs/clusters"
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from launch import hosts, slurm_head
 from launch.attempts import Run
 from launch.tools.doctor import doctor
 from pretrain.training import attention_check
-from tests.conftest import TOP, run
+from tests.conftest import TOP, run, write_c4, write_corpus_file
 from tests.launch.conftest import a_run
+from tests.support.builds import write_model
 
 NAMES = ("pretrain", "launch", "data_pipeline", "random", "tempfile", "selectors", "tokenizers", "deepspeed", "mlflow")
+NAMES += ("pyarrow", "numpy")
 
 
 @pytest.fixture
@@ -88,3 +91,30 @@ def test_a_run_runs_no_file_of_the_current_folder(small_corpus, folder):
     done = run("launch", "local", path, "--ranks", "2", "data.workers=1", cwd=Path.cwd())
     assert (done.returncode, files_that_were_run(folder)) == (0, []), done.stderr
     assert os.environ.get("PYTHONSAFEPATH") is None
+
+
+IN_A_WORKER = """
+import sys
+from pathlib import Path
+
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    Path({found!r}).touch()
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_ray_run_no_file_of_the_current_folder_and_find_what_is_relative_to_it(folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    Path("lib").mkdir()
+    Path("lib/sitecustomize.py").write_text(IN_A_WORKER.format(found=str(folder / "found")))
+    write_model(Path("model.bin"))
+    write_c4(folder / "a.json.gz", records=20)
+    cleaning = {"profile": "none", "classifier": {"path": "model.bin", "label": "good", "threshold": 0}}
+    config = write_corpus_file(folder / "corpus.yaml", cleaning=cleaning)
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of Ray's sockets may have 107 characters
+    monkeypatch.setenv("TMPDIR", str(temporary := folder / "temporary"))
+    temporary.mkdir()
+    done = run("data-pipeline", "build", config, "ray.num_cpus=1", "ray.small_bytes=0", cwd=Path.cwd())
+    assert (done.returncode, files_that_were_run(folder)) == (0, []), done.stderr
+    assert (folder / "found").exists()
+    assert [*temporary.iterdir()] == []

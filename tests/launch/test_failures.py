@@ -15,10 +15,10 @@ import launch.cli
 from launch.attempts import Run
 from pretrain.run import rank_logs, restarts, status
 from pretrain.training.tracking.mlflow_store import TrackedRun
-from tests.launch.shell_ranks import ASKED, DONE, STOPPED, TIED, WAITS, told
-from tests.pretrain.runs import run_file
-from tests.processes import processes_with
-from tests.tables import each
+from tests.support.processes import processes_with
+from tests.support.runs import run_file
+from tests.support.shell_ranks import ASKED, DONE, STOPPED, TIED, WAITS, told
+from tests.support.tables import each
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/when-a-run-fails.md"
 TABLE = PAGE.read_text().split("| failure |")[1].partition("\n\n")[0]

@@ -14,14 +14,14 @@ from launch.nodes import Node
 from launch.tools.doctor.checks import Finding
 from pretrain.run import status
 from tests.conftest import run
-from tests.in_process import done_here, run_here
 from tests.launch.conftest import a_run, takes_fuse, takes_hosts
-from tests.launch.shared_files import UNPROTECTED, mounted, warnings_in
-from tests.launch.started import Started
-from tests.launch.steps import Planned
-from tests.launch.two_hosts import Hosts
-from tests.pretrain.runs import losses
-from tests.processes import processes_with
+from tests.support.in_process import done_here, run_here
+from tests.support.processes import processes_with
+from tests.support.runs import losses
+from tests.support.shared_files import UNPROTECTED, mounted, warnings_in
+from tests.support.started import Started
+from tests.support.steps import Planned
+from tests.support.two_hosts import Hosts
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from launch.tools.doctor import checks
 from launch.tools.doctor.checks import ALL_REDUCE, Settings
 from tests.conftest import run
-from tests.pretrain.rank_processes import PRELOADED
-from tests.pretrain.runs import run_file
-from tests.tables import each
+from tests.support.rank_processes import PRELOADED
+from tests.support.runs import run_file
+from tests.support.tables import each
 
 HOOKS = Path(__file__).parents[2] / "checks/gpu/hooks"  # makes modules absent in every Python process
 

@@ -23,12 +23,12 @@ from pretrain.engine.checkpoint.index import newest
 from pretrain.run import restarts, status
 from pretrain.training.callbacks import stops
 from pretrain.training.tracking.mlflow_store import TrackedRun
-from tests.launch.shell_ranks import ASKED, TIED
 from tests.launch.test_supervise import agent
-from tests.pretrain.rank_processes import each as each_here
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import run_file
-from tests.tables import each
+from tests.support.rank_processes import each as each_here
+from tests.support.rank_processes import on_ranks
+from tests.support.runs import run_file
+from tests.support.shell_ranks import ASKED, TIED
+from tests.support.tables import each
 
 NO_ROUTE = "echo No route to host; exit 255"
 ASKS = {

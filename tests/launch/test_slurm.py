@@ -14,12 +14,12 @@ from launch.tools.doctor.checks import Finding
 from pretrain.config import RunConfig
 from pretrain.run import slurm, status
 from tests.conftest import write_c4, write_corpus_file
-from tests.data_pipeline.builds import with_fault
-from tests.in_process import done_here
 from tests.launch.conftest import a_run, takes_slurm
-from tests.launch.slurm_cluster import NODES, said, submitted, until
-from tests.launch.steps import Planned, environment
-from tests.pretrain.runs import losses
+from tests.support.builds import with_fault
+from tests.support.in_process import done_here
+from tests.support.runs import losses
+from tests.support.slurm_cluster import NODES, said, submitted, until
+from tests.support.steps import Planned, environment
 
 pytestmark = takes_slurm
 

@@ -11,8 +11,8 @@ import pytest
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
 from tests.launch.conftest import a_run, takes_fuse, takes_slurm
-from tests.launch.shared_files import UNPROTECTED, Mount, mounted, warnings_in
-from tests.launch.slurm_cluster import said, submitted, until, until_steps
+from tests.support.shared_files import UNPROTECTED, Mount, mounted, warnings_in
+from tests.support.slurm_cluster import said, submitted, until, until_steps
 
 pytestmark = [pytest.mark.slow, takes_slurm, takes_fuse]
 

@@ -27,12 +27,12 @@ from launch.protocol import Event, Start
 from launch.slurm_head import _run_before
 from pretrain.config import RunConfig
 from pretrain.run import heartbeat, rank_logs, restarts
-from tests.launch import shell_ranks
-from tests.launch.shell_ranks import ASKED, DONE, STOPPED, WAITS, supervise, supervised, told
-from tests.mounts import mounted
-from tests.pretrain.runs import run_file
-from tests.processes import runs
-from tests.tables import each
+from tests.support import shell_ranks
+from tests.support.mounts import mounted
+from tests.support.processes import runs
+from tests.support.runs import run_file
+from tests.support.shell_ranks import ASKED, DONE, STOPPED, WAITS, supervise, supervised, told
+from tests.support.tables import each
 
 
 @each(

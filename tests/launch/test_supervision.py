@@ -25,15 +25,15 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import newest
 from pretrain.run import heartbeat, node_memory, rank_logs, restarts
 from pretrain.run.metrics_file import read_metrics
-from tests.in_process import run_here
 from tests.launch.conftest import a_run
-from tests.launch.started import Started
-from tests.launch.steps import Planned
-from tests.ports import free_port
-from tests.pretrain.forked import Forked, forked_ranks, run_forked
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import losses, steps_taken, train_ranks
-from tests.processes import processes_with
+from tests.support.forked import Forked, forked_ranks, run_forked
+from tests.support.in_process import run_here
+from tests.support.ports import free_port
+from tests.support.processes import processes_with
+from tests.support.rank_processes import on_ranks
+from tests.support.runs import losses, steps_taken, train_ranks
+from tests.support.started import Started
+from tests.support.steps import Planned
 
 
 @pytest.fixture

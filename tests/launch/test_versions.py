@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pretrain.runs import run_file
-from tests.slow import slow
+from tests.support.runs import run_file
+from tests.support.slow import slow
 
 OTHER = "0.20.0"
 

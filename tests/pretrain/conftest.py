@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pretrain.training.tracking.mlflow_store import create_tables
 from tests.conftest import TOP, made_once
-from tests.pretrain.checkpoint_runs import OPTIMIZERS, trained
+from tests.support.checkpoint_runs import OPTIMIZERS, trained
 
 
 @pytest.fixture(scope="session")

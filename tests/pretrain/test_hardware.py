@@ -17,7 +17,7 @@ from pretrain.engine import ranks
 from pretrain.hardware import count_gpus, cpu_multiplies_bf16, device_type, local_gpu, rank_threads
 from pretrain.run import environment, slurm
 from pretrain.run.rank_environment import RankEnvironment, local_world_size, rank_environment
-from tests.tables import each
+from tests.support.tables import each
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run.train_state import TrainState
-from tests.pretrain.checkpoint_runs import OPTIMIZERS
-from tests.pretrain.rank_processes import on_ranks
+from tests.support.checkpoint_runs import OPTIMIZERS
+from tests.support.rank_processes import on_ranks
 
 STEPS = 3
 MODEL: Json = {

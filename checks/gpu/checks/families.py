@@ -11,7 +11,7 @@ from data_pipeline.loading.batches import Batch
 from pretrain import models
 from pretrain.models.functional.attention_backends import using
 from pretrain.models.model import Model
-from tests.pretrain.small_families import FAMILIES
+from tests.support.small_families import FAMILIES
 
 LIMIT = 1e-5  # relative L2, fp32
 LIMIT_BF16 = 2e-2  # of the mean loss

@@ -16,7 +16,7 @@ MASKINGS = ("all", "padding", "packed", "nothing")
 
 
 def kernels(report: Report) -> None:
-    from tests.pretrain import attention_cases as cases
+    from tests.support import attention_cases as cases
 
     settings: list[Json] = [{"causal": False}, {"causal": True}, {"window": Window(100, 20)}, {"softcap": 2.0}]
     grid = [
@@ -28,7 +28,9 @@ def kernels(report: Report) -> None:
         cases.patch_once()
         grid = [cases.Case(40, 70, masking=masking, **one) for one, masking in zip(settings, MASKINGS, strict=True)]
         families = {"t5": families["t5"]}
-        report.skip("bf16, most lengths and families", "tests/pretrain/test_kernels.py runs them in the interpreter")
+        report.skip(
+            "bf16, most lengths and families", "tests/pretrain/models/test_kernels.py runs them in the interpreter"
+        )
     device = report.device.type
     report.expect("the same bits twice", cases.repeats(device))
     for case in grid:

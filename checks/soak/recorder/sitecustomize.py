@@ -8,12 +8,12 @@ import os
 
 
 def _record(engine) -> None:
-    from tests.pretrain.recorded import record_steps  # takes the engine's module
+    from tests.support.recorded import record_steps  # takes the engine's module
 
     record_steps(engine.Engine)
 
 
 if "RANK" in os.environ and "RECORDED_ROWS" in os.environ:
-    from tests.planting import Planting
+    from tests.support.planting import Planting
 
     Planting(["pretrain.engine.engine"], _record).start()

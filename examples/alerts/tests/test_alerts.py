@@ -24,9 +24,9 @@ from pretrain.run.status import Status
 from pretrain.run.train_state import Health
 from pretrain.training.callbacks import build_callbacks
 from tests.conftest import TOP
-from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import run_config
-from tests.tables import each
+from tests.support.runs import run_file
+from tests.support.small_runs import run_config
+from tests.support.tables import each
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from data_pipeline.base.config_file import check
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.reader import Reader
 from pretrain.run.metrics_file import read_metrics
-from tests.pretrain.runs import run_file, train_ranks
-from tests.pretrain.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
-from tests.tables import each
+from tests.support.runs import run_file, train_ranks
+from tests.support.small_evaluations import CAUSAL, T5, evaluation_of, log_p, log_p_after
+from tests.support.tables import each
 
 ROWS = 10
 

@@ -24,10 +24,10 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import record
 from pretrain.run.metrics_file import read_metrics
 from tests.conftest import TOP
-from tests.pretrain.runs import run_file, train_ranks
-from tests.pretrain.small_evaluations import evaluated
-from tests.pretrain.small_models import as_at_the_start, ids
-from tests.tables import each as table
+from tests.support.runs import run_file, train_ranks
+from tests.support.small_evaluations import evaluated
+from tests.support.small_models import as_at_the_start, ids
+from tests.support.tables import each as table
 
 # Weights are spread over the ranks however small they are: the ranks exchange them in each forward.
 SHARDED = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}

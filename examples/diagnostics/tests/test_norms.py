@@ -15,10 +15,10 @@ from pretrain import models
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import read_metrics
-from tests.pretrain.forked import run_forked
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import losses, run_file, train_ranks
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
+from tests.support.forked import run_forked
+from tests.support.rank_processes import on_ranks
+from tests.support.runs import losses, run_file, train_ranks
+from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
 
 CASES = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
 OPTIMIZER = {"learning_rate": 1e-2, "gradient_clipping": 0.5}

@@ -26,10 +26,10 @@ from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training.metrics import Metrics
 from pretrain.training.prepare import prepare
-from tests.data_pipeline.example_rows import PAD, VOCABULARY, ragged_rows
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import MODEL, losses, run_file, train_each
-from tests.pretrain.small_runs import run_config
+from tests.support.example_rows import PAD, VOCABULARY, ragged_rows
+from tests.support.rank_processes import on_ranks
+from tests.support.runs import MODEL, losses, run_file, train_each
+from tests.support.small_runs import run_config
 
 DECODER = {"family": "decoder_only", "d_model": 24, "d_ff": 48, "num_heads": 4, "num_layers": 1, "init_std": 0.3}
 ROTARY = {**DECODER, "positions": "rotary"}

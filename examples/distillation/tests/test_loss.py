@@ -13,8 +13,8 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.model_config import ModelConfig
 from pretrain.models.functional.arithmetic import soft_capped, token_losses
 from pretrain.models.model import Head
-from tests.pretrain.large_tensors import LargeTensors
-from tests.tables import each
+from tests.support.large_tensors import LargeTensors
+from tests.support.tables import each
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 MOST = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}

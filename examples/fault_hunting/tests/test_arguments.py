@@ -9,8 +9,8 @@ from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.training.callbacks import users_callbacks
-from tests.pretrain.runs import run_file
-from tests.tables import each
+from tests.support.runs import run_file
+from tests.support.tables import each
 
 
 @each(

@@ -30,12 +30,12 @@ from pretrain.engine.deepspeed_private import flat_buffers, fragments, local_wei
 from pretrain.engine.engine import Engine
 from pretrain.run import environment, node_memory
 from pretrain.training.run import train_in_group
-from tests import tables
-from tests.pretrain.exactness import whole_parameters
-from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import engine_of, flip, micro_batches, row_offsets, run_config
-from tests.slow import slow
+from tests.support import tables
+from tests.support.exactness import whole_parameters
+from tests.support.rank_processes import each, on_ranks
+from tests.support.runs import run_file
+from tests.support.slow import slow
+from tests.support.small_runs import engine_of, flip, micro_batches, row_offsets, run_config
 
 # Steps that are computed twice
 

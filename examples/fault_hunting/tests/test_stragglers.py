@@ -22,12 +22,12 @@ from pretrain.run.environment import place, this_machine
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training import trainer
 from pretrain.training.run import train
-from tests.pretrain.rank_processes import each as each_in_turn
-from tests.pretrain.rank_processes import on_ranks
-from tests.pretrain.runs import run_file
-from tests.pretrain.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
-from tests.slow import slow
-from tests.tables import each
+from tests.support.rank_processes import each as each_in_turn
+from tests.support.rank_processes import on_ranks
+from tests.support.runs import run_file
+from tests.support.slow import slow
+from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config
+from tests.support.tables import each
 
 EVERY = 4  # steps between two judgements, as in a run
 FACTOR = 1.3

@@ -5,9 +5,9 @@ from typing import Any
 
 import fault_hunting
 
-from tests.pretrain.rank_processes import each, on_ranks
-from tests.pretrain.runs import run_file
-from tests.pretrain.test_unlike_ranks import HERE, trained
+from tests.pretrain.training.test_unlike_ranks import HERE, trained
+from tests.support.rank_processes import each, on_ranks
+from tests.support.runs import run_file
 
 # By callback: its arguments, what is unlike, the sections of the run file for it, and how both ranks end.
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], int | str]] = {

@@ -65,7 +65,7 @@ class ExperimentFile(Section):
     """The file experiment.yaml in a folder of run files: how their runs are compared, and with what."""
 
     name: str | None = None
-    """The experiment's name in MLflow. null: the folder's name."""
+    """The experiment's name, in curves.png and in the default of `--out`. null: the folder's name."""
     groups: list[Group] = []
     """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first that has
     finished."""

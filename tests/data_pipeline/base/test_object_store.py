@@ -1,0 +1,543 @@
+"""Sources and corpora on a real S3 server that breaks off in the middle of a body and answers 503, and the bounded disk
+cache that processes share, through which a remote corpus is read."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from data_pipeline.base import object_store, stores
+from data_pipeline.base.atomic import sha256
+from data_pipeline.base.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.open_store import open_store
+from data_pipeline.config import SourceConfig
+from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.corpus import default_directory
+from data_pipeline.corpus.verify import verify
+from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
+from data_pipeline.loading.prefetch import Lookahead
+from data_pipeline.loading.reader import DiskCache
+from data_pipeline.loading.stream import Stream, StreamState
+from data_pipeline.sources.record import Range
+from data_pipeline.stages import documents
+from data_pipeline.stages.inputs import files_of, list_files
+from data_pipeline.stages.output import is_begun
+from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.tools.publish import publish
+from tests.conftest import write_corpus_file
+from tests.support.builds import built, flip, plain
+from tests.support.in_process import done_here, refused_here
+from tests.support.mounts import mounted
+from tests.support.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
+from tests.support.tables import each
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        for store in serving(patch):
+            new_fork_server(patch)
+            patch.setattr(stores, "_FIRST_PAUSE", 0.01)
+            yield store
+
+
+@pytest.fixture
+def store(server) -> ObjectStore:
+    server.calm()
+    return server
+
+
+@pytest.fixture(scope="module")
+def published(small_corpus, server) -> str:
+    """The URL of the small corpus, published through all faults."""
+    server.calm()
+    server.faults = True
+    url = "s3://bucket/published"
+    told = done_here("data-pipeline", "publish", small_corpus, url)
+    assert server.busy
+    assert server.broken
+    files = [path for path in small_corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
+    size = sum(path.stat().st_size for path in files)
+    assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in told
+    return url
+
+
+def test_what_was_published_is_the_corpus_to_the_byte_and_is_not_sent_again(small_corpus, published, store):
+    files = store.filesystem().find("bucket/published", detail=True)
+    for name, info in files.items():
+        content = (small_corpus / Path(name).relative_to("bucket/published")).read_bytes()
+        assert info["size"] == len(content)
+        assert store.filesystem().cat_file(name) == content
+    assert publish(open_corpus(small_corpus), published).sent == 0
+    assert store.puts == 0
+
+
+def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, published, store, tmp_path):
+    name = "bucket/published/shards/train/shard-00000.tar"
+    content = bytearray((small_corpus / "shards/train/shard-00000.tar").read_bytes())
+    content[700] ^= 1
+    store.filesystem().pipe_file(name, bytes(content))
+    (problem,) = verify(open_corpus(published, tmp_path))
+    assert problem.startswith(f"{published}/shards/train/shard-00000.tar: sha256 differs")
+    assert "damaged blocks start at rows 0" in problem
+    assert publish(open_corpus(small_corpus), published).sent == 1
+    store.faults = True
+    assert "agree with the manifest" in done_here("data-pipeline", "verify", published)
+    assert store.busy
+    assert store.broken
+
+
+def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store, tmp_path):
+    """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
+    corpus = open_corpus(published, tmp_path, wait_seconds=0.05)
+    stream, layout = Stream([corpus], [1.0], 0, 1), BatchLayout(0, 1, 64, 1)
+    ahead = Lookahead(TrainingBatches(stream, layout).loader(8, 0))
+    taken = [next(ahead)[0]]
+    store.away = True
+    while ahead.lost is None:
+        taken.append(next(ahead)[0])
+    assert 0 < len(taken) < 8
+    gone = r"s3://bucket/published/shards/.*: unavailable for \d+ s: .*run the same"
+    with pytest.raises(StoreUnavailable, match=gone):
+        [next(ahead) for _ in range(2)]
+    store.calm()
+    state = StreamState.at(stream, 64 * len(taken), [])
+    rest = [step[0] for step in TrainingBatches(stream, layout, state).loader(8 - len(taken), 0)]
+    whole = [step[0] for step in TrainingBatches(stream, layout).loader(8, 0)]
+    for found, wanted in zip([*taken, *rest], whole, strict=True):
+        assert torch.equal(found["labels"], wanted["labels"])
+
+
+@pytest.mark.slow
+def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store):
+    url = "s3://bucket/killed"
+    store.puts_left = 2
+    store.released.clear()
+    process = subprocess.Popen([sys.executable, "-m", "data_pipeline", "publish", small_corpus, url])
+    while store.puts_left >= 0 or store.puts < 2:  # until these are there and it sends more
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    store.calm()
+    with pytest.raises(UserError, match=rf"{url}/manifest.json: no such file"):
+        open_corpus(url)
+    done = publish(open_corpus(small_corpus), url)
+    assert done.present == 2
+    assert done.sent > 0
+    assert verify(open_corpus(url)) == []
+
+
+def test_a_file_sent_in_parts_is_known_by_its_etag(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "_PART", 5 << 20)
+    path, target = tmp_path / "file", open_store("s3://bucket/in-parts")
+    path.write_bytes(random.Random(0).randbytes(11 << 20))
+    target.send(path, "a")
+    assert store.filesystem().info("bucket/in-parts/a")["ETag"].endswith('-3"')
+    store.asked.clear()
+    assert target.is_copy("a", path, (11 << 20, sha256(path)))
+    assert store.asked == {"HEAD": 1}
+    flip(path, 6 << 20)
+    assert not target.is_copy("a", path, (11 << 20, sha256(path)))
+    assert not target.is_copy("b", path, (11 << 20, sha256(path)))
+
+
+def test_publishing_asks_once_whether_a_file_arrived_and_lists_each_folder(small_corpus, store):
+    """A GET for a manifest that isn't there; a PUT and a HEAD for each file; a LIST for each folder."""
+    files = [path.relative_to(small_corpus) for path in small_corpus.rglob("*") if path.is_file()]
+    files = [path for path in files if path.parts[0] != ".stages"]
+    sent = publish(open_corpus(small_corpus), "s3://bucket/counted").sent
+    wanted = {"GET": 1, "PUT": len(files), "HEAD": len(files), "LIST": len({path.parent for path in files})}
+    assert sent == len(files)
+    assert store.asked == wanted
+
+
+def test_a_damaged_corpus_is_not_published_and_another_is_not_overwritten(
+    small_corpus, corpus_built_with_noise, published, store, tmp_path
+):
+    with pytest.raises(UserError, match=f"{published}: has another corpus, 'small', whose fingerprint differs"):
+        publish(open_corpus(corpus_built_with_noise), published)
+    assert store.puts == 0
+    copy = shutil.copytree(small_corpus, tmp_path / "copy", ignore=shutil.ignore_patterns(".stages"))
+    flip(copy / "tokenizer/spiece.model")
+    with pytest.raises(FailedError, match=r"spiece.model: sha256 differs from the manifest's; to rebuild it"):
+        publish(open_corpus(copy), "s3://bucket/damaged")
+    assert not store.filesystem().exists("bucket/damaged/manifest.json")
+
+
+def test_other_file_systems_are_published_to_and_read_back(small_corpus, tmp_path):
+    url = f"file://{tmp_path}/there"
+    assert publish(open_corpus(small_corpus), url, documents=False).present == 0
+    assert publish(open_corpus(small_corpus), url, documents=False).sent == 0
+    assert verify(open_corpus(url, tmp_path / "cache")) == []
+    assert not (tmp_path / "there/documents").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError, match=rf"^{tmp_path}/file/manifest.json: can't be written: .*Not a directory"):
+        publish(open_corpus(small_corpus), f"file://{tmp_path}/file")
+
+
+@pytest.mark.slow
+def test_a_build_from_there_is_the_local_one_to_the_byte(small_corpus, store, tmp_path):
+    for path in small_corpus.parent.glob("*.json.gz"):
+        store.filesystem().put_file(str(path), f"bucket/in/{path.name}")
+    sources = [{"format": "c4", "path": "s3://bucket/in/*.json.gz", "language": "en"}]
+    store.faults = True
+    built(write_corpus_file(tmp_path / "corpus.yaml", sources=sources))
+    assert store.busy
+    assert store.broken
+    found, wanted = (json.loads((one / "manifest.json").read_text()) for one in (tmp_path / "corpus", small_corpus))
+    for key in ("fingerprint", "splits", "lineage", "tokenizer"):
+        assert found[key] == wanted[key]
+
+
+def listed(path: str) -> list:
+    return list_files(SourceConfig(format="text", path=path))
+
+
+def test_a_listing_has_names_sizes_and_etags(store):
+    filesystem = store.filesystem()
+    for name in ("a.txt", "deep/b.txt", "deep/c.md"):
+        filesystem.pipe_file(f"bucket/listed/{name}", name.encode())
+    store.faults = True
+    files = listed("s3://bucket/listed")
+    assert [(file.name, file.bytes) for file in files] == [("a.txt", 5), ("deep/b.txt", 10), ("deep/c.md", 9)]
+    assert [file.name for file in listed("s3://bucket/listed/*/*.txt")] == ["deep/b.txt"]
+    (one,) = listed("s3://bucket/listed/a.txt")
+    assert one.stamp == files[0].stamp
+    store.faults = False
+    filesystem.pipe_file("bucket/listed/a.txt", b"a.TXT")  # as long as before
+    assert listed("s3://bucket/listed")[0].stamp != one.stamp
+
+
+def test_objects_that_stand_for_folders_are_no_inputs(store):
+    """As consoles ("a/") and Hadoop ("a_$folder$") write them."""
+    for name in ("", "one.txt", "sub/", "sub/two.txt", "sub_$folder$", "named/", "named/three.txt"):
+        content = b"a text" if name.endswith(".txt") else b""
+        store.filesystem().call_s3("put_object", Bucket="bucket", Key=f"marked/{name}", Body=content)
+    everything = ["named/three.txt", "one.txt", "sub/two.txt"]
+    for below in ("", "/", "/*", "/**"):
+        assert [file.name for file in listed(f"s3://bucket/marked{below}")] == everything
+
+
+def test_an_object_with_the_name_of_a_pattern_is_that_object(store):
+    for name in ("[1].jsonl", "1.jsonl", "[d]/a*b", "[d]/ab"):
+        store.filesystem().pipe_file(f"bucket/literal/{name}", name.encode())
+    for name in ("[1].jsonl", "[d]/a*b"):
+        (found,) = listed(f"s3://bucket/literal/{name}")
+        assert found.path == f"s3://bucket/literal/{name}"
+    assert [file.name for file in listed("s3://bucket/literal/[d]")] == ["a*b", "ab"]
+    assert [file.name for file in listed("s3://bucket/literal/[12].jsonl")] == ["1.jsonl"]
+
+
+def test_a_build_takes_no_folder_of_a_bucket_that_has_files_of_the_user(store, tmp_path):
+    for name in (
+        "mine/documents/part-0.parquet",
+        "mine/notes.txt",
+        "begun/.stages/claims/00000001",
+        "begun/documents/a",
+    ):
+        store.filesystem().pipe_file(f"bucket/{name}", b"a text")
+    assert is_begun(open_store("s3://bucket/begun"))
+    assert not is_begun(open_store("s3://bucket/new"))
+    for output, source, said in (
+        ("mine", "begun", "output: s3://bucket/mine has documents, which no build has written"),
+        ("new", "new", "s3://bucket/new: no such file"),
+        ("min", "mine/*.txt", ""),
+        ("mine/a", "mine/*.txt", ""),
+        (
+            "mine/documents",
+            "mine",
+            "output: s3://bucket/mine/documents holds s3://bucket/mine/documents/part-0.parquet",
+        ),
+    ):
+        config = plain(tmp_path, f"s3://bucket/{source}", "text", output=f"s3://bucket/{output}")
+        if said:
+            with pytest.raises(UserError, match=f"^{said}"):
+                files_of(config)
+        else:
+            assert [file.name for file in files_of(config)] == ["notes.txt"]
+
+
+@each(
+    "path, message",
+    [
+        ("s3://no-such-bucket/x", "s3://no-such-bucket/x: there is no bucket 'no-such-bucket'"),
+        ("s3://no-such-bucket/*.gz", "there is no bucket 'no-such-bucket'"),
+        ("s3://bucket/nothing", "s3://bucket/nothing: no such file"),
+        ("s3://bucket/nothing/*.gz", r"s3://bucket/nothing/\*.gz: no such file"),
+    ],
+)
+def test_a_source_that_is_not_there_is_one_line(store, path, message):
+    with pytest.raises(UserError, match=message) as error:
+        listed(path)
+    assert error.value.exit_code == 2
+
+
+def test_no_permission_and_no_credentials_are_one_line(store, tmp_path, monkeypatch):
+    store.denied = True
+    with pytest.raises(StoreError, match=r"^s3://bucket/in: permission denied: AccessDenied: Access Denied$"):
+        listed("s3://bucket/in")
+    with pytest.raises(StoreError, match=r"^s3://bucket/x/manifest.json: permission denied"):
+        open_corpus("s3://bucket/x", tmp_path)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    forget_filesystems()
+    told = refused_here(2, "data-pipeline", "verify", "s3://bucket/x")
+    forget_filesystems()
+    assert told.startswith("error: s3://bucket/x/manifest.json: no credentials: set AWS_ACCESS_KEY_ID")
+
+
+def documents_spec(path: str) -> documents.DocumentsSpec:
+    return documents.DocumentsSpec(
+        inputs=[documents.InputSpec(path, "a.txt", Range())],
+        **{"format": "text", "name": "text", "language": "en", "options": {}, "part": "part-00000"},
+        **{"split": (0, 1), "folder": "documents", "urls": False, "characters_per_part": 10**6},
+        cleaning=CleaningConfig(profile="none"),
+    )
+
+
+def test_a_bucket_that_vanishes_ends_the_unit_and_a_missing_object_is_damage(store, tmp_path):
+    filesystem = store.filesystem()
+    filesystem.mkdir("vanishing")
+    filesystem.pipe_file("vanishing/a.txt", b"line\n" * (1 << 21))
+    with stores.open_file("s3://vanishing/a.txt") as file:
+        assert file.read(5) == b"line\n"
+        filesystem.rm("vanishing", recursive=True)
+        with pytest.raises(StoreError, match=r"^s3://vanishing/a.txt: there is no bucket 'vanishing'$"):
+            file.read()
+    with pytest.raises(StoreError, match="there is no bucket 'vanishing'"):
+        documents.write_documents(LocalStore(tmp_path), documents_spec("s3://vanishing/a.txt"))
+    assert not list(tmp_path.rglob("*.parquet"))
+    (result,) = documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/removed.txt")).inputs
+    assert result.status == "unreadable"  # as a missing file is
+    assert "no such file" in result.damage[0].reason
+
+
+def test_a_store_that_refuses_all_objects_ends_the_unit(store, tmp_path):
+    """The credentials may have expired: then the store refuses to list the objects, too."""
+    store.filesystem().pipe_file("bucket/expired/a.txt", b"line\n")
+    store.denied = True
+    with pytest.raises(StoreError, match=r"^s3://bucket/expired/a.txt: permission denied"):
+        documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/expired/a.txt"))
+
+
+def test_a_file_that_kills_its_readers_is_unreadable_and_the_file_beside_it_is_kept(tmp_path):
+    spec = documents_spec("a.txt")
+    (tmp_path / "b.txt").write_text("Kept.")
+    spec = replace(spec, inputs=[*spec.inputs, documents.InputSpec(str(tmp_path / "b.txt"), "b.txt", Range())])
+    result = documents.write_documents(LocalStore(tmp_path), documents.without(spec, "a.txt", "the worker died"))
+    assert [(one.status, one.documents) for one in result.inputs] == [("unreadable", 0), ("ok", 1)]
+    assert result.inputs[0].damage[0].reason == "the worker died"
+
+
+def test_a_full_disk_of_temporary_files_is_named_and_not_that_of_the_corpus(store, tmp_path):
+    """A remote Parquet file is copied to this machine first: 1 MB, where 64 kB are free."""
+    pq.write_table(pa.table({"text": [random.Random(0).randbytes(500_000).hex()]}), tmp_path / "a.parquet")
+    store.filesystem().put_file(str(tmp_path / "a.parquet"), "bucket/copied/a.parquet")
+    sources = [{"format": "parquet", "path": "s3://bucket/copied/a.parquet"}]
+    config = write_corpus_file(tmp_path / "corpus.yaml", sources=sources)
+    command = ["env", f"TMPDIR={tmp_path}/disk", sys.executable, "-m", "data_pipeline", "documents", str(config)]
+    done = mounted(tmp_path / "disk", "size=64k", command, tmp_path / "errors")
+    said = f"error: {tmp_path}/disk: No space left on device; what is finished is kept"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, said)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):
+    filesystem = store.filesystem()
+    filesystem.pipe_file("bucket/replaced", b"a" * (10 << 20))
+    with stores.open_file("s3://bucket/replaced") as file:
+        file.read(5)
+        filesystem.pipe_file("bucket/replaced", b"b" * (10 << 20))
+        with pytest.raises(StoreError, match="s3://bucket/replaced: was replaced while it was read"):
+            file.read()
+
+
+def test_a_store_that_does_not_answer_is_waited_for_and_then_named(store, capsys, monkeypatch):
+    """Pauses of 0.2, 0.4, 0.8, … and 12.8 s; the next would last until after 40 s."""
+    waited: list[float] = []
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.2)
+    clock = SimpleNamespace(monotonic=lambda: 100 + sum(waited), sleep=waited.append)
+    monkeypatch.setattr(stores, "time", clock)
+    store.away = True
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/x: unavailable for 25 s: .*run the same command") as error:
+        stores.with_retries(lambda: store.filesystem().info("bucket/x"), "s3://bucket/x", 40.0)
+    assert error.value.exit_code == 75
+    assert waited == [0.2 * 2**number for number in range(7)]
+    assert capsys.readouterr().err.count("warning: s3://bucket/x: ") == 1
+
+
+# ---- the cache
+
+
+def test_batches_of_a_remote_corpus_are_those_of_a_local_one(small_corpus, tmp_path):
+    cache = tmp_path / "cache"
+    remote, local = open_corpus(f"file://{small_corpus}", cache), open_corpus(small_corpus)
+    assert remote.fingerprint == local.fingerprint
+    assert local.rows("train") < 128 * 45  # more than an epoch
+    for workers in (0, 2):
+        pairs = [
+            TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, workers)
+            for corpus in (remote, local)
+        ]
+        for (found,), (wanted,) in zip(*pairs, strict=True):
+            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    layout = BatchLayout(0, 1, 8, 1)
+    for found, wanted in zip(validation_batches(remote, layout), validation_batches(local, layout), strict=True):
+        assert torch.equal(found["labels"], wanted["labels"])
+    blocks = list((cache / "blocks").glob("??/*"))
+    assert len(blocks) == sum(len(local.blocks(split).rows) for split in ("train", "validation"))
+    assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.name for path in blocks)
+
+
+@each("url, said", [("zip://::file:///nothing.zip", "no such file"), ("no-such-protocol://corpus", "can't be read")])
+def test_a_remote_corpus_that_is_not_there_is_one_line(tmp_path, url, said):
+    with pytest.raises(UserError, match=rf"manifest.json: {said}"):
+        open_corpus(url, tmp_path / "cache")
+
+
+def test_damage_on_the_other_side_is_named(small_corpus, tmp_path):
+    copy = shutil.copytree(small_corpus, tmp_path / "copy")
+    flip(copy / "shards/train/shard-00000.tar", 700)
+    corpus = open_corpus(f"file://{copy}", tmp_path / "cache")
+    with pytest.raises(DamagedInput, match=r"file://.*train/shard-00000.tar.*sha256 differs"):
+        list(TrainingBatches(Stream([corpus], [1.0], 0, 8), BatchLayout(0, 1, 128, 1)).loader(45, 0))
+
+
+def content(number: int) -> bytes:
+    return bytes([number % 256]) * 1000
+
+
+def digest(number: int) -> str:
+    return hashlib.sha256(content(number)).hexdigest()
+
+
+def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path):
+    cache, probe = DiskCache(tmp_path / "cache", limit=10_000), tmp_path / "probe"
+    probe.touch()
+
+    def used(number: int) -> None:
+        assert cache.get(digest(number), lambda: content(number)) == content(number)
+        before = probe.stat().st_mtime_ns
+        while probe.stat().st_mtime_ns == before:  # the file system's clock is coarse
+            probe.touch()
+
+    for number in range(40):
+        used(number)
+        used(0)  # again and again
+        assert sum(path.stat().st_size for path in cache.directory.rglob("*") if path.is_file()) <= 10_000
+    fetched = []
+    for number in (0, 39, 1):
+        cache.get(digest(number), lambda number=number: fetched.append(number) or content(number))
+    assert fetched == [1]
+
+
+def test_a_cached_file_of_other_content_is_replaced(tmp_path):
+    cache = DiskCache(tmp_path, limit=10_000)
+    cache.get(digest(1), lambda: content(1))
+    for other in (b"", content(2)):  # as a full disk may leave it, and as a bad one
+        (tmp_path / digest(1)[:2] / digest(1)).write_bytes(other)
+        assert cache.get(digest(1), lambda: content(1)) == content(1)
+
+
+def test_the_default_cache_is_on_the_nodes_disk_and_this_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    directory = default_directory()
+    assert directory == tmp_path / f"encdec-pretrain-{os.getuid()}"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda owner=os.getuid(): owner + 1)
+    (tmp_path / f"encdec-pretrain-{os.getuid()}").mkdir()  # made by somebody else
+    with pytest.raises(UserError, match=r"data\.cache\.directory: .* belongs to another user"):
+        default_directory()
+
+
+def test_a_cache_that_cannot_be_written_is_named_once_and_not_used(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    cache = DiskCache(tmp_path / "file", limit=10_000)
+    assert [cache.get(digest(1), lambda: content(1)) for _ in range(2)] == [content(1)] * 2
+    assert capsys.readouterr().err == f"warning: {tmp_path}/file: blocks can't be cached: Not a directory\n"
+
+
+def test_the_loaders_of_a_machine_keep_the_limit_together(tmp_path):
+    """64 loaders, each of which stores a block in turn."""
+    caches = [DiskCache(tmp_path, limit=200_000) for _ in range(64)]
+    for number in range(400):
+        data = number.to_bytes(2, "big") * 500
+        caches[number % 64].get(hashlib.sha256(data).hexdigest(), lambda data=data: data)
+        if number % 10 == 9:
+            assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 200_000
+    assert len(list(tmp_path.glob("??/*"))) >= 180  # a tenth goes at a time
+
+
+# a cache that may have more than its disk; the most of the disk that is used, and which of the last blocks are there
+SMALL_DISK = """
+import hashlib, shutil, sys
+from pathlib import Path
+from data_pipeline.loading.reader import DiskCache
+
+folder = Path(sys.argv[1])
+cache, most = DiskCache(folder / "cache", limit=10**9), 0
+for number in range(int(sys.argv[2])):
+    content = number.to_bytes(4, "big") * 4096
+    assert cache.get(hashlib.sha256(content).hexdigest(), lambda: content) == content
+    disk = shutil.disk_usage(folder)
+    most = max(most, 1 - disk.free / disk.total)
+stored = [(cache.directory / name[:2] / name).exists() for name in (
+    hashlib.sha256(one.to_bytes(4, "big") * 4096).hexdigest() for one in range(number - 9, number + 1))]
+print(f"{most} {sum(stored)}")
+"""
+
+
+@each("options, blocks", [("size=4m", 600), ("size=64m,nr_inodes=600", 600)])
+def test_a_cache_on_a_disk_smaller_than_its_limit_makes_room(tmp_path, options, blocks):
+    """600 blocks of 16 KiB on 4 MiB, of which 5 % stay free; and on a disk that is full while it has free bytes."""
+    command = [sys.executable, "-c", SMALL_DISK, str(tmp_path / "disk"), str(blocks)]
+    done = mounted(tmp_path / "disk", options, command, tmp_path / "errors")
+    assert (done.returncode, done.stderr) == (0, "")
+    most, stored = map(float, done.stdout.split())
+    assert most <= 0.95
+    assert stored == 10
+
+
+def test_a_disk_that_others_have_filled_is_left_alone(tmp_path):
+    fill = f'head -c 3900k /dev/zero > {tmp_path}/disk/others; exec "$0" "$@"'
+    command = ["sh", "-c", fill, sys.executable, "-c", SMALL_DISK, str(tmp_path / "disk"), "20"]
+    done = mounted(tmp_path / "disk", "size=4m", command, tmp_path / "errors")
+    warning = f"warning: {tmp_path}/disk/cache: blocks can't be cached: less than 5% of the disk is free\n"
+    assert (done.returncode, done.stderr) == (0, warning)
+    assert done.stdout.split()[1] == "0"
+
+
+SHARE = """
+import hashlib, sys
+from pathlib import Path
+from data_pipeline.loading.reader import DiskCache
+
+cache = DiskCache(Path(sys.argv[1]), limit=20_000)
+for turn in range(300):
+    content = bytes([turn * int(sys.argv[2]) % 50]) * 1000
+    assert cache.get(hashlib.sha256(content).hexdigest(), lambda: content) == content
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_a_cache_that_is_too_small_for_them(tmp_path):
+    processes = [subprocess.Popen([sys.executable, "-c", SHARE, tmp_path, str(step)]) for step in (1, 3, 7)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 20_000

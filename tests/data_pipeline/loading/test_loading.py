@@ -1,0 +1,514 @@
+"""The loader: its order is computed, and the same for every number of ranks and workers. Streams that are cut anywhere
+and continued by other ranks, damaged blocks, and workers that die."""
+
+import errno
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.base.atomic import write_json
+from data_pipeline.base.errors import DamagedInput, FailedError, UserError
+from data_pipeline.corpus import Blocks, open_corpus
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
+from data_pipeline.loading.batches import TrainingBatches, validation_batches
+from data_pipeline.loading.prefetch import _Guarded, items
+from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState
+from tests.support.builds import flip
+from tests.support.example_rows import as_lists
+from tests.support.tables import each
+
+LONG_SPANS = SpanCorruption(inputs_length=22, noise_density=0.5, mean_span_length=5.0)  # of rows of 34, as the corpus
+SHORT_ROWS = SpanCorruption(inputs_length=15, noise_density=0.3, mean_span_length=3.0)  # of rows of 17
+
+
+def stream_of(*corpora: Path, **changes) -> Stream:
+    opened = [open_corpus(corpus) for corpus in corpora]
+    return Stream(opened, [1.0, 0.4][: len(opened)], **{"seed": 3, "lanes": 8, **changes})
+
+
+def samples(stream, ranks, micro_batch, accumulation, start, steps):
+    """(corpus, epoch, row) of every sample of `steps` steps, gathered from all ranks, and the position after them."""
+    layouts = [BatchLayout(rank, ranks, micro_batch, accumulation) for rank in range(ranks)]
+    size = layouts[0].rows(accumulation)
+    begins = range(start.position, start.position + steps * size, size)
+    row_offsets = [first for begin in begins for layout in layouts for first in layout.row_offsets(begin, accumulation)]
+    positions = np.add.outer(np.array(row_offsets, dtype=np.int64), np.arange(micro_batch)).ravel()
+    ids = np.stack(TrainingBatches(stream, layouts[0], start).row_ids(positions), axis=1)
+    return ids.tolist(), StreamState.at(stream, start.position + steps * size, [])
+
+
+@pytest.fixture(scope="module")
+def two_corpora(small_corpus, corpus_built_with_noise) -> tuple[Stream, list[list[int]]]:
+    """A stream, and its samples in order."""
+    stream = stream_of(small_corpus, corpus_built_with_noise)
+    return stream, samples(stream, 1, 2400, 1, StreamState.at(stream, 0, []), 1)[0]
+
+
+RUNS = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 5), st.integers(1, 3), st.integers(0, 4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs=st.lists(RUNS, min_size=1, max_size=5))
+def test_samples_go_on_wherever_a_run_is_cut_and_whoever_takes_it_up(two_corpora, runs):
+    """The runs differ in ranks, micro-batches and global batch sizes; each continues the previous one."""
+    stream, whole = two_corpora
+    found, progress = [], StreamState.at(stream, 0, [])
+    for ranks, micro_batch, accumulation, steps in runs:
+        ids, progress = samples(stream, ranks, micro_batch, accumulation, progress, steps)
+        found += ids
+        progress = StreamState(**json.loads(json.dumps(asdict(progress))))  # as a checkpoint keeps it
+    assert progress.position == len(found)
+    assert found == whole[: len(found)]
+    assert progress.consumed == [sum(corpus == number for corpus, _, _ in found) for number in (0, 1)]
+
+
+def batches_of(stream: Stream) -> list[list[tuple[list[int], list[int]]]]:
+    """The inputs and targets of each row, without padding, of five batches of 16."""
+    found = []
+    for (batch,) in TrainingBatches(stream, BatchLayout(0, 1, 16, 1)).loader(5, 0):
+        inputs = ([token for token in row if token] for row in batch["encoder_input_ids"].tolist())
+        targets = ([token for token in row if token != IGNORE_INDEX] for row in batch["labels"].tolist())
+        found.append(list(zip(inputs, targets, strict=True)))
+    return found
+
+
+def test_a_curriculum_gives_the_first_rows_another_objective(small_corpus):
+    """Also where the first stage ends within a micro-batch."""
+    own = stream_of(small_corpus)
+    other = replace(own, corpora=[corpus.with_objective(LONG_SPANS) for corpus in own.corpora])
+    both = replace(own, curriculum=((40, LONG_SPANS),))
+    own_rows, other_rows, rows = (list(itertools.chain(*batches_of(stream))) for stream in (own, other, both))
+    assert own_rows[0] != other_rows[0]
+    assert rows == other_rows[:40] + own_rows[40:]
+
+
+def test_a_curriculum_of_shorter_rows_cuts_each_row(small_corpus):
+    """Of 34 tokens, into two of 17, with noise of their own. The stage ends within a micro-batch."""
+    own = stream_of(small_corpus)
+    (corpus,) = own.corpora
+    parts, rest = divmod(corpus.manifest.rows.raw_length, SHORT_ROWS.raw_length)
+    assert (parts > 1, rest) == (True, 0)
+    own_rows, rows = batches_of(own), batches_of(replace(own, curriculum=((40, SHORT_ROWS),)))
+    assert [len(batch) for batch in rows] == [16 * parts, 16 * parts, 8 * parts + 8, 16, 16]
+    assert rows[2][8 * parts :] == own_rows[2][8:]
+    assert rows[3:] == own_rows[3:]
+    sentinels = set(corpus.tokenizer.vocabulary.sentinel_ids)
+    whole, cut = ([whole_text(*row, sentinels) for batch in found[:2] for row in batch] for found in (own_rows, rows))
+    assert [list(itertools.chain(*cut[first : first + parts])) for first in range(0, len(cut), parts)] == whole
+
+
+def whole_text(inputs, targets, sentinels):
+    """The tokens of a row: those of the inputs, with each sentinel replaced by its span, and without EOS."""
+    spans, text = {}, []
+    for token in targets[:-1]:
+        if token in sentinels:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    for token in inputs[:-1]:
+        text += spans[token] if token in sentinels else [token]
+    return text
+
+
+@each(
+    "changes, said",
+    [
+        ({"seed": 4}, "seed is 3 there, 4 here"),
+        ({"lanes": 9}, "lanes is 8 there, 9 here"),
+        ({"weights": [2.0]}, "corpora.0.weight is 1.0 there, 2.0 here"),
+        ({"curriculum": ((48, LONG_SPANS),)}, "curriculum.0.until_row is null there, 48 here"),
+    ],
+)
+def test_the_state_of_another_stream_or_corpus_is_refused(small_corpus, corpus_built_with_noise, changes, said):
+    stream = stream_of(small_corpus)
+    other = Stream(**{**vars(stream), **changes})
+    with pytest.raises(UserError, match=said):
+        TrainingBatches(other, BatchLayout(0, 1, 4, 1), StreamState.at(stream, 100, []))
+    there = StreamState.at(stream_of(corpus_built_with_noise), 100, [])
+    with pytest.raises(UserError, match=r"corpora\.0\.fingerprint"):
+        TrainingBatches(stream, BatchLayout(0, 1, 4, 1), there)
+
+
+# ---- damage
+
+WIDE = BatchLayout(0, 1, 128, 1)
+STEPS = 45  # of 128 rows: more than an epoch
+
+
+@pytest.fixture
+def copy(small_corpus, tmp_path) -> Path:
+    return Path(shutil.copytree(small_corpus, tmp_path / "corpus"))
+
+
+@pytest.fixture
+def lost(copy) -> dict[str, range]:
+    """One flipped bit in block 1 of each split of the copy; the rows of those blocks."""
+    corpus = open_corpus(copy)
+    rows = {}
+    for split in ("train", "validation"):
+        blocks = corpus.blocks(split)
+        place = min(1, len(blocks.rows) - 1)
+        flip(copy / blocks.shards[blocks.shard[place]], int(blocks.offset[place]) + 700)
+        rows[split] = range(int(blocks.first_row[place]), int(blocks.first_row[place] + blocks.rows[place]))
+    return rows
+
+
+def test_rows_of_a_damaged_block_count_for_nothing_and_all_others_are_as_ever(small_corpus, copy, lost):
+    stream, whole = stream_of(copy, on_damage="skip"), stream_of(small_corpus)
+    layout = BatchLayout(0, 1, 16, 1)
+    batches, expected = TrainingBatches(stream, layout), TrainingBatches(whole, layout)
+    steps = stream.corpora[0].rows("train") // 16 + 1
+    _, _, ids = expected.row_ids(np.arange(16 * steps))
+    gone = np.isin(ids, lost["train"]).reshape(steps, 16)
+    assert gone.sum() >= len(lost["train"])
+    for step, ((found,), (wanted,)) in enumerate(zip(batches.loader(steps, 0), expected.loader(steps, 0), strict=True)):
+        assert (found["labels"][gone[step]] == IGNORE_INDEX).all()
+        assert torch.equal(found["labels"][~gone[step]], wanted["labels"][~gone[step]])
+        assert torch.equal(found["encoder_input_ids"][~gone[step]], wanted["encoder_input_ids"][~gone[step]])
+        if gone[step].any():
+            assert (found["encoder_attention_mask"].sum(dim=1) > 0).all()  # attention to padding alone has no softmax
+    (skipped,) = batches.skipped
+    assert skipped.shard == "shards/train/shard-00000.tar"
+    assert "sha256 differs" in skipped.reason
+
+
+@each(
+    "damage, workers, said",
+    [
+        *((Path.exists, workers, "sha256 differs") for workers in (0, 2)),  # `lost` has flipped a bit
+        (lambda shard: os.truncate(shard, 5000), 0, "ends at byte 5000"),
+        (Path.unlink, 0, "No such file"),
+    ],
+)
+def test_damage_stops_the_stream_and_is_named(copy, lost, damage, workers, said):
+    damage(copy / "shards/train/shard-00000.tar")
+    with pytest.raises(DamagedInput, match=rf"train/shard-00000\.tar.*{said}"):
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, workers))
+
+
+def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, copy, lost):
+    """Otherwise a resumed run would train on other rows than an uninterrupted one."""
+    stream = stream_of(copy, on_damage="skip")
+    batches = TrainingBatches(stream, WIDE)
+    before = list(batches.loader(STEPS, workers=2))
+    progress = StreamState.at(stream, 0, batches.skipped)
+    assert len(progress.skipped) == 1
+    kept = json.loads(json.dumps(asdict(progress)))
+    kept["skipped"] = [Skipped(**one) for one in kept["skipped"]]
+    after = TrainingBatches(stream_of(small_corpus, on_damage="skip"), WIDE, StreamState(**kept)).loader(STEPS, 0)
+    for (one,), (other,) in zip(before, after, strict=True):
+        assert torch.equal(one["labels"], other["labels"])
+
+
+def test_damage_in_held_out_text_is_passed_over_where_asked(copy, lost):
+    corpus = open_corpus(copy)
+    with pytest.raises(DamagedInput, match="validation"):
+        list(validation_batches(corpus, BatchLayout(0, 1, 4, 1)))
+    batches = list(validation_batches(corpus, BatchLayout(0, 1, 4, 1), skip_damage=True))
+    counted = sum(int((batch["labels"] != IGNORE_INDEX).any(dim=1).sum()) for batch in batches)
+    assert counted == corpus.rows("validation") - len(lost["validation"])
+
+
+def test_a_shard_outside_the_corpus_is_refused(copy):
+    table = pq.read_table(copy / "blocks.parquet")
+    names = [name.replace("shards/", "../../shards/") for name in table["shard"].to_pylist()]
+    pq.write_table(table.set_column(1, "shard", pa.array(names)), copy / "blocks.parquet")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["blocks"]["sha256"] = hashlib.sha256((copy / "blocks.parquet").read_bytes()).hexdigest()
+    write_json(copy / "manifest.json", manifest, sealed=True)
+    with pytest.raises(FailedError, match="isn't a file of this corpus"):
+        open_corpus(copy).blocks("train")
+
+
+def test_an_index_of_blocks_that_is_damaged_or_missing_is_named(copy):
+    flip(copy / "blocks.parquet")
+    with pytest.raises(FailedError, match=r"blocks\.parquet: sha256 differs from the manifest's"):
+        open_corpus(copy).blocks("train")
+    (copy / "blocks.parquet").unlink()
+    with pytest.raises(FailedError, match=r"blocks\.parquet: can't be read: No such file"):
+        open_corpus(copy).blocks("train")
+
+
+# ---- processes
+
+
+class Killed(torch.utils.data.Dataset):
+    """A dataset whose third item kills the process that makes it."""
+
+    def __getitem__(self, number):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+def refuse():
+    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+
+class Unreachable(torch.utils.data.Dataset):
+    """As a worker that has just died, before PyTorch sees it: what it has made can't be fetched from it any more."""
+
+    def __getitem__(self, number):
+        return self
+
+    def __reduce__(self):
+        return (Unreachable, ()) if multiprocessing.parent_process() is None else (refuse, ())
+
+
+@each("dataset, prefetch, which", [(Killed(), 2, r".*pid\S* \d+"), (Unreachable(), 4, ".*refused")])
+def test_a_worker_that_dies_is_named_also_before_its_items_are_fetched(dataset, prefetch, which):
+    with pytest.raises(FailedError, match=rf"data.workers: the loader's worker process died: {which}.*out of memory"):
+        list(items(dataset, range(8), workers=1, prefetch=prefetch))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_more_workers_than_cores_are_no_news(monkeypatch):
+    """data.workers may exceed the cores, for rows of a slow store; PyTorch would say so twice, in five lines each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    assert list(items(range(4), range(4), workers=2, prefetch=1)) == [0, 1, 2, 3]
+
+
+STUCK = """
+import os, time
+from pathlib import Path
+
+with Path(__file__).with_name("imports").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+
+class Stuck:
+    def __getitem__(self, number):
+        if number == 4:
+            time.sleep(3600)
+        return number
+"""
+RUN = """
+import signal
+import psutil
+from data_pipeline.loading.prefetch import items
+from stuck import Stuck
+
+if __name__ == "__main__":
+    held = open(__file__)
+    print("printed", end=" ")
+    made = items(Stuck(), range(8), workers=2, prefetch=1)
+    assert next(made) == 0
+    family = psutil.Process().children(recursive=True)
+    for process in family:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
+    assert [next(made), next(made), next(made)] == [1, 2, 3]
+    assert not any(file.path == __file__ for process in family for file in process.open_files())
+    print(*(process.pid for process in family))
+"""
+
+
+@pytest.mark.slow
+def test_what_asks_a_run_to_stop_ends_no_worker_and_the_end_of_a_run_one_that_is_stuck(tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    (tmp_path / "run.py").write_text(RUN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, tmp_path / "run.py"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    printed, *pids = done.stdout.split()
+    assert printed == "printed"
+    assert len(pids) == 4  # a server that forks, its two children, and the tracker of what they share
+    assert len((tmp_path / "imports").read_text().split()) == 2  # by the run and the server, not by each worker
+    left = [process for process in psutil.process_iter() if str(process.pid) in pids]
+    assert psutil.wait_procs(left, timeout=120)[1] == []
+
+
+def test_what_the_loader_hands_over_is_pinned_tensor_by_tensor(small_corpus, monkeypatch):
+    """Goes through both wrappers, by the method that the DataLoader calls; actual pinning needs CUDA."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: pinned.append(self) or self)
+    made = _Guarded(TrainingBatches(stream_of(small_corpus), BatchLayout(0, 1, 4, 1)))[0]
+    again = made.pin_memory()
+    assert again.item.batch.keys() == made.item.batch.keys()
+    assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in made.item.batch.values()]
+
+
+# ---- order
+
+
+def blocks_of(sizes):
+    rows = np.array(sizes)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    return Blocks([], nothing, nothing, nothing, np.cumsum(rows) - rows, rows, nothing)
+
+
+@settings(max_examples=80)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 50), st.integers(0, 5))
+def test_an_epoch_holds_every_row_once(sizes, lanes, epoch):
+    order = EpochOrder(blocks_of(sizes), lanes, seed=3, epoch=epoch)
+    total = sum(sizes)
+    ids = order.row_ids(np.arange(total))
+    assert sorted(ids.tolist()) == list(range(total))
+    some = np.random.default_rng(0).integers(0, total, 5)
+    assert (EpochOrder(blocks_of(sizes), lanes, 3, epoch).row_ids(some) == ids[some]).all()  # random access
+
+
+def test_neighbours_come_from_different_blocks_and_epochs_differ():
+    blocks = blocks_of([64] * 32)
+    first = EpochOrder(blocks, 16, 0, 0).row_ids(np.arange(2048))
+    assert len(set((first[:16] // 64).tolist())) >= 12
+    second = EpochOrder(blocks, 16, 0, 1).row_ids(np.arange(2048))
+    assert (first == second).mean() < 0.01
+
+
+@each("rows", [5_000, 20_001, 1_000_000, 3_333_333_333, 10**12])
+def test_a_corpus_of_small_weight_gets_exactly_its_rows(rows):
+    """One row in `rows`: the k-th of them lies at (k + 1/2) · rows, to what rounding a share to 2^-64 may move it."""
+    mixture = Mixture([rows - 1, 1])
+    for turn in (0, 1, 2, 999, 123_456):
+        due = (2 * turn + 1) * rows // 2
+        near = 3 + (due * rows >> 64)
+        assert [mixture.consumed(position)[1] for position in (due - near, due + near)] == [turn, turn + 1]
+        if near == 3:
+            owners, places = mixture.deal(np.arange(due - 3, due + 3))
+            assert places[owners == 1].tolist() == [turn]
+
+
+WEIGHTS = [[7, 2, 1], [1] * 9, [1, 1e-6], [1e-6, 1], [0.5, 0.3, 0.2, 1e-6, 3e-9], [1e-12, 1, 1e12], [3, 5, 7, 11, 13]]
+
+
+@each("weights", WEIGHTS)
+def test_shares_are_exact_and_even_however_small_and_however_long_the_run(weights):
+    """At any position up to 10^15, each corpus's rows are position · share to within two rows; in any stretch, the
+    stretch's length · share, to within three."""
+    mixture, whole = Mixture(weights), sum(map(Fraction, weights))
+    for position in (1, 10, 9_999, 10**6, 123_456_789, 10**12 + 7, 10**15):
+        counts = mixture.consumed(position)
+        assert sum(counts) == position
+        for count, weight in zip(counts, weights, strict=True):
+            assert abs(count - position * Fraction(weight) / whole) < 2
+        owners, places = mixture.deal(np.arange(position, position + 50))
+        for owner, place in zip(owners.tolist(), places.tolist(), strict=True):
+            assert place == counts[owner]
+            counts[owner] += 1
+        assert counts == mixture.consumed(position + 50)
+    owners, _ = mixture.deal(np.arange(20_000))
+    for corpus, weight in enumerate(weights):
+        rows = np.append(0, np.cumsum(owners == corpus))
+        for length in (10, 100, 1000):
+            stretches = rows[length:] - rows[:-length]
+            assert np.abs(stretches - length * weight / sum(weights)).max() < 3
+
+
+def test_rows_that_were_not_consumed_are_noticed():
+    """Of weights 3 and 1, the first 8 rows take 6 and 2."""
+    mixture = Mixture([3, 1])
+    assert mixture.miscount([6, 2], 8) is None
+    assert "[5, 3] rows consumed" in str(mixture.miscount([5, 3], 8))
+    assert "expected [6, 2] at position 8" in str(mixture.miscount([5, 3], 8))
+
+
+@each("ranks, workers", [(1, 0), (2, 2)])
+def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus, ranks, workers):
+    """Steps of 4, 8 and 16 rows take the same rows as seven steps of 4, on two ranks with workers as on one without."""
+    stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8)
+    start = StreamState.at(stream, 48, [])
+    small = [step[0] for step in TrainingBatches(stream, BatchLayout(0, 1, 4, 1), start).loader(7, 0)]
+    layouts = [BatchLayout(rank, ranks, 4 // ranks, 1) for rank in range(ranks)]
+    of_ranks = [list(TrainingBatches(stream, layout, start).loader([1, 2, 4], workers)) for layout in layouts]
+    growing = [micro for step in zip(*of_ranks, strict=True) for rank in step for micro in rank]
+    for name in small[0]:
+        assert torch.equal(torch.cat([batch[name] for batch in small]), torch.cat([micro[name] for micro in growing]))
+
+
+@each("workers", [0, 1])
+def test_batches_in_few_widths_are_those_of_their_rows_and_padding(small_corpus, workers):
+    """Rows of 32 inputs and 8 targets become 64 and, where none has more, 40 wide."""
+    stream, layout = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8), BatchLayout(0, 1, 4, 1)
+    wide = list(TrainingBatches(stream, layout, longest=(100, 40)).loader(2, workers))
+    for (batch,), (one,) in zip(wide, TrainingBatches(stream, layout).loader(2, 0), strict=True):
+        assert batch["encoder_attention_mask"].tolist() == [[1] * 32 + [0] * 32] * 4
+        assert (batch["encoder_input_ids"].shape, batch["labels"].shape) == ((4, 64), (4, 40))
+        assert torch.equal(batch["encoder_input_ids"][:, :32], one["encoder_input_ids"])
+        assert torch.equal(batch["labels"][:, :8], one["labels"])
+        assert (batch["labels"][:, 8:] == IGNORE_INDEX).all()
+
+
+def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("train")
+    batches = TrainingBatches(Stream([corpus], [1.0], seed=0, lanes=8), BatchLayout(0, 1, 16, 1))
+    _, epochs, ids = batches.row_ids(np.arange(2 * rows))
+    assert sorted(ids[epochs == 0].tolist()) == list(range(rows))
+    assert sorted(ids[epochs == 1].tolist()) == list(range(rows))
+
+
+@each("ranks", [1, 2, 3])
+def test_validation_sees_each_row_once_on_any_number_of_ranks(small_corpus, ranks):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("validation")
+    reference = as_lists(Reader(corpus, "validation").examples(np.arange(rows), 0).targets)
+    counted, lengths = [], set()
+    for rank in range(ranks):
+        found = list(validation_batches(corpus, BatchLayout(rank, ranks, 7, 1)))
+        lengths.add(len(found))
+        labels = [row for batch in found for row in batch["labels"].tolist() if row[0] != IGNORE_INDEX]
+        counted += [[label for label in row if label != IGNORE_INDEX] for row in labels]
+    assert len(lengths) == 1  # as many batches on every rank
+    assert sorted(counted) == sorted(reference)
+
+
+def test_a_row_that_is_not_in_the_split_is_refused_with_its_size(small_corpus):
+    corpus = open_corpus(small_corpus)
+    rows = corpus.rows("validation")
+    for row in (rows, -1):
+        told = f"the split validation has {rows} rows, whose ids count from 0, got row {row}"
+        with pytest.raises(UserError, match=told):
+            Reader(corpus, "validation").examples([0, row], 0)
+
+
+def test_a_held_out_tail_is_a_shorter_row_padded_and_masked(small_corpus, corpus_built_with_noise):
+    """Every held-out token is in a row, and the padding of the last row doesn't count."""
+    corpus = open_corpus(small_corpus)
+    rows, length = corpus.rows("validation"), corpus.objective.raw_length
+    left = corpus.manifest.splits["validation"].tokens - (rows - 1) * length
+    assert 2 <= left < length  # the sample's tail
+    batch = next(validation_batches(corpus, BatchLayout(0, 1, rows, 1)))
+    masked = (batch["labels"][-1] != IGNORE_INDEX).sum() + batch["encoder_attention_mask"][-1].sum()
+    spans = (batch["labels"][-1] >= corpus.tokenizer.vocab_size).sum()
+    assert masked == left + 2 * spans + 2  # each span's sentinel on both sides, and both EOS tokens
+    assert batch["encoder_attention_mask"][:-1].all()
+    built = next(validation_batches(open_corpus(corpus_built_with_noise), BatchLayout(0, 1, rows, 1)))
+    assert all(torch.equal(built[name], batch[name]) for name in batch)
+
+
+def test_rows_that_share_their_width_hold_the_same_targets_on_any_number_of_ranks(small_corpus):
+    def targets(pack: int, ranks: int) -> list[list[int]]:
+        stream = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8, pack=pack)
+        found: list[list[int]] = []
+        for rank in range(ranks):
+            batches = TrainingBatches(stream, BatchLayout(rank, ranks, 24 // ranks, 1))
+            for step, (batch,) in enumerate(batches.loader(2, 0)):
+                found += [[]] * (step == len(found))
+                labels = batch["labels"]
+                assert len(labels) == -(-24 // ranks // pack)
+                found[step] = sorted([*found[step], *labels[labels != IGNORE_INDEX].tolist()])
+        return found
+
+    assert targets(1, 1) == targets(5, 1) == targets(5, 2) == targets(24, 1)

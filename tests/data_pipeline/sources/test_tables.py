@@ -1,0 +1,565 @@
+"""CSV, Parquet and Arrow files, as pandas and datasets write them. Files in another format than the
+declared one and damaged files are never read silently: messages name them."""
+
+import contextlib
+import csv
+import gzip
+import io
+import itertools
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from checks.fuzz import check, seeds
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.config import SourceConfig
+from data_pipeline.engine.work_units import Finished
+from data_pipeline.sources.formats import READERS, look_of
+from data_pipeline.sources.record import Record
+from data_pipeline.sources.tables import names as names_of_columns
+from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
+from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.pipeline import build, report_damage
+from tests.conftest import DATA
+from tests.support.builds import OFF, plain, traced
+from tests.support.reading import flat, read, read_bytes, read_until_damage
+from tests.support.tables import each
+
+AWKWARD = ['"Quoted", with a comma', "two\nlines, one\r\nwith CR", 'ø \\" [] {} \\', "] }, {[", "x" * 300_000, "last"]
+
+
+# --- CSV
+
+
+def as_csv(rows: list[list[str]], **how) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, **how).writerows(rows)
+    return text.getvalue().encode()
+
+
+ESCAPED = {"escapechar": "\\", "doublequote": False}  # as MySQL and Spark write
+
+
+@each(
+    "how, options",
+    [
+        *((how, {}) for how in ({}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL})),
+        *((how, how) for how in ({"delimiter": ";"}, ESCAPED, {**ESCAPED, "delimiter": "\t"})),
+        (
+            {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None},
+            {"delimiter": "\t", "quoting": "QUOTE_NONE"},
+        ),
+    ],
+)
+def test_what_pythons_writer_wrote_is_read_back(tmp_path, how, options):
+    texts = (
+        AWKWARD if "quotechar" not in how else [one for one in AWKWARD if "\n" not in one] + ['"Begins" so', '"', '"']
+    )
+    rows = [["id", "text", "url"], *([str(n), one, f"u{n}"] for n, one in enumerate(texts))]
+    data = b"\xef\xbb\xbf" + as_csv(rows, **how)
+    kept, stats = read_bytes("csv", tmp_path / "a.csv.gz", gzip.compress(data), **options)
+    assert kept == [Record(n, one, f"u{n}") for n, one in enumerate(texts)]
+    assert flat(stats.counters) == {"read": len(texts)}
+
+
+def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
+    rows = [b"text,url", b'"a', b'b",u', b"c", b'"d"e,u', b"", b"f\0,u", b" ,u", b"g" * 99 + b",u"]
+    rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
+    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (8, "j")]
+    assert flat(stats.counters) == {"read": 9, "damaged": 6, "empty": 1}
+    assert [position for position, _ in stats.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
+    assert stats.damage[0].reason == "1 fields, but the header has 2"
+
+
+def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
+    data = b'text\na\n"b\n' + b"c\n" * 1000
+    kept, stats = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
+    assert (kept[0].text, stats.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
+    kept, stats = read_bytes("csv", tmp_path / "a", data)
+    assert ([record.text for record in kept], stats.counters.dropped_documents["damaged"]) == (["a"], 1)
+    (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
+    _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
+    assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
+
+
+# Each text has lines that look like rows, and quotation marks; the damaged one is the fifth of nine.
+ROWS = [f'Text {n},\nwhich has {n} lines, and\nsays "{n}".\nIts end.' for n in range(9)]
+BEHIND = 1 + 4 * 4  # lines before the fifth row
+
+
+@each("columns", [1, 2, 3])
+@each(
+    "old, new, lines, reason",
+    [
+        # unescaped, and escaped by a backslash: it shows in the third line, and a row begins behind the last
+        ('""4""', '"4"', (1, 4), "written twice"),
+        ('""4""', '\\"4\\"', (1, 4), 'set options: {escapechar: "\\\\"}'),
+        ("which has 4", 'which has "4', (1, 4), "written twice"),
+        # not in the encoding, and too long: its end is where the quotation marks say
+        ("has 4 lines", "has \udcff lines", (1, 1), "byte 10 isn't UTF-8"),
+        ("has 4 lines", "has 4 lines" + "x" * 200, (1, 4), "longer than max_record_bytes, 200"),
+        # no end: it shows where the next row begins, which is lost with it
+        ('Its end."', "Its end.", (1, 8), "written twice"),
+    ],
+)
+def test_of_a_damaged_row_no_line_becomes_a_document(tmp_path, columns, old, new, lines, reason):
+    data = as_csv(
+        [["text", "url", "title"][:columns], *([one, "u", "t"][:columns] for one in ROWS)], lineterminator="\n"
+    )
+    before, damaged, behind = data.decode().partition(as_csv([[ROWS[4]]], lineterminator="\n").decode()[:-1])
+    assert damaged.count(old) == 1
+    changed = before + damaged.replace(old, new) + behind
+    whole = changed.encode("utf-8", "surrogateescape")
+    kept, stats = read_bytes("csv", tmp_path / "a", whole, max_record_bytes=200)
+    lost = {4, 5} if lines == (1, 8) else {4}
+    assert [record.text for record in kept] == [one for n, one in enumerate(ROWS) if n not in lost]
+    ((position, found),) = stats.damage
+    first, last = (BEHIND + line for line in lines)
+    assert position == (f"line {first}" if first == last else f"lines {first} to {last}")
+    assert reason in found
+    assert flat(stats.counters) == {"read": len(ROWS) - len(lost) + 1, "damaged": 1}
+
+
+def test_where_no_row_begins_for_certain_the_rest_of_the_file_is_left_out(tmp_path):
+    """Behind the damage no quotation mark is one of CSV: the lines may be those of a text that it has cut."""
+    kept, stats = read_bytes("csv", tmp_path / "a", b'text\na\n"b"b\n' + b'c "c" c\n' * 50)
+    assert [record.text for record in kept] == ["a"]
+    assert [position for position, _ in stats.damage] == ["lines 3 to 53"]
+
+
+def test_rows_of_a_file_that_quotes_nothing_are_not_merged(tmp_path):
+    rows = [
+        b"text\turl",
+        b'"Hello,\tu',
+        b'she said."\tv',
+        b'"So" he\tw',
+        b'"Bye.\tx',
+        b'end"\ty',
+        b"last\tz",
+        b"more\tz",
+    ]
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t")
+    assert {record.text for record in kept} <= {"last", "more", 'she said."', 'end"'}
+    assert stats.damage
+    assert all("set options: {quoting: QUOTE_NONE}" in reason for _, reason in stats.damage)
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t", quoting="QUOTE_NONE")
+    assert [record.text for record in kept] == [row.decode().split("\t")[0] for row in rows[1:]]
+    assert stats.damage == []
+
+
+# --- tables: Parquet, and Arrow's streams and files
+
+
+def write_table(path: Path, kind: str, table: pa.Table, rows: int = 2, **options) -> Path:
+    """`rows`: of each row group or batch."""
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+    else:
+        make = pa.ipc.new_file if kind == "arrow file" else pa.ipc.new_stream
+        with pa.OSFile(str(path), "wb") as file, make(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+KINDS = ("parquet", "arrow", "arrow file")
+
+
+@each("kind", KINDS)
+def test_rows_become_records(tmp_path, kind):
+    times = pa.array([0, None, 0, 86_400], pa.timestamp("s"))
+    columns = {"text": ["a", None, " ", "b"], "url": ["u", "v", "w", None], "timestamp": times, "other": [1, 2, 3, 4]}
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table(columns)))
+    first, last = "1970-01-01T00:00:00", "1970-01-02T00:00:00"
+    assert kept == [Record(0, "a", "u", timestamp=first), Record(3, "b", timestamp=last)]
+    assert flat(stats.counters) == {"read": 4, "empty": 2}
+
+
+STRINGS = pa.array(["a", "b", "a"])
+
+
+@each("kind", KINDS)
+@each("column", [STRINGS.cast(pa.large_string()), STRINGS.cast(pa.string_view()), STRINGS.dictionary_encode()])
+def test_strings_of_any_kind_under_any_name_also_as_two_fields(tmp_path, kind, column):
+    path = write_table(tmp_path / "a", kind, pa.table({"content": column}))
+    kept, _ = read(kind.split()[0], path, text="content", title="content")
+    assert [(record.text, record.title) for record in kept] == [("a", "a"), ("b", "b"), ("a", "a")]
+
+
+@each("kind", KINDS)
+def test_a_field_of_a_struct_is_named_as_a_nested_key_of_json_lines(tmp_path, kind):
+    """A null struct has no text. A column whose own name has the dot is meant first, as a key of JSON Lines is."""
+    pairs = [{"en": "one", "de": "eins"}, None, {"en": None, "de": "drei"}, {"en": "four", "de": "vier"}]
+    deep = [{"b": {"c": text}} for text in ("w", "x", "y", "z")]
+    columns = {"translation": pairs, "a": deep, "a.b.c": ["own"] * 4, "id": [1, 2, 3, 4]}
+    path = write_table(tmp_path / "a", kind, pa.table(columns), rows=3)
+    kept, stats = read(kind.split()[0], path, text="translation.en", title="translation.de")
+    assert kept == [Record(0, "one", title="eins"), Record(3, "four", title="vier")]
+    assert flat(stats.counters) == {"read": 4, "empty": 2}
+    own, _ = read(kind.split()[0], path, text="a.b.c")
+    assert [record.text for record in own] == ["own"] * 4
+    path = write_table(tmp_path / "b", kind, pa.table({"a": deep}))
+    kept, _ = read(kind.split()[0], path, text="a.b.c")
+    assert [record.text for record in kept] == ["w", "x", "y", "z"]
+    assert names_of_columns(str(path)) == ["a", "a.b", "a.b.c"]
+    for text, message in (
+        ("a.b.d", "no column 'a.b.d' for the text; there are a, a.b, a.b.c; name one of them in options"),
+        ("a.b", r"'a.b' is struct<c: string>, expected strings; name a field of it in options: {text: NAME}, of a.b.c"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(kind.split()[0], path, text=text)
+
+
+@each("kind", KINDS)
+def test_a_row_that_is_not_utf8_is_damage(tmp_path, kind):
+    column = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, pa.table({"text": column})))
+    assert [record.ordinal for record in kept] == [0, 2]
+    assert flat(stats.counters) == {"read": 3, "damaged": 1}
+    assert stats.damage[0][0] == "row 1"
+
+
+def test_columns_that_are_not_there_are_the_users_to_mend(tmp_path):
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": ["a"], "url": [1]}))
+    assert len(read("parquet", path)[0]) == 1
+    for options, message in (
+        ({"text": "content"}, "no column 'content' for the text; there are text, url"),
+        ({"title": "name"}, "no column 'name' for the title"),
+        ({"text": "url"}, "column 'url' is int64, expected strings"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read("parquet", path, **options)
+
+
+@each("kind", ["arrow", "parquet"])
+def test_a_table_that_is_cut_off_anywhere_is_damage(tmp_path, kind):
+    table = pa.table({"text": [f"{number} " * 50 for number in range(6)]})
+    path = write_table(tmp_path / "a", kind, table)
+    data = path.read_bytes()
+    for length in range(1, len(data), 5):
+        path.write_bytes(data[:length])
+        kept, _, damage = read_until_damage(kind, path)
+        assert [record.text for record in kept] == table["text"].to_pylist()[: len(kept)]
+        assert kind == "arrow" or damage.position == "its footer"
+
+
+def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
+    texts = [f"{number} " * 50 for number in range(30)]
+    how = {"write_page_checksum": True, "use_dictionary": False}
+    path = write_table(tmp_path / "a", "parquet", pa.table({"text": texts}), 10, **how)
+    group = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    data[group.data_page_offset + group.total_compressed_size - 20] ^= 0xFF  # in the text, behind the page's header
+    kept, stats = read_bytes("parquet", path, bytes(data))
+    whole = [*range(10), *range(20, 30)]
+    assert [(record.ordinal, record.text) for record in kept] == [(number, texts[number]) for number in whole]
+    assert flat(stats.counters) == {"read": 30, "damaged": 10}
+    position, reason = stats.damage[0]
+    assert position == "rows 10 to 19, row group 1"
+    corpus = Path(build(plain(tmp_path, path, "parquet", dedup=OFF), until="documents"))
+    for row in (10, 15, 19):  # each is told why it was lost
+        lost = traced(corpus, f"parquet/a/{row:09d}")
+        assert [(drop.rule, drop.what) for step in lost.steps for drop in step.drops] == [
+            ("damaged", f"{position}: {reason}")
+        ]
+
+
+def column(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Array:
+    """An array with these offsets into `data`, which Arrow doesn't check."""
+    numbers = pa.array(offsets, pa.int64() if kind == pa.large_string() else pa.int32())
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, numbers.buffers()[1], pa.py_buffer(data)])
+
+
+@each("kind", [pa.string(), pa.large_string()])
+@each("offsets", [[0, 2**30, 3], [0, -(2**30), 3], [0, 3, 2]])
+def test_offsets_out_of_the_data_are_damage_and_are_not_followed(tmp_path, kind, offsets):
+    batch = pa.record_batch({"text": column(kind, offsets, b"abc")})
+    with pa.OSFile(str(tmp_path / "a"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(pa.record_batch({"text": column(kind, [0, 1, 3], b"abc")}))
+        writer.write_batch(batch)
+    kept, _, damage = read_until_damage("arrow", tmp_path / "a")
+    assert ([record.text for record in kept], damage.position) == (["a", "bc"], "row 2")
+
+
+def test_indices_out_of_a_dictionary_are_damage(tmp_path):
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 9], pa.int32()), pa.array(["a"]), safe=False)
+    path = write_table(tmp_path / "a", "arrow", pa.table({"text": words}))
+    assert read_until_damage("arrow", path)[2].position == "row 0"
+
+
+@each("kind", ["arrow", "parquet"])
+def test_a_value_beside_the_text_that_cannot_be_read_costs_only_itself(tmp_path, kind):
+    times = pa.array([0, 2**40, 86_400], pa.timestamp("s"))  # 1970, the year 36812, 1970
+    zone = pa.array([0], pa.timestamp("s", "Nowhere/Town"))
+    url = pa.array([b"u", b"\xff", b"v"], pa.binary()).view(pa.string())
+    dates = ["1970-01-01T00:00:00", "", "1970-01-02T00:00:00"]
+    for name, table, left in [
+        ("a", {"text": ["a", "b", "c"], "timestamp": times}, [("", date) for date in dates]),
+        ("b", {"text": ["a"], "timestamp": times[1:2].cast(pa.date64(), safe=False)}, [("", "")]),
+        ("c", {"text": ["a"], "timestamp": zone}, [("", "")]),
+        ("d", {"text": ["a", "b", "c"], "url": url}, [("u", ""), ("", ""), ("v", "")]),
+    ]:
+        kept, stats = read(kind, write_table(tmp_path / name, kind, pa.table(table)))
+        assert [record.text for record in kept] == table["text"]
+        assert [(record.url, record.timestamp) for record in kept] == left
+        assert flat(stats.counters) == {"read": len(left)}
+        (damage,) = stats.damage
+        assert (damage.position, damage.reason[:17]) == (f"row {len(left) // 2}", "read without its ")
+
+
+@each("kind", ["arrow", "parquet", "csv"])
+def test_two_columns_with_the_name_of_the_text_are_refused_and_with_another_left_out(tmp_path, kind):
+    for names in (["text", "text", "n"], ["text", "url", "url"]):
+        table = pa.table([pa.array([value]) for value in "abc"], names)
+        if kind == "csv":
+            (tmp_path / "a").write_bytes(as_csv([names, list("abc")]))
+        else:
+            write_table(tmp_path / "a", kind, table)
+        if names[1] == "text":
+            with pytest.raises(UserError, match="2 columns 'text' for the text; there are text, text, n"):
+                read(kind, tmp_path / "a")
+        else:
+            assert read(kind, tmp_path / "a")[0] == [Record(0, "a")]
+
+
+def read_with_each_bit_of_its_footer_flipped(path: Path) -> None:
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for place, bit in itertools.product(range(footer, len(data)), range(8)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << bit
+        with contextlib.suppress(UserError):
+            read_bytes("parquet", path, changed)
+
+
+def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
+    """Asking pyarrow for a column's metadata does, where the sizes of its histograms are wrong."""
+    pq.write_table(pa.table({"text": [f"Text {number}." for number in range(50)]}), tmp_path / "a")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(read_with_each_bit_of_its_footer_flipped, tmp_path / "a").result()
+
+
+# --- checksums
+
+
+LINES, SKIPPABLE = b'{"text": "One."}\n' * 9, b"\x50\x2a\x4d\x18\2\0\0\0ab"
+ZSTD = {checked: zstandard.ZstdCompressor(write_checksum=checked).compress(LINES) for checked in (True, False)}
+
+
+@each(
+    "stored, unchecked",
+    [
+        *((ZSTD[True], False), (ZSTD[False], True), (SKIPPABLE + ZSTD[False], True)),
+        *((LINES, False), (gzip.compress(LINES), False)),
+    ],
+)
+def test_a_stream_without_the_checksums_of_its_kind_is_noted(tmp_path, stored, unchecked):
+    kept, stats = read_bytes("jsonl", tmp_path / "a", stored)
+    assert (len(kept), stats.unchecked) == (9, unchecked)
+
+
+@each(
+    "kind, options, unchecked",
+    [
+        *(("parquet", {"write_page_checksum": checked}, not checked) for checked in (True, False)),
+        *(("arrow", {}, True), ("arrow file", {}, True)),
+    ],
+)
+def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, options, unchecked):
+    table = pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
+    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, table, 198, **options))
+    assert (len(kept), stats.unchecked) == (198, unchecked)
+
+
+# --- files in another format than the declared one, and damaged files
+
+
+FORMATS = get_args(SourceConfig.model_fields["format"].annotation)
+ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
+JSON_FORMATS = ("jsonl", "c4", "wikiextractor")
+
+pq.write_table(pa.table({"text": ["a", "b"]}), parquet := io.BytesIO())
+# For each kind of file: its content, the formats that read it, and its name in messages.
+FILES: dict[str, tuple[bytes, tuple[str, ...], str]] = {
+    "wet": ((DATA / "commoncrawl/whirlwind.warc.wet.gz").read_bytes(), ("wet",), "a WARC archive"),
+    "warc": ((DATA / "commoncrawl/whirlwind.warc.gz").read_bytes(), ("warc",), "a WARC archive"),
+    "c4": ((DATA / "c4/olmo-c4-sample.01.json.gz").read_bytes(), JSON_FORMATS, "JSON Lines with the keys "),
+    "wikipedia": ((DATA / "wikipedia/nlwiki-20140927.xml").read_bytes(), ("wikipedia",), "a MediaWiki export"),
+    "wikiextractor": (b'<doc id="1" url="u" title="A">\nA\n\nB.\n</doc>\n', ("wikiextractor",), "WikiExtractor output"),
+    "jsonl": (b'{"text": "A", "id": 3}\n' * 2, JSON_FORMATS, "JSON Lines with the keys text, id"),
+    "text": (b"One line of text.\nAnother, \xc3\xa9.\n", ("text",), "plain text (format: text)"),
+    "parquet": (parquet.getvalue(), ("parquet",), "a Parquet file (format: parquet)"),
+    "pairs": (b"a house\tein Haus\n", ("pairs", "text"), "tab-separated pairs (format: pairs)"),
+    "pairs in JSON": (b'{"inputs": "a", "targets": "b"}\n' * 2, ("pairs",), "JSON Lines with the keys inputs, targets"),
+    "pairs in UTF-16": ("a house\tein Haus\n".encode("utf-16"), (), "binary data or UTF-16"),
+    "other keys": (b'{"content": "A"}\n' * 2, (), "JSON Lines with the keys content"),
+    "JSON array": (
+        b'[\n{"text": "a"},\n{"text": "b"}\n]\n',
+        ("text",),
+        "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'",
+    ),
+    "CSV": (b'text,url\na,b\n"c\nd",e\n', ("csv", "text"), "CSV with the columns text, url (format: csv or text)"),
+    "indented JSON": (
+        json.dumps({"text": "A"}, indent=2).encode(),
+        ("text",),
+        "JSON over several lines, not JSON Lines",
+    ),
+    "xz": (b"\xfd7zXZ\0\0\4\xe6", (), "an xz archive: decompress it with xz -d"),
+    "zip": (b"PK\x03\x04\x14" + bytes(99), (), "an archive of files: unpack it"),
+    "PDF": (b"%PDF-1.7\n" + bytes(99), (), "a PDF: convert it to text"),
+    "tar": (b"a.txt".ljust(257, b"\0") + b"ustar\x0000", (), "a tar archive: unpack it with tar -xf"),
+    "FASTA": (b">P1 A protein\nMKTAYIAK\nQRQ*\n>P2\nMKT\n", ("fasta", "text"), "FASTA"),
+    "HTML": (b"<!DOCTYPE html>\n<p>404</p>\n\t<p>.</p>\n", ("text",), "an HTML page"),
+}
+
+
+def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
+    """The result of the documents stage for one file."""
+    corpus = path.parent / "corpus"
+    rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
+    config = plain(path.parent, path, declared, rows=rows)
+    (unit,) = plan(config, LocalStore(corpus), files_of(config))
+    return Finished(unit.name, "", write_documents(LocalStore(corpus), unit.spec), {}, 0.0, 0.0)
+
+
+@each("kind", FILES)
+def test_a_file_is_read_as_what_it_is_and_refused_as_anything_else(tmp_path, kind):
+    content, readable, name = FILES[kind]
+    (tmp_path / "a").write_bytes(content)
+    for declared in FORMATS:
+        done = read_as(declared, tmp_path / "a")
+        if declared in readable:
+            assert done.result.inputs[0].status == "ok", declared
+            assert sum(done.result.documents.values()) > 0
+        else:
+            assert done.result.inputs[0].status == "unreadable", declared
+            assert not done.result.documents
+            assert name in done.result.inputs[0].damage[0].reason
+            with pytest.raises(FailedError) as failure:
+                report_damage([done], strict=False)
+            first, last = str(failure.value).splitlines()
+            assert first.startswith(f"{declared}/a: unreadable at ")
+            assert last == f"nothing could be read from source {declared}"
+
+
+@each(
+    "declared, line, lacks, way_out",
+    [
+        ("jsonl", '{"id": "7", "content": "A text."}', "text", "{text: content}"),
+        ("jsonl", '{"meta": {"a key": "A text."}}', "text", '{text: "meta.a key"}'),
+        ("jsonl", '{"id": "7", "doc": {"text": "A text."}}', "text", "{text: doc.text}"),
+        ("jsonl", '{"id": "7", "text": {"body": "A text."}}', "text", "{text: text.body}"),
+        ("pairs", '{"question": "Who?", "n": 1, "answer": "I."}', "inputs", "{inputs: question, targets: answer}"),
+        ("pairs", '{"inputs": "Who?", "long answer": "I."}', "targets", '{inputs: inputs, targets: "long answer"}'),
+    ],
+)
+def test_a_wrong_key_is_answered_with_the_options_to_set(tmp_path, declared, line, lacks, way_out):
+    (tmp_path / "a").write_text(f"{line}\n" * 2)
+    with pytest.raises(FailedError) as failure:
+        report_damage([read_as(declared, tmp_path / "a")], strict=False)
+    first, last = str(failure.value).splitlines()
+    advice = f'no string under the key "{lacks}"; for other keys set options: {way_out}'
+    assert first.startswith(f"{declared}/a: unreadable at line 1: {advice}; it looks like JSON Lines with the keys ")
+    assert last == f"nothing could be read from source {declared}"
+
+
+NESTED = {"version": "1.1", "data": [{"text": "A text."}, {"text": "Another."}]}
+BY_COLUMNS, BY_INDEX = {"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}, {"0": {"text": "a"}, "1": {"text": "b"}}
+LIST = "one JSON object with its records under 'data': make each of them a line by jq -c '.data[]'"
+PANDAS = "one JSON object, a table of pandas: write it by to_json(orient='records', lines=True)"
+
+
+@each("turns", [1, 2_000])
+def test_a_line_with_a_chat_is_told_how_to_become_a_text(tmp_path, turns):
+    """Also where two lines are more than what is looked at of a file. The program that the message names makes texts
+    that are read."""
+    chat = {"id": "7", "messages": [{"role": "user", "content": f"Hello, {turn}." * 10} for turn in range(turns)]}
+    (tmp_path / "a").write_text(f"{json.dumps(chat)}\n" * 3)
+    (damage, *_) = read_as("jsonl", tmp_path / "a").result.inputs[0].damage
+    assert (
+        "its texts are in a list of objects under 'messages', as in a chat; to make one text of them: jq"
+        in damage.reason
+    )
+    assert """jq -c '{text: ([.messages[].content] | join("\\n"))}'""" in damage.reason
+    assert "one JSON object" not in damage.reason
+    assert "options" not in damage.reason
+
+
+@each(
+    "declared, content, said",
+    [
+        ("jsonl", json.dumps(NESTED), LIST),
+        (
+            "jsonl",
+            json.dumps([{"text": "a"}] * 2),
+            "it looks like one JSON array, not JSON Lines: make each of its objec",
+        ),
+        ("jsonl", json.dumps(NESTED, indent=1), LIST),
+        *(("jsonl", json.dumps(table), PANDAS) for table in (BY_COLUMNS, BY_INDEX)),
+        ("jsonl", '{\n  "text": "a"\n}\n{\n  "text": "b"\n}\n', "make each object one line by jq -c ."),
+        ("csv", "title,body\na,b\nc,d\n", "there are title, body; name one of them in options: {text: NAME}"),
+        ("csv", "id;text\n1;a\n2;b\n", 'for another delimiter set options: {delimiter: ";"}'),
+        ("jsonl", "title,body\na,b\nc,d\n", "it looks like CSV with the columns title, body"),
+    ],
+)
+def test_a_file_of_another_shape_is_called_what_it_is(tmp_path, declared, content, said):
+    (tmp_path / "a").write_text(content)
+    (damage, *_) = read_as(declared, tmp_path / "a").result.inputs[0].damage
+    assert damage.reason.count(said) == 1
+    assert "plain text" not in damage.reason
+    assert "{text: version}" not in damage.reason
+
+
+CUT = bytearray(gzip.compress(b'{"text": "One text."}\n' * 9))
+CUT[-6] ^= 1
+
+
+@each(
+    "declared, content, end",
+    [
+        # a key that is there, and no other string
+        *(
+            ("jsonl", line * 2, "ext, id")
+            for line in (b'{"text": null, "id": "7"}\n', b'{"text": "\\ud800", "id": "7"}\n')
+        ),
+        ("jsonl", b'{"id": 7}\n' * 2, "keys id"),
+        ("wet", b"\xff\xfe\xfa" * 9, "; are its path and format right?"),
+        *(("wet", data, "not a WARC archive") for data in (b"\n\n", b"<head>\n<body>")),
+        ("jsonl", CUT, "so all records from there on are left out"),
+    ],
+)
+def test_no_options_are_advised_where_they_would_not_help(tmp_path, declared, content, end):
+    (tmp_path / "a").write_bytes(content)
+    (damage, *_) = read_as(declared, tmp_path / "a").result.inputs[0].damage
+    assert "options" not in damage.reason
+    assert end in damage.reason
+
+
+@each("rest, formats", [("<mediawiki>", ("wikipedia",)), ("A text.\n", ("text",))])
+def test_a_file_that_begins_with_many_comments_is_recognised(tmp_path, rest, formats):
+    """Comments are passed over once: to try every division of 60 of them would never end."""
+    (tmp_path / "a").write_text("<!-- a licence -->\n" * 60 + rest)
+    look = look_of(str(tmp_path / "a"))
+    assert look
+    assert look.formats == formats
+
+
+def test_an_archive_that_holds_nothing_yet_is_no_wrong_one(tmp_path):
+    info = b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 1\r\n\r\nx\r\n\r\n"
+    (tmp_path / "a").write_bytes(info)
+    assert read_as("wet", tmp_path / "a").result.inputs[0].status == "ok"
+
+
+def test_damaged_input_crashes_no_reader_and_is_never_lost_silently():
+    for seed, number in [(7, 619), (7, 31856), *((1, number) for number in range(500))]:
+        check(seed, number)
+    tables = {"arrow", "csv"}  # read as Parquet is; their damage is that of test_table_sources.py
+    assert {seed.format for seed in seeds()} == {*READERS} - tables

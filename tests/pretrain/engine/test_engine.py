@@ -1,0 +1,456 @@
+"""The engine: where DeepSpeed is wrong or behaves unexpectedly, what a run checks at its start, and its steps."""
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import deepspeed
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero import offload_config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+from data_pipeline.base.config_file import Section, check
+from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.loading.batch_layout import BatchLayout
+from pretrain.config import RunConfig, deepspeed_keys
+from pretrain.config.run_config import ComputeSection, SpikeSection
+from pretrain.engine import versions
+from pretrain.engine.layout_check import check_layout
+from pretrain.run.train_state import Health, Rewind, TrainState, add_rewind, after_rewinds
+from pretrain.training.run import configure_arithmetic
+from tests.support.plain_loop import ExactModel, sgd
+from tests.support.rank_processes import each as each_on_ranks
+from tests.support.rank_processes import on_ranks
+from tests.support.small_runs import engine_of, micro_batches, own_layout, row_offsets, run_config, trained
+from tests.support.tables import each
+
+STAGE_3 = {"stage": 3}
+
+
+WRONG = [
+    ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
+    ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
+    ({"elasticity": {}}, "elasticity: DeepSpeed ignores this key, or has removed it"),
+    ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
+]
+NEAREST = "unknown key; nearest valid key: zero_optimization"
+WRONG_ZERO = [
+    ({"stage": 0}, ".stage: expected integer ≥ 1, ≤ 3, got 0"),
+    ({"stage": 4}, ".stage: expected integer ≥ 1, ≤ 3, got 4"),
+    *(
+        ({key: value}, f".{key}: the stage and the device decide how gradients are reduced; remove this key")
+        for key, value in {
+            "overlap_comm": False,
+            "reduce_bucket_size": 1000,
+            "reduce_scatter": True,
+            "contiguous_gradients": True,
+            "use_multi_rank_bucket_allreduce": True,
+        }.items()
+    ),
+    ({"memory_efficient_linear": 2}, ".memory_efficient_linear: expected true or false, got 2"),
+    ({"stage3_max_reuse_distance": -1}, ".stage3_max_reuse_distance: expected integer ≥ 0, got -1"),
+    ({"round_robin_gradients": True}, ".round_robin_gradients: DeepSpeed maps"),
+    ({"allgather_bucket_sise": 1}, f".allgather_bucket_sise: {NEAREST}.allgather_bucket_size"),
+    ({"offload_param": {"device": "cpu"}}, ": offload_param.device: cpu needs stage 3"),
+    (
+        {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}},
+        ": offload_optimizer.device: nvme needs stage 3",
+    ),
+    ({**STAGE_3, "offload_optimizer": {"device": "nvme"}}, ".offload_optimizer: nvme_path: missing"),
+    (
+        {**STAGE_3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+        ".offload_optimizer.ratio: works only with optimizers of DeepSpeed's own",
+    ),
+    ({"offload_optimizer": {"devise": "cpu"}}, f".offload_optimizer.devise: {NEAREST}.offload_optimizer.device"),
+]
+
+
+@each(
+    "given, expected",
+    [*WRONG, *(({"zero_optimization": zero}, f"zero_optimization{said}") for zero, said in WRONG_ZERO)],
+)
+def test_a_key_that_contradicts_or_does_nothing_is_refused(given, expected):
+    with pytest.raises(UserError) as error:
+        check(given, deepspeed_keys.DeepSpeedSection, "run.yaml")
+    (found,) = str(error.value).splitlines()
+    assert found.startswith(f"run.yaml: {expected}")
+
+
+def test_all_problems_are_told_at_once_each_in_a_line():
+    deepspeed = {"optimizer": {}, "bf16": {}, "zero_optimization": {"stage": 0, "stages": 2}}
+    with pytest.raises(UserError) as error:
+        check({**run_config().model_dump(), "deepspeed": deepspeed}, RunConfig, "run.yaml")
+    lines = str(error.value).splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("run.yaml: deepspeed.") for line in lines)
+
+
+def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_number():
+    cases = [
+        ({}, {}),
+        ({"parameter_alignment": True, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"}),
+    ]
+    for zero, others in cases:
+        section = run_config(deepspeed={"zero_optimization": zero, **others}).deepspeed.model_dump()
+        assert section == {"zero_optimization": {**zero, "stage": 1}, **others}
+    for wrong, said in ((True, r": stage: expected a number, got true"), ("2", r"\.stage: expected integer .*, got")):
+        values = {**run_config().model_dump(), "deepspeed": {"zero_optimization": {"stage": wrong}}}
+        with pytest.raises(UserError, match=r"deepspeed\.zero_optimization" + said):
+            check(values, RunConfig, "run.yaml")
+
+
+class Asked(dict[str, Any]):
+    """A section that records which keys were looked up in it."""
+
+    keys_asked: ClassVar[set[str]] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_asked.add(str(key))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self
+
+
+def known_keys(section: type[Section]) -> set[str]:
+    return {*section.model_fields, *section.refused}
+
+
+OFFLOADING = (
+    (deepspeed_keys.OptimizerOffloadSection, offload_config.DeepSpeedZeroOffloadOptimizerConfig),
+    (deepspeed_keys.ParameterOffloadSection, offload_config.DeepSpeedZeroOffloadParamConfig),
+)
+
+
+def test_every_key_that_deepspeed_knows_is_decided_on():
+    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
+
+    DeepSpeedConfig(Asked(train_batch_size=1))
+    assert Asked.keys_asked <= known_keys(deepspeed_keys.DeepSpeedSection)
+    assert _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() <= deepspeed_keys.DeepSpeedSection.refused.keys()
+    fields = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    removed = {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
+    assert deepspeed_keys.ZeroSection.model_fields.keys() <= fields
+    assert fields | removed <= known_keys(deepspeed_keys.ZeroSection)
+    assert not fields & removed
+    for ours, theirs in OFFLOADING:
+        assert ours.model_fields.keys() <= theirs.model_fields.keys() <= known_keys(ours)
+        fields |= theirs.model_fields.keys()
+    top = Asked.keys_asked | _REMOVED_TOP_LEVEL_CONFIG_KEYS.keys() | {"sequence_parallel_size"}  # read by initialize
+    assert deepspeed_keys.PassedOn.refused.keys() <= top | fields | removed
+
+
+def test_the_defaults_in_the_reference_are_deepspeeds():
+    stated = {name: value for name, value in deepspeed_keys.ZeroSection() if name != "stage"}
+    found = {field.alias or name: field.default for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    assert stated == {name: found[name] for name in stated}
+    for ours, theirs in OFFLOADING:
+        assert dict(ours()) == {key: theirs.model_fields[key].default for key, _ in ours()}
+
+
+def buffer_after_initialize(stage: int) -> list[float]:
+    from pretrain.engine.engine import Engine
+
+    model = ExactModel()
+    model.inputs.fill_(dist.get_rank() + 1 / 3)
+    engine = Engine.initialize(model, run_config(stage, precision="bf16"), optimizer=sgd(model))
+    found = engine.deepspeed.module.inputs
+    engine.close()
+    return [found.dtype == torch.float32, *found.unique().tolist()]
+
+
+def test_buffers_are_those_of_rank_0_and_keep_their_precision():
+    """DeepSpeed broadcasts only parameters."""
+    expected = [True, torch.tensor(1 / 3).item()]
+    assert on_ranks(2, each_on_ranks, buffer_after_initialize, [(1,), (3,)]) == [[expected] * 2] * 2
+
+
+def norms_and_output(stage: int) -> tuple[list[float], str]:
+    """The gradient norms of three steps, and what is printed meanwhile."""
+    norms = []
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        engine = engine_of(run_config(stage, precision="bf16", optimizer={"learning_rate": 1e-9}))
+        for step in range(3):
+            engine.step(step, row_offsets(own_layout(), step), micro_batches(own_layout(), step))
+            norms.append(engine.gradient_norm)
+    engine.close()
+    return norms, told.getvalue()
+
+
+def test_gradients_of_bf16_models_are_accumulated_and_reduced_in_fp32_and_nothing_is_told_on_stdout():
+    """DeepSpeed's default is bf16, which changes the norm of the gradient by more; in fp32 all stages agree. At stage 1
+    it would print its memory at each point of its construction."""
+    norms, told = zip(*on_ranks(2, each_on_ranks, norms_and_output, [(1,), (2,), (3,)])[0], strict=True)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] == pytest.approx(norms[2], rel=1e-5)
+    assert told == ("", "", "")
+
+
+def shared_memory() -> list[str]:
+    """The shared memory segments of DeepSpeed's collectives that this process has mapped."""
+    dist.all_reduce(torch.ones(1))
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/deepspeed" in line]
+
+
+def test_ranks_on_a_cpu_take_no_shared_memory():
+    """DeepSpeed's own collectives for CPU ranks would take 69 MB per rank on joining, and never free it."""
+    assert on_ranks(2, shared_memory) == [[], []]
+
+
+# What this project assumes of DeepSpeed beyond its documentation is checked when a run starts.
+
+
+CASES: list[tuple[int, str, dict[str, Any] | None]] = [
+    *((stage, precision, None) for stage in (1, 2, 3) for precision in ("fp32", "bf16")),
+    (2, "fp32", {"offload_optimizer": {"device": "cpu"}}),
+    (3, "bf16", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
+]
+
+
+@pytest.mark.slow
+def test_other_weights_and_lost_fragments_are_noticed():
+    """Two ranks, two steps, every stage: first nothing is wrong, then a weight differs, then, at stages 1 and 2, a
+    parameter isn't where DeepSpeed keeps them all."""
+    for of_rank in on_ranks(2, each_on_ranks, complaints_of, CASES):
+        for case, (differing, lost) in zip(CASES, of_rank, strict=True):
+            assert "fp32 weights are not those that the model computes with" in differing, case
+            assert case[0] == 3 or "doesn't keep embedding.weight where it is expected" in lost, case
+
+
+def complaints_of(stage: int, precision: str, zero: dict[str, Any] | None) -> tuple[str, str]:
+    config = run_config(stage, zero=zero, precision=precision)
+    layout = own_layout()
+    engine = engine_of(config)
+    for step in range(2):
+        engine.step(step, row_offsets(layout, step), micro_batches(layout, step))
+    check_layout(engine.deepspeed)
+    parameter = next(engine.module.parameters())
+    live: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data.view(-1)
+    live += 1.0
+    differing = refusal(engine)
+    live -= 1.0
+    if stage == 3:
+        return differing, ""
+    parameter.data = parameter.data.clone()
+    return differing, refusal(engine)
+
+
+def refusal(engine: Any) -> str:
+    with pytest.raises(FailedError) as error:
+        check_layout(engine.deepspeed)
+    return str(error.value)
+
+
+def test_an_untested_version_is_refused_with_what_to_install(monkeypatch):
+    for tested in (versions.TESTED, f"{versions.TESTED}+cu130"):
+        monkeypatch.setattr(deepspeed, "__version__", tested)
+        versions.check_version()
+    for other in ("0.9.10", "0.19.7", "0.20.0"):
+        monkeypatch.setattr(deepspeed, "__version__", other)
+        with pytest.raises(UserError) as error:
+            versions.check_version()
+        said = f"deepspeed {other} is installed; supported: {versions.TESTED}; "
+        assert str(error.value) == f"{said}install it with: pip install deepspeed=={versions.TESTED}"
+
+
+# A step of the engine is skipped on all ranks or on none, and spikes of its loss are found
+
+
+SETTINGS = list(itertools.product((1, 2, 3), ("fp32", "bf16")))
+
+
+def train_through_trouble() -> dict[Any, Any]:
+    """The outcomes of five steps and the final parameters, by (stage, precision, whether the last rank is in
+    trouble)."""
+    layout = own_layout(4 // dist.get_world_size())
+    return {
+        (*setting, troubled): _through({1: "gradient", 3: "loss"} if troubled else {}, layout, *setting)
+        for setting, troubled in itertools.product(SETTINGS, (False, True))
+    }
+
+
+def _through(
+    troubles: dict[int, str], layout: BatchLayout, stage: int, precision: str
+) -> tuple[list, dict[str, torch.Tensor]]:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    engine = engine_of(run_config(stage, precision=precision))
+    trouble = ""
+
+    def spoil(module: torch.nn.Module, _: Any, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if layout.rank == layout.ranks - 1 and trouble == "gradient":
+            return {name: value * float("nan") for name, value in losses.items()}
+        if layout.rank == layout.ranks - 1 and trouble == "loss":  # its gradient is the usual one
+            return {name: value + float("inf") for name, value in losses.items()}
+        return losses
+
+    engine.deepspeed.module.register_forward_hook(spoil)
+    outcomes: list = []
+    while sum(outcome.applied for outcome in outcomes) < 3:
+        trouble = troubles.get(len(outcomes), "")
+        applied = sum(outcome.applied for outcome in outcomes)
+        outcomes.append(engine.step(applied, row_offsets(layout, applied), micro_batches(layout, applied)))
+    parameters = {
+        name: safe_get_full_fp32_param(parameter).to("cpu", copy=True)
+        for name, parameter in engine.deepspeed.module.named_parameters()
+    }
+    engine.close()
+    return outcomes, parameters
+
+
+@pytest.mark.slow
+def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(device):
+    """Holds at every stage, in fp32 and bf16; later steps are bitwise as if the step had never been."""
+    ranks = 2 if device == "cpu" else min(2, torch.cuda.device_count())
+    for of_rank, setting in itertools.product(
+        on_ranks(ranks, train_through_trouble, device=device, seconds=600), SETTINGS
+    ):
+        outcomes, parameters = of_rank[*setting, True]
+        expected, wanted = of_rank[*setting, False]
+        assert [outcome.applied for outcome in outcomes] == [True, False, True, False, True], setting
+        assert [outcome.loss for outcome in outcomes if outcome.applied] == [outcome.loss for outcome in expected]
+        assert all(torch.equal(parameters[name], wanted[name]) for name in wanted), setting
+
+
+def test_spikes_stand_out_of_a_full_window_and_leave_it_as_it_was():
+    settings = SpikeSection(threshold=4.0, window=8)
+    health = Health()
+    for loss in (9.0, 3.1, 2.9, 3.0, 3.2, 2.8, 3.0, 3.1, 2.9):  # the first loss has left the window by the end
+        health = health.after(loss, True, settings)
+        assert health.spikes == 0
+    after = health.after(3.8, True, settings)  # the mean is 3.0, the deviation 0.122
+    assert (after.spikes, after.recent) == (1, health.recent)
+    assert health.after(3.4, True, settings).spikes == 0
+    assert health.after(float("nan"), False, settings).in_a_row == 1
+    assert health.after(float("nan"), False, settings).after(3.0, True, settings).in_a_row == 0
+    assert Health(recent=(3.0,) * 8).after(3.05, True, settings).spikes == 0  # a plateau has no deviation of its own
+    assert Health(recent=(3.0,) * 8).after(3.1, True, settings).spikes == 1
+
+
+def after_losses(health, losses, settings):
+    """The health after each of the losses."""
+    return list(itertools.accumulate(losses, lambda one, loss: one.after(loss, True, settings), initial=health))[1:]
+
+
+def around(mean, steps, seed):
+    """Losses within 0.02 of a mean, from keyed random numbers."""
+    noise = np.random.Generator(np.random.Philox(seed))
+    return (mean + noise.uniform(-0.02, 0.02, steps)).tolist()
+
+
+@each("seed", range(3))
+def test_a_loss_that_rises_and_stays_is_one_spike_until_it_fills_the_window(seed):
+    """From then on the window has the losses of the new level, of which a loss stands out as of any."""
+    settings, low, high = SpikeSection(), around(3.0, 300, seed), around(3.6, 1000, seed + 9)
+    rising = after_losses(Health(), [*low, *high], settings)
+    assert [step for step, health in enumerate(rising) if health.spiking] == [*range(300, 427)]
+    assert [rising[step].spikes for step in (299, 300, 426, 427, 1299)] == [0, 1, 127, 128, 128]
+    assert rising[427].recent == tuple(high[:128])
+    again = after_losses(rising[-1], [3.6, 3.8, 3.6, *around(4.5, 300, seed)], settings)
+    assert [step for step, health in enumerate(again) if health.spiking] == [1, *range(3, 130)]
+    assert again[-1].spikes == 128 + 1 + 128
+
+
+def test_losses_of_a_new_stage_of_the_curriculum_have_a_window_of_their_own():
+    settings = SpikeSection()
+    (*_, before) = after_losses(Health(), around(3.0, 300, 0), settings)
+    assert before.in_new_stage() == replace(before, recent=())
+    after = after_losses(before.in_new_stage(), around(3.6, 1000, 1), settings)
+    assert not any(health.spiking for health in after)
+    assert after[-1].spikes == 0
+
+
+def test_a_loss_at_the_edge_is_one_spike_until_it_is_half_as_far_above_the_mean():
+    settings = SpikeSection(threshold=4.0, window=8)
+    high = Health(recent=(2.9, 3.1) * 4).after(3.5, True, settings)  # the mean is 3.0, the deviation 0.1
+    assert (high.spikes, high.spiking) == (1, True)
+    assert (high.after(3.3, True, settings).spikes, high.after(3.3, True, settings).spiking) == (1, True)
+    assert not high.after(3.19, True, settings).spiking
+    assert high.after(math.nan, False, settings).spiking  # a skipped step
+
+
+def test_counts_of_a_rewound_run_stay_those_of_the_whole_run(tmp_path):
+    """What the window has is that of the checkpoint, as are the skipped steps in a row."""
+    then = Health(skipped=1, in_a_row=0, spikes=2, recent=(3.0, 3.1))
+    now = Health(skipped=4, in_a_row=3, spikes=5, recent=(3.1, 3.2), high=(8.0,))
+    health = now.rewound_to(then)
+    assert health == Health(skipped=4, in_a_row=0, spikes=5, recent=(3.0, 3.1), high=(8.0,))
+    saved = TrainState(12, 192, [], then)
+    assert after_rewinds(tmp_path, saved) == saved
+    add_rewind(tmp_path, Rewind(12, 192, 208, 13, 8.0, health.spikes, health.skipped))
+    assert after_rewinds(tmp_path, saved) == TrainState(12, 208, [], replace(then, skipped=4, spikes=5))
+    old = [{"step": 12, "position": 192, "to": 224, "spike_step": 14, "loss": 8.0}]  # of an earlier version
+    (tmp_path / "rewinds.json").write_text(json.dumps(old))
+    assert after_rewinds(tmp_path, saved) == TrainState(12, 224, [], then)
+
+
+# What PyTorch and CUDA's libraries are asked for before they touch a GPU
+
+
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO")
+
+
+def settled(compute: ComputeSection, environment: dict[str, str]) -> tuple[dict[str, str], bool, bool, list[float]]:
+    """The environment afterwards, whether products are in TF32, whether algorithms are deterministic, and losses."""
+    for name in NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    configure_arithmetic(compute)
+    found = {name: os.environ[name] for name in NAMES if name in os.environ}
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    return found, tf32, torch.are_deterministic_algorithms_enabled(), trained(2)
+
+
+def test_tf32_and_determinism_are_asked_for_only_where_the_run_file_does():
+    plain, exact, users = (
+        on_ranks(1, settled, compute, environment)[0]
+        for compute, environment in (
+            (ComputeSection(), {}),
+            (ComputeSection(deterministic=True, tf32=True), {}),
+            (ComputeSection(deterministic=True), {"NCCL_ALGO": "Tree", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
+        )
+    )
+    growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert plain[:3] == (growing, False, False)
+    ordered = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    assert exact[:3] == ({**growing, **ordered}, True, True)
+    assert users[0] == {**ordered, "NCCL_ALGO": "Tree", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
+    assert plain[3] == exact[3] == users[3]  # a CPU always repeats, and no operation of a step is refused
+
+
+def test_compiled_kernels_are_kept_on_the_nodes_disk_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    def caches(compute: ComputeSection, **environment: str) -> list[str]:
+        monkeypatch.setattr(os, "environ", environment)
+        configure_arithmetic(compute)
+        return [environment[name] for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+
+    given = ComputeSection(kernel_cache=str(tmp_path))
+    assert caches(given) == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
+    assert caches(given, TRITON_CACHE_DIR="/users") == ["/users", f"{tmp_path}/inductor"]
+    assert all(one.startswith(tempfile.gettempdir()) for one in caches(ComputeSection()))
+
+
+def test_ranks_of_a_node_share_its_cores_when_they_compile(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+
+    def threads(**environment: str) -> str:
+        monkeypatch.setattr(os, "environ", environment)
+        configure_arithmetic(ComputeSection())
+        return environment["TORCHINDUCTOR_COMPILE_THREADS"]
+
+    assert [threads(LOCAL_SIZE="8"), threads(LOCAL_WORLD_SIZE="4"), threads()] == ["8", "16", "32"]
+    assert threads(LOCAL_SIZE="8", TORCHINDUCTOR_COMPILE_THREADS="2") == "2"

@@ -1,0 +1,82 @@
+"""Commands that write models and pictures, where the disk refuses: one line, exit code 1, and nothing half-written."""
+
+import contextlib
+import errno
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from pretrain.engine.checkpoint.trained import save_weights
+from pretrain.training import picture
+from tests.pretrain.evaluate.test_generation import random_model
+from tests.support.in_process import done_here, refused_here
+from tests.support.tables import each
+
+SAID = "File too large; free some space there, or choose another folder, and run the same command again"
+
+
+@contextlib.contextmanager
+def a_full_disk() -> Iterator[None]:
+    """No file can have more than 4 kB, as if a disk were full: the system refuses what is more."""
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+
+
+@pytest.fixture
+def checkpoint(spiece, tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    model = random_model("t5", vocab_size=320)
+    save_weights(model.config, model.state_dict(), Tokenizer(SentencePiece.read(spiece), (), 20), tmp_path / "c")
+    return tmp_path / "c"
+
+
+@each(
+    "command, names",
+    [
+        (["export", "../c", "out"], "out"),
+        (["average", "../c", "out"], "out"),
+        (["import", "exported", "out"], "out"),
+    ],
+)
+def test_a_command_on_a_full_disk_is_one_line_and_leaves_no_file(checkpoint, command, names):
+    if command[0] == "import":
+        done_here("pretrain", "export", "../c", "exported")
+    before = sorted(Path().rglob("*"))
+    with a_full_disk():
+        line = refused_here(1, "pretrain", *command)
+    assert line.startswith(f"error: {names}")
+    assert line.endswith(f": {SAID}")
+    assert sorted(path for path in Path().rglob("*") if path != Path("out")) == before
+
+
+def test_a_tokenizer_json_that_the_disk_refuses_is_an_error_of_the_system(checkpoint, tmp_path):
+    """The library tokenizers, which writes most tokenizer.json, raises errors of no class of its own."""
+    special = [chr(letter) for letter in range(0x4E00, 0x4E00 + 200)]
+    many = Tokenizer(SentencePiece.read(checkpoint / "tokenizer" / "spiece.model"), tuple(special), 20)
+    model = random_model("t5", vocab_size=520)
+    save_weights(model.config, model.state_dict(), many, tmp_path / "many")
+    with a_full_disk():
+        line = refused_here(1, "pretrain", "export", "many", "out")
+    assert line.startswith("error: out")
+    assert line.endswith(f": {SAID}")
+
+
+def test_a_picture_on_a_full_disk_leaves_the_last_one(tmp_path):
+    metrics = {"validation/c/text_loss": 5.0, "validation/c/unigram_entropy": 6.0}
+    (tmp_path / "picture.png").write_text("the last one")
+    row = {"step": 1, "attempt": 1, "time": 0.0, "metrics": metrics}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with a_full_disk(), pytest.raises(OSError, match="File too large") as refused:
+        picture.draw(tmp_path, tmp_path / "picture.png")
+    assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "picture.png"))
+    assert {path.name for path in tmp_path.iterdir()} == {"picture.png", "metrics.jsonl"}
+    assert (tmp_path / "picture.png").read_text() == "the last one"
