@@ -34,8 +34,8 @@ from checks.faults.verdicts import Verdict
 def run_matrix(
     folder: Path, seed: int, numbers: Iterable[int], show: Callable[[str], None] = print, hunting: bool = True
 ) -> list[Verdict]:
-    """Judges the cells of these numbers, and shows a line for each. Those that `folder` has verdicts of aren't run.
-    Nor are, without `hunting`, those whose fault only the callbacks of examples/fault_hunting find."""
+    """Judges the cells of these numbers, and shows a line for each. Cells with a verdict in `folder` aren't run again.
+    Without `hunting`, cells are left out whose fault only the callbacks of examples/fault_hunting find."""
     file = folder / "verdicts.jsonl"
     before, found = verdicts.finished(file, seed), []
     with (

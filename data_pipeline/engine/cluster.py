@@ -88,8 +88,8 @@ def board() -> Any:
 
 def _start(config: RayConfig, object_store_bytes: int) -> None:
     """Starts Ray on this machine, with all CPUs by default. Raises FailedError if it can't."""
-    own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]  # noqa: PTH100
     try:
+        own = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]  # noqa: PTH100
         with _environment(own) as environment:
             started = ray.init(
                 address="local",  # not a cluster that happens to run on this machine

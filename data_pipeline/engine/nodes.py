@@ -35,6 +35,7 @@ class Nodes:
         self._blamed: dict[str, Causes] = {}  # by node
         self._tried: dict[str, Causes] = {}  # by unit, the nodes on which it failed
         self._failing: Causes = {}  # by node, if the last unit failed there
+        self._working = set[str]()  # nodes that finished their last unit
         self._pauses: dict[str, tuple[float, float]] = {}  # how long a failing node is left out, and until when
         self._all_fail_since: float | None = None
         self._told = set[tuple[str, str]]()
@@ -78,6 +79,7 @@ class Nodes:
         self._blamed.pop(node, None)
         self._pauses.pop(node, None)
         self._failing.pop(node, None)
+        self._working.add(node)
         self._all_fail_since = None
         if (node, "left out") in self._told:
             self._tell_once(node, "back", f"{self.name(node)} takes units again: it has finished unit {unit}")
@@ -88,6 +90,7 @@ class Nodes:
         tried = self._tried.setdefault(unit, {})
         tried[node] = why
         self._failing[node] = why
+        self._working.discard(node)
         if not self.fit - {node}:
             return True
         if self.fit <= self._failing.keys():
@@ -127,10 +130,11 @@ class Nodes:
         """The nodes that don't get a unit: nodes on which it failed, and nodes that are left out.
 
         If these are all nodes, it goes to a node that is left out for other units, else to one on which it failed. The
-        `last` try goes to a node that works, if there is one, since the unit is blamed if it fails there.
+        `last` try goes to a node that has finished its last unit, if there is one, since the unit is blamed if it fails
+        there. A node of which no failure is known may still be one whose workers die before they report.
         """
         tried, fit = self._tried.get(unit, {}).keys(), self.fit
-        working = fit - self._failing.keys() if last else frozenset[str]()
+        working = fit & self._working if last else frozenset[str]()
         for wanted in (working - tried, working, fit - tried - self.left_out, fit - tried, fit - self.left_out, fit):
             if wanted:
                 return frozenset(self.alive.keys() - wanted)

@@ -257,8 +257,8 @@ def _parts(plan: Plan) -> Iterator[str]:
     yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
     if own.communication:
         yield (
-            f"Communication: {own.communication:.3g} s of a step of {own.seconds:.3g} s, by the data sheets' links, if "
-            f"it doesn't overlap with arithmetic: {plan.mfu_in_all:.0%} MFU in all."
+            f"Communication: {own.communication:.3g} s of a step of {own.seconds:.3g} s, at the links' "
+            f"rated speed, if it doesn't overlap with arithmetic: {plan.mfu_in_all:.0%} MFU in all."
         )
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])

@@ -36,7 +36,8 @@ class FakeRay:
 
     def __init__(self, outcome: Callable[[str, str, int], Any], **cpus: int):
         self.outcome, self.cpus, self.memory = outcome, cpus, dict.fromkeys(cpus, 10**11)
-        self.now, self.silent = 0.0, set[str]()  # `silent`: nodes whose first reports are lost
+        self.now = 0.0
+        self.silent, self.mute = set[str](), set[str]()  # nodes whose first reports are lost, or all
         self.waiting, self.working, self.begun = list[Task](), list[Task](), list[Task]()
         self.abandoned = list[Task]()
         self.board = SimpleNamespace(by_unit=SimpleNamespace(remote=self._reports))
@@ -85,7 +86,8 @@ class FakeRay:
         return task.result.result(timeout)
 
     def _reports(self) -> Task:
-        told = [task for task in self.begun if task.tries or task.node not in self.silent]
+        heard = [task for task in self.begun if task.node not in self.mute]
+        told = [task for task in heard if task.tries or task.node not in self.silent]
         answer = Task("", 0, False, 0, set())
         answer.result.set_result({task.unit: (task.node, Activity(task.unit, task.tries)) for task in told})
         return answer

@@ -130,7 +130,7 @@ class SentencePiece(TextModel):
         return [list(chain.from_iterable(islice(encoded, len(text)))) for text in cut]
 
     def _encode_exactly(self, text: str) -> list[int]:
-        """Ids of a text of which nothing is changed.
+        """Ids of a text without normalization: nothing in the text is changed.
 
         Of several spaces, the first ones are the longest piece: scores don't decide between 16 + 4 and 4 + 16. And ▁ is
         a character like any other, although it is sentencepiece's own mark for a space.

@@ -135,6 +135,15 @@ def test_a_worker_that_dies_before_its_first_report_leaves_its_node_unknown_and_
     assert done(cluster, units(30)) == dict.fromkeys(units(30), "done")
 
 
+@each("number", [2, 30])
+def test_the_last_try_goes_to_a_node_that_has_finished_a_unit_not_to_one_of_which_nothing_is_known(number):
+    """All reports of the workers that die are lost, as on a machine too busy to answer."""
+    cluster = FakeRay(lambda node, unit, tries: die() if node == "a" else "done", a=1, b=1)
+    cluster.mute = {"a"}
+    assert done(cluster, units(number)) == dict.fromkeys(units(number), "done")
+    assert {task.node for task in cluster.begun if task.tries == 3} <= {"b"}
+
+
 def test_a_unit_that_kills_its_workers_gets_twice_the_memory_each_time_and_at_last_a_node(capsys):
     cluster = FakeRay(lambda node, unit, tries: die() if unit == "u1" else "done", a=2, b=2)
     found = done(cluster, units(9), memory=GB)

@@ -115,6 +115,7 @@ A100, HOPPER = [312, 156, 19.5], [989.4, 494.7, 66.9]
         ("NVIDIA H100 PCIe", "h100-pcie", [756, 378, 51]),
         ("NVIDIA H100 NVL", "h100-nvl", [835.5, 417.5, 60]),
         ("NVIDIA H200", "h200", HOPPER),
+        ("NVIDIA B200", "b200", [2250, 1100, 80]),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb", A100),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb", A100),
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie", A100),
