@@ -130,12 +130,15 @@ class Nodes:
         """The nodes that don't get a unit: nodes on which it failed, and nodes that are left out.
 
         If these are all nodes, it goes to a node that is left out for other units, else to one on which it failed. The
-        `last` try goes to a node that has finished its last unit, if there is one, since the unit is blamed if it fails
-        there. A node of which no failure is known may still be one whose workers die before they report.
+        unit is blamed if its `last` try fails, so this try goes to a node that has finished its last unit, if there is
+        one. A node of which nothing is known comes next: its workers may all die before they report.
         """
         tried, fit = self._tried.get(unit, {}).keys(), self.fit
-        working = fit & self._working if last else frozenset[str]()
-        for wanted in (working - tried, working, fit - tried - self.left_out, fit - tried, fit - self.left_out, fit):
+        choices = [fit - tried - self.left_out, fit - tried, fit - self.left_out, fit]
+        if last:
+            working, unknown = fit & self._working, fit - self._failing.keys()
+            choices = [working - tried, working, unknown - tried, unknown, *choices]
+        for wanted in choices:
             if wanted:
                 return frozenset(self.alive.keys() - wanted)
         return frozenset(self.alive)

@@ -107,12 +107,14 @@ def test_where_all_nodes_fail_no_node_is_to_blame_and_for_a_minute_no_unit(nodes
     assert told[2:] == ["warning: tokens: units fail on all nodes, the last one: stale; trying again for 60 s"]
 
 
-def test_the_last_try_of_a_unit_goes_to_a_node_that_works(nodes):
+def test_the_last_try_of_a_unit_goes_to_a_node_that_works_before_one_of_which_nothing_is_known(nodes):
     nodes.add_failure("a", "part-0", "no space")
     nodes.add_failure("b", "part-1", "no space")
     assert nodes.avoided_by("part-1") == {"b"}
     assert nodes.avoided_by("part-1", last=True) == {"a", "b"}
     nodes.add_finish("a", "part-2")
+    assert nodes.avoided_by("part-1", last=True) == {"b", "c"}
+    nodes.add_finish("c", "part-3")
     assert nodes.avoided_by("part-1", last=True) == {"b"}
 
 

@@ -89,7 +89,7 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
     from pretrain.engine import engine as engines
     from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.engine.ranks import process_group
-    from tests.pretrain import recorded_streams  # makes classes of DeepSpeed's, which asks a rank for its device
+    from tests.support import recorded_streams  # makes classes of DeepSpeed's, which asks a rank for its device
 
     recorded_streams.use()
     found = {}
