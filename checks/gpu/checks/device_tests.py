@@ -39,7 +39,7 @@ def device_tests(report: Report) -> None:
     os.chdir(ROOT)
     options = ["-q", "--continue-on-collection-errors", "--maxfail=30", "-p", "no:cacheprovider"]
     options += ["-p", "no:xdist"] if find_spec("xdist") else []
-    files = [path for path in sorted(Path(FOLDER).glob("test_*.py")) if _TAKES_A_DEVICE.search(path.read_text())]
+    files = [path for path in sorted(Path(FOLDER).rglob("test_*.py")) if _TAKES_A_DEVICE.search(path.read_text())]
     where = [*map(str, files), "--device", report.device.type, f"--basetemp={report.folder / 'pytest'}"]
     if report.small:
         where += ["-k", "pytorchs or newton"]
