@@ -186,15 +186,12 @@ def _work_off(
     try:
         for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
             if isinstance(answer, Failed):
-                pool.count("units_failed", stage.name)
                 errors.append(answer.error)
                 if isinstance(answer.error, StoreError):  # every other unit would wait for the store, too
                     break
             else:
                 done[answer.name] = answer
                 record(answer)
-                pool.count("units_finished", stage.name)
-                pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(error)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())
