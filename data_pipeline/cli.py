@@ -35,7 +35,6 @@ Repair = Annotated[
 ]
 _BUILD = "A corpus's directory, its URL, or its corpus file."
 _REPAIR = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
-Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 Built = Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)]
 
 
@@ -83,7 +82,7 @@ def verify_command(location: Built) -> None:
     if problems := verify.verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         if corpus.remote:
-            way_out = f"{way_out}; or, of a copy: data-pipeline publish DIR {location}"
+            way_out = f"{way_out}; or, if this is a copy, copy these files again"
         damaged = any(not problem.endswith(verify.FOREIGN) for problem in problems)
         raise FailedError("\n".join([*problems, *([way_out] if damaged else [])]))
     shards = counted(len(corpus.manifest.shards), "shard")
@@ -91,25 +90,6 @@ def verify_command(location: Built) -> None:
     documents = f" and {counted(files, 'file')} of documents" if files else ""
     following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
-
-
-@app.command("publish", epilog="Example: data-pipeline publish corpora/quickstart s3://bucket/quickstart")
-def publish_command(
-    directory: Directory,
-    url: Annotated[str, path_argument("URL", "Where to: s3://bucket/corpus, or another fsspec URL.", paths.url)],
-    documents: Annotated[
-        bool, typer.Option("--documents/--no-documents", help="Also copy the clean text, which training doesn't need.")
-    ] = True,
-    connections: Annotated[int, typer.Option(min=1, help="Number of files sent at the same time.")] = 4,
-) -> None:
-    """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
-    from data_pipeline import corpus as corpora
-    from data_pipeline.tools import publish
-
-    done = publish.publish(corpora.open_corpus(directory), url, documents, connections)
-    sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
-    present = f"{done.present:,} there already ({done.present_bytes:,} bytes)"
-    print(f"{url} is complete: {sent}, {present}. Next: data-pipeline verify {url}")
 
 
 @app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")

@@ -7,7 +7,6 @@ driver of a build, has claimed a corpus. Workers write only while their driver h
 
 import abc
 import contextlib
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -62,15 +61,6 @@ class Store(abc.ABC):
         """Writes a file."""
         with self.put(name) as path:
             path.write_bytes(content)
-
-    def send(self, path: Path, name: str) -> None:
-        """Copies the local file `path` to `name`."""
-        with self.put(name) as copy:
-            shutil.copyfile(path, copy)
-
-    def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
-        """Whether `name` exists with the content of the local file `path`. `checksum`: bytes and sha256 of `path`."""
-        return self.sizes([name]).get(name) == checksum[0] and self.checksum(name) == checksum
 
     @abc.abstractmethod
     def checksum(self, name: str) -> tuple[int, str]:
