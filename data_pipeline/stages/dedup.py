@@ -208,7 +208,7 @@ def stages_of(step: str) -> list[AnyStage]:
 
 def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> list[str]:
     """The steps of a corpus. Steps that compare URLs are left out if no document of the units `read` has a URL."""
-    if any(unit.result.domains for unit in read):
+    if any(unit.result.with_urls for unit in read):
         return config.steps
     return [step for step in config.steps if step in WITHOUT_KEYS or not STEPS[step].compares_dropped_pages]
 

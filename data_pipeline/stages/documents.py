@@ -237,7 +237,6 @@ class PartsWriter:
 
     def _close(self) -> None:
         self._stack.close()
-        self.histograms.end_part()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")

@@ -149,7 +149,7 @@ class Report:
     token_lengths: dict[str, int]
     coverage: Coverage | None
     languages: dict[str, int]
-    domains: dict[str, int]
+    with_urls: int
     sources: dict[str, SourceCounts]
     inputs: list[InputReport]
     unchecked_inputs: int
@@ -287,7 +287,7 @@ def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
         token_lengths=_by_power(part.lengths for part in tokenized),
         coverage=coverage_of(tokenized) if tokenized else None,
         languages=_most_common(result.languages for result in left),
-        domains=_most_common(result.domains for result in left),
+        with_urls=sum(result.with_urls for result in left),
         sources={
             source: _source(
                 [result for result in read if result.source == source],
