@@ -94,7 +94,6 @@ class InputResult:
         documents: the number of documents that cleaning kept.
         damaged: the number of damaged records.
         bytes, sha256: of the whole file. Only the result of the first range has them; its unit reads the whole file.
-        unchecked: as in `ReadStats`.
         again: the system or the store has refused the file, so that the next build reads the file again.
     """
 
@@ -106,7 +105,6 @@ class InputResult:
     damage: list[Damage]
     bytes: int = 0
     sha256: str = ""
-    unchecked: bool = False
     again: bool = False
 
 
@@ -336,7 +334,7 @@ def _write_input(
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if own.truncated_xml else status
-    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked, again=again)
+    return InputResult(file.file, file.range, status, documents, damaged, found, again=again)
 
 
 def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) -> Iterator[Item]:

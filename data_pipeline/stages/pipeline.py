@@ -104,7 +104,6 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
 
     read = done(documents.STAGE, documents.plan(config, corpus, inputs))
     report_damage(read, strict)
-    _report_unchecked(read)
     parts = parts_of(read)
     if LAST.applies(config):
         keep_only(PARTS, corpus, outputs_of(read))
@@ -166,14 +165,6 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         errors = [*errors[:_ERRORS_SHOWN], *others, f"nothing could be read from source {', '.join(sources)}"]
     if errors:
         raise FailedError("\n".join(errors))
-
-
-def _report_unchecked(units: list[Finished[DocumentsResult]]) -> None:
-    """Prints how many input files have no checksums inside, although their formats may."""
-    files = [read for unit in units for read in unit.result.inputs if read.range.start == 0]
-    if unchecked := sum(read.unchecked for read in files):
-        of_all = f"{unchecked:,} of {len(files):,}"
-        print(f"input files without checksums: {of_all}; a flipped bit in them goes unseen", file=sys.stderr)
 
 
 def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:

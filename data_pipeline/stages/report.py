@@ -152,7 +152,6 @@ class Report:
     with_urls: int
     sources: dict[str, SourceCounts]
     inputs: list[InputReport]
-    unchecked_inputs: int
     pieces: int
     splits: dict[str, SplitCounts]
     tokenizer_sample: Sample | None
@@ -296,7 +295,6 @@ def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
             for source in dict.fromkeys(result.source for result in read)
         },
         inputs=[_input(result.source, one) for result in read for one in result.inputs],
-        unchecked_inputs=sum(one.unchecked for result in read for one in result.inputs),
         pieces=sum(unit.result.pieces for unit in built.of(tokenizer.STAGE)),
         splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
         tokenizer_sample=samples[0] if samples else None,

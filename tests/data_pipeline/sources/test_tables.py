@@ -15,7 +15,6 @@ from typing import get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from checks.fuzz import check, seeds
 from data_pipeline.base.errors import FailedError, UserError
@@ -345,38 +344,6 @@ def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
     pq.write_table(pa.table({"text": [f"Text {number}." for number in range(50)]}), tmp_path / "a")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(read_with_each_bit_of_its_footer_flipped, tmp_path / "a").result()
-
-
-# --- checksums
-
-
-LINES, SKIPPABLE = b'{"text": "One."}\n' * 9, b"\x50\x2a\x4d\x18\2\0\0\0ab"
-ZSTD = {checked: zstandard.ZstdCompressor(write_checksum=checked).compress(LINES) for checked in (True, False)}
-
-
-@each(
-    "stored, unchecked",
-    [
-        *((ZSTD[True], False), (ZSTD[False], True), (SKIPPABLE + ZSTD[False], True)),
-        *((LINES, False), (gzip.compress(LINES), False)),
-    ],
-)
-def test_a_stream_without_the_checksums_of_its_kind_is_noted(tmp_path, stored, unchecked):
-    kept, stats = read_bytes("jsonl", tmp_path / "a", stored)
-    assert (len(kept), stats.unchecked) == (9, unchecked)
-
-
-@each(
-    "kind, options, unchecked",
-    [
-        *(("parquet", {"write_page_checksum": checked}, not checked) for checked in (True, False)),
-        *(("arrow", {}, True), ("arrow file", {}, True)),
-    ],
-)
-def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, options, unchecked):
-    table = pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
-    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, table, 198, **options))
-    assert (len(kept), stats.unchecked) == (198, unchecked)
 
 
 # --- files in another format than the declared one, and damaged files

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Never
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
@@ -421,16 +420,6 @@ def test_a_name_with_control_characters_is_one_line_that_no_terminal_obeys(tmp_p
     build(plain(tmp_path, tmp_path, "text"), until="documents")
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if "empty file" in line]
     assert warning.startswith(r"warning: text/a\nb\x1b[31m.txt: unreadable")
-
-
-def test_input_files_without_checksums_are_counted_in_one_line(tmp_path, capsys):
-    rows = pa.table({"text": [f"Text {number}." for number in range(9)]})
-    for name, checksums_of_pages in (("a", False), ("b", True), ("c", False)):
-        pq.write_table(rows, tmp_path / f"{name}.parquet", write_page_checksum=checksums_of_pages)
-    build(plain(tmp_path, tmp_path / "*.parquet", "parquet"), until="documents")
-    said = "input files without checksums: 2 of 3; a flipped bit in them goes unseen"
-    assert capsys.readouterr().err.splitlines().count(said) == 1
-    assert report.read(tmp_path / "corpus").unchecked_inputs == 2
 
 
 def test_a_missing_input_or_corpus_is_a_clear_line(tmp_path):
