@@ -8,7 +8,7 @@ import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,6 +29,10 @@ ConfigPath = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
+Until = Annotated[
+    Literal["documents", "tokenizer", "shards"],
+    typer.Option("--until", help="End the build once this folder of the corpus is complete."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is damaged, after reading all of it.")]
 Repair = Annotated[
     bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
@@ -45,31 +49,24 @@ def _commands(version: Version = False) -> None:
 
 @app.command("build", epilog="Example: data-pipeline build configs/corpora/quickstart.yaml")
 def build_command(
-    config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False
+    config: ConfigPath,
+    overrides: Overrides = None,
+    until: Until = "shards",
+    strict: Strict = False,
+    repair: Repair = False,
 ) -> None:
     """Build the whole corpus. An interrupted build can be resumed."""
-    directory = _build(config, overrides, "shards", strict, repair)
-    print(f"{directory} is complete. Next: data-pipeline show {directory}")
+    directory = _build(config, overrides, until, strict, repair)
+    if until == "shards":
+        print(f"{directory} is complete. Next: data-pipeline show {directory}")
+    else:
+        print(f"{directory}/{until} is complete. Next: data-pipeline build {config}")
 
 
 @app.command(epilog="Example: data-pipeline documents configs/corpora/quickstart.yaml cleaning.min_words_per_line=3")
 def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Read and clean only: writes documents/*.parquet."""
-    directory = _build(config, overrides, "documents", strict, repair)
-    print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
-
-
-@app.command(epilog="Example: data-pipeline tokenizer configs/corpora/quickstart.yaml tokenizer.vocab_size=2000")
-def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the tokenizer: writes the files of tokenizer/."""
-    directory = _build(config, overrides, "tokenizer", strict, repair)
-    print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
-
-
-@app.command(epilog="Example: data-pipeline shard configs/corpora/quickstart.yaml")
-def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the shards; the same as build."""
-    build_command(config, overrides, strict, repair)
+    """Read, clean and deduplicate only: writes documents/*.parquet; the same as build --until documents."""
+    build_command(config, overrides, "documents", strict, repair)
 
 
 @app.command("verify", epilog="Example: data-pipeline verify corpora/quickstart")

@@ -47,8 +47,9 @@ _MARK = ".stages/complete"  # fingerprints of the units that the report and the 
 
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> str:
-    """Builds the corpus as far as the command `until` does, and writes the report; returns the corpus's path or URL.
+    """Builds the corpus until its folder `until` (documents, tokenizer or shards) is complete, and writes the report.
 
+    Returns the corpus's path or URL.
     Units of earlier builds are kept if their input and config haven't changed and their files have the expected sizes.
     `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
     FailedError instead, after reading all inputs.
@@ -82,8 +83,8 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
             _forget_damaged(corpus, config)
         table.forget(corpus, config)
         built = Built()
-        for command in _stages(config, corpus, inputs, strict, built):
-            if command == until:
+        for folder in _stages(config, corpus, inputs, strict, built):
+            if folder == until:
                 break
         written = _record(config, corpus, built, len(found.hidden))
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
@@ -92,7 +93,8 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
 
 
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage.
+    """Runs the stages in order, and adds their units to `built`. Yields each folder of the corpus after the last stage
+    that writes there.
 
     Ends early if no documents are left to train on.
     """

@@ -178,7 +178,7 @@ def read(location: str | Path | Store) -> Report:
     try:
         return corpus.read_json(FILE, Report)
     except FileNotFoundError:
-        way_out = "write it with data-pipeline documents, tokenizer or build"
+        way_out = "write it with data-pipeline build CORPUS.yaml"
         raise UserError(f"{corpus.at(FILE)}: no such file; {way_out}") from None
     except FailedError as error:
         raise FailedError(f"{error}; rewrite it with data-pipeline build CORPUS.yaml --repair") from None

@@ -111,7 +111,7 @@ class Stage(work_units.Stage[Spec, ResultType]):
         most: `most(amounts)` is the `Unit.size` of the largest unit; `sized_by` names what it counts.
         applies: `applies(config)`: whether a build has the stage.
         step: the step of deduplication that the stage belongs to.
-        ends: the command that ends with this stage.
+        ends: the folder of the corpus (`build --until`) that is complete with this stage.
         merge: merges several files into one, if they are more than each of `readers(amounts)` can open.
     """
 

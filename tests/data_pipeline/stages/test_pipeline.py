@@ -431,11 +431,12 @@ def test_a_missing_input_or_corpus_is_a_clear_line(tmp_path):
         assert f"{missing}.json: no such file" in refused_here(2, "data-pipeline", command, tmp_path)
 
 
-def test_stages_run_by_themselves(tmp_path):
+def test_a_build_ends_after_the_folder_that_until_names(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config, made = write_corpus_file(tmp_path / "corpus.yaml"), []
-    for stage in ("documents", "tokenizer", "shard"):
-        done_here("data-pipeline", stage, config)
+    for until in ("documents", "tokenizer", "shards"):
+        told = done_here("data-pipeline", "build", config, "--until", until)
+        assert f"{tmp_path}/corpus{f'/{until}' if until != 'shards' else ''} is complete" in told
         made.append([name for name in ("documents", "tokenizer", "shards") if (tmp_path / "corpus" / name).exists()])
     assert made == [["documents"], ["documents", "tokenizer"], ["documents", "tokenizer", "shards"]]
     with (tmp_path / "corpus/.stages/driver").open() as file:
