@@ -422,7 +422,7 @@ def clean_record(
         source=spec.name,
         split=split,
         timestamp=record.timestamp,
-        target=clean.masked(record.target, tally) if record.target else "",
+        target=clean.target(record.target, tally) if record.target else "",
     )
 
 

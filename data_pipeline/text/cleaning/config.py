@@ -17,7 +17,6 @@ from data_pipeline.text.cleaning import bad_words
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.text.cleaning.gopher import GopherConfig
 from data_pipeline.text.cleaning.language import LanguageConfig
-from data_pipeline.text.cleaning.pii import Kind
 from data_pipeline.text.cleaning.rule import Rule, offered_rule
 
 Profile = Literal["c4", "wikipedia", "none"]
@@ -36,6 +35,8 @@ _C4 = {
 class CleaningConfig(Section):
     """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
     `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated."""
+
+    gone = {"pii": ([[], None], "gone; rules: [{rule: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
 
     profile: Profile = "c4"
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
@@ -57,8 +58,6 @@ class CleaningConfig(Section):
     """Apply Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
     rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
-    pii: list[Kind] = []
-    """Kinds of personal data that placeholders replace: email, ip, phone. []: off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
     bad_words: list[_NameOfList] = []
