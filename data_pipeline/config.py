@@ -195,9 +195,9 @@ class TokenizerConfig(Section):
 class RowsConfig(Section):
     """How documents become rows, and rows become examples."""
 
-    packing: Literal["concatenate", "complete_documents", "sentence_pairs", "examples"] = "concatenate"
+    packing: Literal["concatenate", "complete_documents", "examples"] = "concatenate"
     """How documents become rows. `concatenate`: end to end, cut to the objective's length. `complete_documents`: one
-    document, or one pair, a row. `sentence_pairs`: two texts a row. `examples`: several pairs a row."""
+    document, or one pair, a row. `examples`: several pairs a row."""
     end_of_document: bool = False
     """Put an EOS token after each document, for models that generate whole documents."""
     objective: AnyObjective = SpanCorruption()
@@ -206,11 +206,18 @@ class RowsConfig(Section):
     """When the objective is applied. `load`: when rows are loaded, anew in every epoch. `build`: once, when shards are
     built."""
 
+    @field_validator("packing", mode="before")
+    @classmethod
+    def _sentence_pairs_are_gone(cls, packing: Any) -> Any:
+        if packing == "sentence_pairs":
+            raise ValueError("sentence_pairs is gone; complete_documents or concatenate make rows for masked_lm")
+        return packing
+
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
-        suitable = ("sentence_pairs",) if "second_start" in self.objective.columns else self.objective.packings
-        if self.packing not in suitable:
-            raise ValueError(f"packing: {self.objective.name} needs {' or '.join(suitable)}, not {self.packing}")
+        if self.packing not in self.objective.packings:
+            suitable = " or ".join(self.objective.packings)
+            raise ValueError(f"packing: {self.objective.name} needs {suitable}, not {self.packing}")
         if self.packing == "examples" and self.apply_at == "load":
             raise ValueError("apply_at: packed examples are made when shards are built; set it to build, not load")
         return self

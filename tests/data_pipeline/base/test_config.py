@@ -148,7 +148,8 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("rows.objective={name: span_corruption, noise_density: 1.0}", "rows.objective.noise_density: expected"),
         ("rows.packing=examples", "rows: packing: span_corruption needs concatenate or complete_documents"),
         ("rows.objective={name: text_to_text}", "rows: packing: text_to_text needs complete_documents or examples"),
-        ("rows.objective={name: masked_lm, next_sentence: true}", "rows: packing: masked_lm needs sentence_pairs"),
+        ("rows.objective={name: masked_lm, next_sentence: true}", "rows.objective.next_sentence: gone; leave it out"),
+        ("rows.packing=sentence_pairs", "rows.packing: sentence_pairs is gone; complete_documents or concatenate make"),
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
@@ -205,7 +206,7 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
             "sources.0.language: expected text, got False (language of the documents, a BCP 47 tag, instead of the "
             "language that they state); YAML takes yes, no, on and off for true and false; write text in quotes",
         ),
-        ("rows.packing=off", "rows.packing: expected concatenate, complete_documents, sentence_pairs or examples, got"),
+        ("rows.packing=off", "rows.packing: expected concatenate, complete_documents or examples, got"),
         ("tokenizer.vocab_size=259", "tokenizer: vocab_size: 259 tokens are too few for byte_fallback, which takes"),
     ],
 )
