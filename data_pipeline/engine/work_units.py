@@ -25,6 +25,7 @@ from data_pipeline.engine.config import RayConfig
 from data_pipeline.engine.records import Records
 
 KEPT = "what is finished is kept"
+_SAME_FAILURES = 20  # units that fail alike, one after the other, before the stage ends
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ def run(
 ) -> list[Finished[ResultType]]:
     """Brings all units of `stage` up to date; returns them in order. Prints what is done again and why.
 
-    A failed unit doesn't stop the others, unless a remote store refuses or is away. Raises FailedError or StoreError at
-    the end, with one line for each failure.
+    A failed unit doesn't stop the others, unless a remote store refuses or is away, or 20 units in a row fail alike, as
+    with a bug. Raises FailedError or StoreError at the end, with one line for each failure.
     """
     corpus.claim()  # first: workers of a killed build may still be writing
     records = Records(corpus, stage.name)
@@ -183,13 +184,21 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = list[UserError]()
     sizes = {unit.name: unit.bytes for unit in todo}
+    alike, times = "", 0  # the last unit's failure without its name, and how many units in a row have failed so
     try:
-        for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
+        for name, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
             if isinstance(answer, Failed):
                 errors.append(answer.error)
+                failure = str(answer.error).replace(name, "")
+                alike, times = failure, times + 1 if failure == alike else 1
                 if isinstance(answer.error, StoreError):  # every other unit would wait for the store, too
                     break
+                if times == _SAME_FAILURES:
+                    kind = UserError if answer.error.exit_code == UserError.exit_code else FailedError
+                    errors[-times:] = [kind(f"{answer.error}; the last {times} units failed alike, so the stage ends")]
+                    break
             else:
+                alike, times = "", 0
                 done[answer.name] = answer
                 record(answer)
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
