@@ -29,6 +29,7 @@ from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, 
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.parts import Histograms, Part, PartsResult, grouped, part_file
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Amounts, AnyStage, Stage, largest
+from data_pipeline.text.cleaning.config import PAGE_FILTERS
 from data_pipeline.text.document import Document, Tally
 
 _CHANGES = ".changes.parquet"
@@ -281,7 +282,7 @@ class _Order:
         for group in self._groups:
             name, rules = group[0].name, self._cleaning[group[0].source]
             number = self._number[name]
-            checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
+            checked = PAGE_FILTERS if filters else ()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
             content: list[str | int] = [*rules.identity] if filters else []
             if stage.step and self._slots > KeyBucket.slots(0, 1):

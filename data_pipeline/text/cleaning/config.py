@@ -19,6 +19,8 @@ from data_pipeline.text.cleaning.gopher import GopherConfig
 from data_pipeline.text.cleaning.language import LanguageConfig
 from data_pipeline.text.cleaning.rule import Rule, offered_rule
 
+PAGE_FILTERS = ("language", "bad_words", "bad_words_fraction", "classifier")
+"""The keys of the rules that drop a page after its lines were deduplicated."""
 Profile = Literal["c4", "wikipedia", "none"]
 _NameOfList = Annotated[str, AfterValidator(bad_words.list_of)]
 _C4 = {
@@ -81,8 +83,7 @@ class CleaningConfig(Section):
         return self.language.detector != "none" or bool(self.bad_words) or self.classifier is not None
 
     def without_page_filters(self) -> "CleaningConfig":
-        off = {"language": LanguageConfig(detector="none"), "bad_words": [], "classifier": None}
-        return self.model_copy(update=off)
+        return self.model_copy(update={key: type(self).model_fields[key].default for key in PAGE_FILTERS})
 
     @property
     def identity(self) -> list[str]:

@@ -431,6 +431,22 @@ def test_a_missing_input_or_corpus_is_a_clear_line(tmp_path):
         assert f"{missing}.json: no such file" in refused_here(2, "data-pipeline", command, tmp_path)
 
 
+@each(
+    "changed",
+    [{"bad_words_fraction": 0.5}, {"bad_words": []}, {"language": {"detector": "none"}}],
+)
+def test_another_page_filter_reads_no_input_again(tmp_path, changed):
+    """The rules for language and bad words see a page after its lines were deduplicated."""
+    (tmp_path / "a.txt").write_text("A text.")
+    inputs = []
+    for more in ({}, changed):
+        config = plain(tmp_path, tmp_path / "a.txt", "text", dedup={}, cleaning={"profile": "c4", **more})
+        inputs += [unit.inputs for unit in plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))]
+    assert "filters" in config.steps or not config.cleaning.filters_pages
+    assert len(inputs) == 2
+    assert inputs[0] == inputs[1]
+
+
 def test_a_build_ends_after_the_folder_that_until_names(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config, made = write_corpus_file(tmp_path / "corpus.yaml"), []
