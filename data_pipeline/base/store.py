@@ -20,13 +20,20 @@ Answer = TypeVar("Answer")
 
 
 class Store(abc.ABC):
-    """The files of a corpus; str() gives its path or URL. A copy in a worker has no claim.
+    """The files of a corpus; str() gives its path or URL. A copy in a worker has no claim. Stores of one
+    place are equal.
 
     A missing file raises FileNotFoundError; a bucket that refuses or doesn't answer raises StoreError.
     """
 
     seconds_between_appends = 0.0
     """How long lines should be collected before they are appended; in a bucket, each append makes an object."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and str(other) == str(self)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
     @property
     @abc.abstractmethod

@@ -117,5 +117,5 @@ def write_names(corpus: Store, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4)
 def read_names(corpus: Store, path: str) -> tuple[str, ...]:
-    """The list that `write_names` wrote. A worker reads it once for its units."""
+    """The list that `write_names` wrote. A worker reads it once for its units, whose stores are equal."""
     return corpus.read_json(path, tuple[str, ...])

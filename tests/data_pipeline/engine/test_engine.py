@@ -1,6 +1,7 @@
 """Units: what each is sent and returns doesn't grow with their number; merged files hold what the files held."""
 
 import json
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_the_bounds_of_a_bucket_fall_into_it(count):
     for number in {0, 1, count // 2, count - 1} & set(range(count)):
         bounds = np.array(TokenBucket("train", number, count).bounds, np.uint64)
         assert tokens.bucket_numbers(bounds, count).tolist() == [number, number]
+
+
+def test_a_worker_reads_a_list_of_names_once_for_its_units(tmp_path):
+    corpus = LocalStore(tmp_path)
+    path = merging.write_names(corpus, ["a", "b"])
+    before = merging.read_names.cache_info()
+    for _ in range(5):  # each unit comes with its own copy of the store
+        assert merging.read_names(pickle.loads(pickle.dumps(corpus)), path) == ("a", "b")
+    after = merging.read_names.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (4, 1)
+    assert corpus != LocalStore(tmp_path / "other")
 
 
 def test_documents_with_a_url_are_counted():
