@@ -68,7 +68,7 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
     config, commits = revisions.pin(config, corpus)
     found = inputs_of(config)  # a missing input is reported before anything is written
     inputs = found.files
-    evaluation_sets.check(config.decontamination)
+    evaluation_sets.check(config.decontamination, corpus)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:
             classifier.check(rules.classifier)
