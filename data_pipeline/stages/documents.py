@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.base import stores
+from data_pipeline.base import packages, stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources.decompress import CorruptMember
@@ -136,6 +136,7 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
     rules = {source.name: config.cleaning_of(source) for source in config.sources}
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
+    versions = {source.name: _versions(source, rules[source.name]) for source in config.sources}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
     whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
@@ -172,11 +173,18 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
         settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
-        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity])
+        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity, *versions[source.name]])
         if steps and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
+
+
+def _versions(source: SourceConfig, cleaning: CleaningConfig) -> list[str]:
+    """The installed packages that offer the format of `source` and its rules, with their versions."""
+    offering = [packages.offering("sources", source.format)]
+    offering += [packages.offering("rules", one.rule) for one in cleaning.rules]
+    return [package for package in offering if package]
 
 
 def inputs_of_units(

@@ -447,6 +447,35 @@ def test_another_page_filter_reads_no_input_again(tmp_path, changed):
     assert inputs[0] == inputs[1]
 
 
+RULE = """
+from data_pipeline.text.cleaning.rule import Rule
+
+
+class Quiet(Rule):
+    def clean(self, text, url, tally):
+        return text.lower()
+"""
+
+
+def test_another_version_of_a_package_with_a_rule_cleans_its_documents_again(tmp_path, monkeypatch):
+    (tmp_path / "quiet_rules.py").write_text(RULE)
+    (tmp_path / "a.txt").write_text("A text.")
+    monkeypatch.syspath_prepend(tmp_path)
+    inputs = []
+    for version in ("1.0", "1.0", "1.1"):
+        for earlier in tmp_path.glob("*.dist-info"):
+            shutil.rmtree(earlier)
+        installed = tmp_path / f"quiet_rules-{version}.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: quiet-rules\nVersion: {version}\n")
+        (installed / "entry_points.txt").write_text("[encdec_pretrain.rules]\nquiet = quiet_rules:Quiet\n")
+        cleaning = {"profile": "none", "rules": [{"rule": "quiet"}]}
+        config = plain(tmp_path, tmp_path / "a.txt", "text", cleaning=cleaning)
+        (unit,) = plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))
+        inputs.append(unit.inputs)
+    assert inputs[0] == inputs[1] != inputs[2]
+
+
 def test_a_build_ends_after_the_folder_that_until_names(tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config, made = write_corpus_file(tmp_path / "corpus.yaml"), []
