@@ -94,8 +94,8 @@ class SplitConfig(Section):
     by: Literal["hash", "files", "position"] = "hash"
     """How held-out documents are chosen. `hash`: by the md5 of the normalised URL or, without a URL, of the id.
     `files`: whole files, in the order of the md5 of their names, until they have `validation_fraction` of a source's
-    bytes. `position`: the last `validation_fraction` of each source, in bytes of its files as stored; in the file where
-    this part begins, in characters before cleaning."""
+    bytes. `position`: the end of each source. Whole files by their stored bytes; the file that is divided, by
+    characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share that is held out for validation: of the documents (`hash`), or of the bytes."""
 
@@ -251,7 +251,8 @@ class CorpusConfig(Section):
     bytes_per_unit: PositiveInt = 64 * 2**20
     """Size of the ranges into which a multistream bz2 dump is cut, in bytes."""
     characters_per_part: PositiveInt = 500_000_000
-    """Number of characters that are read for one file of documents, which is a unit of work of later stages."""
+    """Maximum size of a file of documents, in characters read. Later stages work on one file or a group of files up to
+    this size."""
     cleaning: CleaningConfig = CleaningConfig()
     """Which pages and lines are dropped for their content."""
     dedup: DedupConfig = DedupConfig()

@@ -127,8 +127,9 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def at_work(self, token: str) -> contextlib.AbstractContextManager[None]:
-        """Lets a worker write within the block. Files below `.stages` survive a power cut only once `append` gets their
-        names. Raises NodeUnfit if this isn't the corpus of the token's build, or another build has it."""
+        """A worker may write only inside this block. A file below `.stages` is safe from a power cut after the driver
+        has passed its name to `append`. Raises NodeUnfit if this isn't the corpus of the token's build, or another
+        build has it."""
 
     @abc.abstractmethod
     def remove_leftovers(self, folders: Iterable[str]) -> None:

@@ -129,9 +129,10 @@ class Nodes:
     def avoided_by(self, unit: str, last: bool = False) -> frozenset[str]:
         """The nodes that don't get a unit: nodes on which it failed, and nodes that are left out.
 
-        If these are all nodes, it goes to a node that is left out for other units, else to one on which it failed. The
-        `last` try goes to a node that has finished its last unit, if there is one, since the unit is blamed if it fails
-        there. A node of which no failure is known may still be one whose workers die before they report.
+        If that excludes every node: first a node that was left out because of other units, then a node on which the
+        unit failed. The `last` try goes to a node that has finished its last unit, if there is one, since the unit is
+        blamed if it fails there. A node of which no failure is known may still be one whose workers die before they
+        report.
         """
         tried, fit = self._tried.get(unit, {}).keys(), self.fit
         working = fit & self._working if last else frozenset[str]()

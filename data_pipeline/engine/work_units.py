@@ -58,7 +58,7 @@ class Unit(Generic[Spec]):
         inputs: a fingerprint of all that the result depends on.
         outputs: the files that it writes; `Result.files` adds those that aren't known beforehand.
         bytes: the size of the input, for the progress display.
-        size: the amount that the memory grows with. None: `bytes`.
+        size: number of bytes, keys or tokens that `Stage.memory` is multiplied with. None: `bytes`.
     """
 
     name: str

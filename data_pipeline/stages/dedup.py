@@ -72,8 +72,10 @@ class LeftResult(PartsResult):
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """One hash range of a step's keys. `files`: path of the list of key files (`write_names`), merged or not, which
-    have the keys of so many `units`."""
+    """One hash range of a step's keys.
+
+    `files`: path of a JSON list of the key files. `units`: number of units whose keys these files hold.
+    """
 
     files: str
     units: int
@@ -226,8 +228,11 @@ def deduplicate(
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its file of keys for each group of parts, in the order of ids ("": no keys), and its files of
-    duplicates."""
+    """A finished step.
+
+    `files`: the key file of each group of parts, in the order of ids; "" for a step without keys. `duplicates`: the
+    files of the buckets.
+    """
 
     step: str
     files: list[str]

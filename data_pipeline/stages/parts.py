@@ -1,7 +1,7 @@
-"""Parts: Parquet files of documents, each small enough to be held in memory as keys or as token ids.
+"""Parts: Parquet files of documents.
 
-A unit of the documents stage writes one or more parts. A unit of a later stage reads a part. If there are many parts,
-it reads a group of neighbours, which together are no larger than a part may be.
+A unit of the documents stage writes one or more parts. A unit of a later stage reads one part, or several small
+neighbours of together at most `characters_per_part` characters, so that their keys or token ids fit into memory.
 """
 
 import contextlib

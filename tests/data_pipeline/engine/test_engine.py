@@ -158,7 +158,7 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
 @each(
     "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
 )
-def test_no_more_files_are_merged_than_have_to_be(files, readers, size, whole):
+def test_merging_merges_only_surplus_files(files, readers, size, whole):
     assert merging.untouched(files, readers, size) == whole
     groups = -(-(files - whole) // size)
     assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
