@@ -31,7 +31,7 @@ class ObjectStore:
     every answer is 403, or that to requests of the method, of the access key or to read the path that it names, or,
     "uploads", that to list or abort uploads. `unconditional`: conditions of requests are ignored. `late`: listings lack
     what was put since it was set. `asked` counts requests by method, and those for listings as "LIST". `puts` counts
-    the objects and parts received.
+    the objects and parts received, `sent` the bytes of answers.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class ObjectStore:
         self.denied: bool | str = False
         self.asked = Counter[str]()
         self.blocks_left = self.away_after = None
-        self.requests = self.busy = self.broken = self.puts = 0
+        self.requests = self.busy = self.broken = self.puts = self.sent = 0
 
     def filesystem(self) -> Any:
         return stores.filesystem("s3://")[0]
@@ -129,6 +129,8 @@ class _Proxied(BaseHTTPRequestHandler):
         self.send_header("Content-Length", headers.get("Content-Length", str(len(content))))
         self.end_headers()
         if self.command != "HEAD":
+            with self.store.lock:
+                self.store.sent += len(content[:cut])
             self.wfile.write(content[:cut])
         if cut is not None:
             self.close_connection = True

@@ -1,6 +1,7 @@
 """Sources and corpora on a real S3 server that breaks off in the middle of a body and answers 503, and the bounded disk
 cache that processes share, through which a remote corpus is read."""
 
+import bz2
 import hashlib
 import json
 import os
@@ -30,6 +31,7 @@ from data_pipeline.loading.prefetch import Lookahead
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
+from data_pipeline.sources.wikipedia_export import ranges
 from data_pipeline.stages import documents
 from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.output import is_begun
@@ -156,6 +158,22 @@ def test_objects_that_stand_for_folders_are_no_inputs(store):
     everything = ["named/three.txt", "one.txt", "sub/two.txt"]
     for below in ("", "/", "/*", "/**"):
         assert [file.name for file in listed(f"s3://bucket/marked{below}")] == everything
+
+
+def test_checking_the_index_of_a_dump_reads_a_few_bytes_at_each_of_its_cuts(store):
+    """And once the usual 4 MB, for the first stream, whose pages are counted. Ten streams of half a megabyte follow."""
+    text = random.Random(0).randbytes(500_000).hex()
+    dump, index = bz2.compress(b"<mediawiki>\n"), ""
+    for page in range(11):
+        index += f"{len(dump)}:{page}:Page {page}\n"
+        dump += bz2.compress(f"<page><title>Page {page}</title>{text if page else ''}</page>\n".encode())
+    for name, content in (("a.xml.bz2", dump), ("index.txt.bz2", bz2.compress(index.encode()))):
+        store.filesystem().pipe_file(f"bucket/dumps/{name}", content)
+    store.sent = 0
+    cut = ranges("s3://bucket/dumps/a.xml.bz2", "s3://bucket/dumps/index.txt.bz2", 400_000)
+    assert len(cut) == 10
+    assert len(dump) > 5_000_000
+    assert store.sent < stores.READ_AHEAD + 500_000
 
 
 def test_an_object_with_the_name_of_a_pattern_is_that_object(store):
