@@ -13,7 +13,7 @@ from data_pipeline.stages import report
 from data_pipeline.stages.pipeline import build
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.document import Tally
-from tests.support.builds import cleaned, page, plain, texts_of, traced
+from tests.support.builds import cleaned, documents_of, page, plain, traced
 from tests.support.in_process import run_here
 from tests.support.tables import each
 
@@ -27,7 +27,7 @@ PAGES = [
 def test_a_build_counts_what_it_replaces_and_shows_none_of_it(tmp_path):
     cleaning = {"profile": "none", "rules": [{"rule": "pii"}]}
     corpus = cleaned(tmp_path, [[page(text) for text in PAGES]], cleaning=cleaning)
-    assert list(texts_of(corpus).values()) == [
+    assert [row["text"] for row in documents_of(corpus)] == [
         "Write to |||EMAIL_ADDRESS||| or |||EMAIL_ADDRESS|||, or call |||PHONE_NUMBER|||.",
         "The server is |||IP_ADDRESS|||, and version 1.2.3.4 runs on it.",
         "Nothing to hide.",
