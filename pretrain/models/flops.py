@@ -84,12 +84,12 @@ def matrices(model: Model) -> Iterator[Matrix]:
         if part and isinstance(module, Linear):
             across = f".{_CROSS_ATTENTION}." in name
             of_memory = across and name.endswith((".k", ".v"))
-            yield Matrix("cross-attention" if across else part, _rows(model, name, part, of_memory), module.weight)
+            yield Matrix("cross-attention" if across else part, _rows(model, part, of_memory), module.weight)
         if isinstance(module, Attention) and module.merged:
             yield from (Matrix("cross-attention", "inputs", one.weight) for one in (module.k, module.v))
 
 
-def _rows(model: Model, name: str, part: Part, of_memory: bool) -> Literal["inputs", "targets"]:
+def _rows(model: Model, part: Part, of_memory: bool) -> Literal["inputs", "targets"]:
     """In a model without separate targets, all layers read the inputs. Without a decoder, the head reads masked
     tokens."""
     if model.decoder_reads_targets:
