@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 from harness import ROOT, Options, Table, main
+from pii.patterns import PLACEHOLDERS, mask
 
 import data_pipeline
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
@@ -46,7 +47,6 @@ from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.cleaning.gopher import GopherConfig, keep_page
 from data_pipeline.text.cleaning.language import detector
 from data_pipeline.text.cleaning.page import clean_page
-from data_pipeline.text.cleaning.pii import PLACEHOLDERS, mask
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.wikitext.markup import plain_text

@@ -146,11 +146,10 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     (part,), (output,) = result.parts, outputs.values()
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
-    # as much as of a WET file: 100 domains, 40 languages, three examples for each of ten rules
+    # as much as of a WET file: 40 languages, three examples for each of ten rules
     examples = {f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)}
     result = replace(
         result,
-        domains={f"a-site-with-a-name-{number}.example.org": 1000 - number for number in range(100)},
         languages={f"{chr(97 + number % 26)}{chr(97 + number // 26)}": number for number in range(40)},
         counts=replace(result.counts, examples=examples),
     )

@@ -8,7 +8,7 @@ import textwrap
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,13 +29,16 @@ ConfigPath = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides: tokenizer.vocab_size=8000")
 ]
+Until = Annotated[
+    Literal["documents", "tokenizer", "shards"],
+    typer.Option("--until", help="End the build once this folder of the corpus is complete."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is damaged, after reading all of it.")]
 Repair = Annotated[
     bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
 ]
 _BUILD = "A corpus's directory, its URL, or its corpus file."
 _REPAIR = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
-Directory = Annotated[Path, path_argument("DIR", "A finished corpus.")]
 Built = Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)]
 
 
@@ -46,31 +49,24 @@ def _commands(version: Version = False) -> None:
 
 @app.command("build", epilog="Example: data-pipeline build configs/corpora/quickstart.yaml")
 def build_command(
-    config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False
+    config: ConfigPath,
+    overrides: Overrides = None,
+    until: Until = "shards",
+    strict: Strict = False,
+    repair: Repair = False,
 ) -> None:
     """Build the whole corpus. An interrupted build can be resumed."""
-    directory = _build(config, overrides, "shards", strict, repair)
-    print(f"{directory} is complete. Next: data-pipeline show {directory}")
+    directory = _build(config, overrides, until, strict, repair)
+    if until == "shards":
+        print(f"{directory} is complete. Next: data-pipeline show {directory}")
+    else:
+        print(f"{directory}/{until} is complete. Next: data-pipeline build {config}")
 
 
 @app.command(epilog="Example: data-pipeline documents configs/corpora/quickstart.yaml cleaning.min_words_per_line=3")
 def documents(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Read and clean only: writes documents/*.parquet."""
-    directory = _build(config, overrides, "documents", strict, repair)
-    print(f"{directory}/documents is complete. Next: data-pipeline tokenizer {config}")
-
-
-@app.command(epilog="Example: data-pipeline tokenizer configs/corpora/quickstart.yaml tokenizer.vocab_size=2000")
-def tokenizer(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the tokenizer: writes the files of tokenizer/."""
-    directory = _build(config, overrides, "tokenizer", strict, repair)
-    print(f"{directory}/tokenizer is complete. Next: data-pipeline shard {config}")
-
-
-@app.command(epilog="Example: data-pipeline shard configs/corpora/quickstart.yaml")
-def shard(config: ConfigPath, overrides: Overrides = None, strict: Strict = False, repair: Repair = False) -> None:
-    """Build up to the shards; the same as build."""
-    build_command(config, overrides, strict, repair)
+    """Read, clean and deduplicate only: writes documents/*.parquet; the same as build --until documents."""
+    build_command(config, overrides, "documents", strict, repair)
 
 
 @app.command("verify", epilog="Example: data-pipeline verify corpora/quickstart")
@@ -83,7 +79,7 @@ def verify_command(location: Built) -> None:
     if problems := verify.verify(corpus):
         way_out = "to rebuild damaged files byte for byte: data-pipeline build CORPUS.yaml --repair"
         if corpus.remote:
-            way_out = f"{way_out}; or, of a copy: data-pipeline publish DIR {location}"
+            way_out = f"{way_out}; or, if this is a copy, copy these files again"
         damaged = any(not problem.endswith(verify.FOREIGN) for problem in problems)
         raise FailedError("\n".join([*problems, *([way_out] if damaged else [])]))
     shards = counted(len(corpus.manifest.shards), "shard")
@@ -91,25 +87,6 @@ def verify_command(location: Built) -> None:
     documents = f" and {counted(files, 'file')} of documents" if files else ""
     following = f"data-pipeline {'show' if corpus.remote else 'stats'} {location}"
     print(f"{location}: {shards}{documents} agree with the manifest. Next: {following}")
-
-
-@app.command("publish", epilog="Example: data-pipeline publish corpora/quickstart s3://bucket/quickstart")
-def publish_command(
-    directory: Directory,
-    url: Annotated[str, path_argument("URL", "Where to: s3://bucket/corpus, or another fsspec URL.", paths.url)],
-    documents: Annotated[
-        bool, typer.Option("--documents/--no-documents", help="Also copy the clean text, which training doesn't need.")
-    ] = True,
-    connections: Annotated[int, typer.Option(min=1, help="Number of files sent at the same time.")] = 4,
-) -> None:
-    """Copy a finished corpus to a remote store, checked; an interrupted copy can be resumed."""
-    from data_pipeline import corpus as corpora
-    from data_pipeline.tools import publish
-
-    done = publish.publish(corpora.open_corpus(directory), url, documents, connections)
-    sent = f"{counted(done.sent, 'file')} sent ({done.sent_bytes:,} bytes)"
-    present = f"{done.present:,} there already ({done.present_bytes:,} bytes)"
-    print(f"{url} is complete: {sent}, {present}. Next: data-pipeline verify {url}")
 
 
 @app.command(epilog="Example: data-pipeline stats corpora/quickstart --json")

@@ -94,8 +94,8 @@ class SplitConfig(Section):
     by: Literal["hash", "files", "position"] = "hash"
     """How held-out documents are chosen. `hash`: by the md5 of the normalised URL or, without a URL, of the id.
     `files`: whole files, in the order of the md5 of their names, until they have `validation_fraction` of a source's
-    bytes. `position`: the last `validation_fraction` of each source, in bytes of its files as stored; in the file where
-    this part begins, in characters before cleaning."""
+    bytes. `position`: the end of each source. Whole files by their stored bytes; the file that is divided, by
+    characters before cleaning."""
     validation_fraction: float = Field(0.001, ge=0, lt=1)
     """The share that is held out for validation: of the documents (`hash`), or of the bytes."""
 
@@ -195,9 +195,9 @@ class TokenizerConfig(Section):
 class RowsConfig(Section):
     """How documents become rows, and rows become examples."""
 
-    packing: Literal["concatenate", "complete_documents", "sentence_pairs", "examples"] = "concatenate"
+    packing: Literal["concatenate", "complete_documents", "examples"] = "concatenate"
     """How documents become rows. `concatenate`: end to end, cut to the objective's length. `complete_documents`: one
-    document, or one pair, a row. `sentence_pairs`: two texts a row. `examples`: several pairs a row."""
+    document, or one pair, a row. `examples`: several pairs a row."""
     end_of_document: bool = False
     """Put an EOS token after each document, for models that generate whole documents."""
     objective: AnyObjective = SpanCorruption()
@@ -206,11 +206,18 @@ class RowsConfig(Section):
     """When the objective is applied. `load`: when rows are loaded, anew in every epoch. `build`: once, when shards are
     built."""
 
+    @field_validator("packing", mode="before")
+    @classmethod
+    def _sentence_pairs_are_gone(cls, packing: Any) -> Any:
+        if packing == "sentence_pairs":
+            raise ValueError("sentence_pairs is gone; complete_documents or concatenate make rows for masked_lm")
+        return packing
+
     @model_validator(mode="after")
     def _packing_suits_the_objective(self) -> "RowsConfig":
-        suitable = ("sentence_pairs",) if "second_start" in self.objective.columns else self.objective.packings
-        if self.packing not in suitable:
-            raise ValueError(f"packing: {self.objective.name} needs {' or '.join(suitable)}, not {self.packing}")
+        if self.packing not in self.objective.packings:
+            suitable = " or ".join(self.objective.packings)
+            raise ValueError(f"packing: {self.objective.name} needs {suitable}, not {self.packing}")
         if self.packing == "examples" and self.apply_at == "load":
             raise ValueError("apply_at: packed examples are made when shards are built; set it to build, not load")
         return self
@@ -244,7 +251,8 @@ class CorpusConfig(Section):
     bytes_per_unit: PositiveInt = 64 * 2**20
     """Size of the ranges into which a multistream bz2 dump is cut, in bytes."""
     characters_per_part: PositiveInt = 500_000_000
-    """Number of characters that are read for one file of documents, which is a unit of work of later stages."""
+    """Maximum size of a file of documents, in characters read. Later stages work on one file or a group of files up to
+    this size."""
     cleaning: CleaningConfig = CleaningConfig()
     """Which pages and lines are dropped for their content."""
     dedup: DedupConfig = DedupConfig()

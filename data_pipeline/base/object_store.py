@@ -39,6 +39,7 @@ _DIGITS = 8  # in the numbers of claims and of the pieces of a file of lines
 _WHOLE = ".whole"  # ends the name of a piece that replaces all earlier pieces
 _SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # begins the names of scratch folders; the process's id follows
 _PART = 32 << 20  # bytes of a part of a multipart upload
+_ELSEWHERE = "build in a folder, then copy its files there, manifest.json last"
 
 
 class ObjectStore(Store):
@@ -124,10 +125,10 @@ class ObjectStore(Store):
         with self._scratch() as directory:
             path = directory / PurePosixPath(name).name
             yield path
-            self.send(path, name)
+            self._send(path, name)
             self._written[name] = path.stat().st_size, sha256(path)
 
-    def send(self, path: Path, name: str) -> None:
+    def _send(self, path: Path, name: str) -> None:
         def sent(target: str) -> None:
             if not stores.OBJECT_STORES & self._protocols:  # on an object store, makedirs may create a bucket
                 self._filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -136,17 +137,6 @@ class ObjectStore(Store):
         self._look_again(self._driver)
         of_s3 = {"chunksize": _PART, "max_concurrency": 2} if "s3" in self._protocols else {}
         self._ask(sent, name)
-
-    def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
-        """Compares S3's ETag, which S3 computes from the bytes received. On other stores, reads the file."""
-        try:
-            info = self._ask(self._filesystem.info, name)
-        except FileNotFoundError:
-            return False
-        if info["type"] != "file" or info["size"] != checksum[0]:
-            return False
-        etag = str(info.get("ETag", "")).strip('"')
-        return etag == _etag(path, in_parts="-" in etag) or self.checksum(name) == checksum
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -246,7 +236,7 @@ class ObjectStore(Store):
             return
         if not stores.OBJECT_STORES & self._protocols:
             expected = "expected a path, or a URL of an object store (s3, gs, az, abfs)"
-            raise UserError(f"output: {self}: {expected}; build in a folder, then data-pipeline publish")
+            raise UserError(f"output: {self}: {expected}; {_ELSEWHERE}")
         self._pieces.clear()  # another driver may have added pieces
         token, known, since, told = uuid.uuid4().hex, b"", time.monotonic(), False
         while True:
@@ -306,7 +296,7 @@ class ObjectStore(Store):
         """Raises StoreError if the store replaces the claim in spite of the condition to create it."""
         if self._create(number, b""):
             reason = "its store replaces objects in spite of the condition If-None-Match: *"
-            way_out = "two builds at once would damage the corpus; build in a folder, then data-pipeline publish"
+            way_out = f"two builds at once would damage the corpus; {_ELSEWHERE}"
             raise StoreError(f"output: {self}: {reason}; {way_out}")
 
     def _renew(self, number: int, token: str, ended: threading.Event) -> None:
@@ -399,19 +389,6 @@ class ObjectStore(Store):
     def _of_uploads(self, method: str, **given: str) -> dict[str, Any]:
         bucket = self._root.partition("/")[0]
         return self._retried(lambda: self._filesystem.call_s3(method, Bucket=bucket, **given), self._url)
-
-
-def _etag(path: Path, in_parts: bool) -> str:
-    """S3's ETag of a file that was sent in one piece, or in parts of `_PART` bytes."""
-    with path.open("rb") as file:
-        if not in_parts:
-            return hashlib.file_digest(file, _md5).hexdigest()
-        parts = [_md5(part).digest() for part in iter(lambda: file.read(_PART), b"")]
-    return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
-
-
-def _md5(content: bytes = b"") -> Any:
-    return hashlib.md5(content, usedforsecurity=False)
 
 
 def _claim(number: int) -> str:

@@ -34,13 +34,6 @@ def local(text: str) -> str:
     return location(text)
 
 
-def url(text: str) -> str:
-    """A URL that fsspec can open. Raises ValueError for a path on this machine."""
-    if "://" not in text:
-        raise ValueError(f"{text} is a path on this machine; expected a URL such as s3://bucket/corpus")
-    return text
-
-
 def config(text: str) -> str:
     """A config file or a folder of them: a `local` path, or `configs:NAME` for one that ships with the package.
 

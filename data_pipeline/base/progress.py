@@ -18,7 +18,7 @@ _BAR_WIDTH = 20  # characters
 
 @dataclass
 class Progress:
-    """How far some work of `total` items is: in bytes if their number `size` is known, else in items.
+    """Progress of `total` items. `size`: their bytes, if known; progress is then shown in bytes.
 
     `in_progress` returns the bytes that are done of unfinished items. `doing` returns the current activity, which is
     shown in place of 0/1 for a single item without a size.

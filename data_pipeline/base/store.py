@@ -7,7 +7,6 @@ driver of a build, has claimed a corpus. Workers write only while their driver h
 
 import abc
 import contextlib
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -21,13 +20,20 @@ Answer = TypeVar("Answer")
 
 
 class Store(abc.ABC):
-    """The files of a corpus; str() gives its path or URL. A copy in a worker has no claim.
+    """The files of a corpus; str() gives its path or URL. A copy in a worker has no claim. Stores of one
+    place are equal.
 
     A missing file raises FileNotFoundError; a bucket that refuses or doesn't answer raises StoreError.
     """
 
     seconds_between_appends = 0.0
     """How long lines should be collected before they are appended; in a bucket, each append makes an object."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and str(other) == str(self)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
 
     @property
     @abc.abstractmethod
@@ -62,15 +68,6 @@ class Store(abc.ABC):
         """Writes a file."""
         with self.put(name) as path:
             path.write_bytes(content)
-
-    def send(self, path: Path, name: str) -> None:
-        """Copies the local file `path` to `name`."""
-        with self.put(name) as copy:
-            shutil.copyfile(path, copy)
-
-    def is_copy(self, name: str, path: Path, checksum: tuple[int, str]) -> bool:
-        """Whether `name` exists with the content of the local file `path`. `checksum`: bytes and sha256 of `path`."""
-        return self.sizes([name]).get(name) == checksum[0] and self.checksum(name) == checksum
 
     @abc.abstractmethod
     def checksum(self, name: str) -> tuple[int, str]:
@@ -130,8 +127,9 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def at_work(self, token: str) -> contextlib.AbstractContextManager[None]:
-        """Lets a worker write within the block. Files below `.stages` survive a power cut only once `append` gets their
-        names. Raises NodeUnfit if this isn't the corpus of the token's build, or another build has it."""
+        """A worker may write only inside this block. A file below `.stages` is safe from a power cut after the driver
+        has passed its name to `append`. Raises NodeUnfit if this isn't the corpus of the token's build, or another
+        build has it."""
 
     @abc.abstractmethod
     def remove_leftovers(self, folders: Iterable[str]) -> None:

@@ -124,17 +124,20 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def open_file(path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries) -> BinaryIO:
+def open_file(
+    path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries, read_ahead: int = READ_AHEAD
+) -> BinaryIO:
     """The file at a path or URL, opened for reading at any position. A remote file is read `retried`.
 
     `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. `retried`:
     a function with the parameters `attempt` and `url` of `with_retries`. Opening and reading raise what it raises.
+    `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
     """
     if 0 < len(beginning) < READ_AHEAD:
         return io.BytesIO(beginning)
     found, inside = filesystem(path)
     if not is_local(found):
-        file = retried(lambda: found.open(inside, "rb", block_size=READ_AHEAD), path)
+        file = retried(lambda: found.open(inside, "rb", block_size=read_ahead), path)
         return cast(BinaryIO, _File(file, path, beginning, retried))
     file = found.open(inside, "rb")
     return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)

@@ -30,7 +30,6 @@ _OF_TOKENS = {
     "predicted": ("targets", "target_offsets"),
     "input_segments": ("inputs", "input_offsets"),
     "target_segments": ("targets", "target_offsets"),
-    "token_types": ("inputs", "input_offsets"),
 }
 
 
@@ -82,8 +81,6 @@ def examples_in(blocks: list[Block], rows: list[int]) -> Examples:
     }
     if "predicted" in extra:
         extra["predicted"] = extra["predicted"].astype(bool)
-    if "next_sentence" in blocks[0]:
-        extra["next_sentence"] = column_in(blocks, rows, "next_sentence")
     inputs, targets = (_gather(blocks, rows, f"{side}s", f"{side}_offsets") for side in ("input", "target"))
     return Examples(inputs, targets, **extra)
 

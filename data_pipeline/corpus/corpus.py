@@ -38,7 +38,7 @@ LINEAGE = "lineage.parquet"
 _INPUT, _DOCUMENTS = "input", "documents"
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("kind", "source", "name")]
-    + [("bytes", pa.int64()), ("sha256", pa.string()), ("status", pa.string()), ("unchecked", pa.bool_())]
+    + [("bytes", pa.int64()), ("sha256", pa.string()), ("status", pa.string())]
 )
 _OUTPUT = re.compile(r"^output:.*$", re.MULTILINE)
 DOCUMENTS = "documents/"
@@ -80,14 +80,13 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class InputEntry:
-    """A file that was read. `file` is its path within the source. `unchecked`: it has no checksums of its own."""
+    """A file that was read. `file` is its path within the source."""
 
     source: str
     file: str
     bytes: int
     sha256: str
     status: str
-    unchecked: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Lineage:
 
     def table(self) -> pa.Table:
         rows = [(_INPUT, *astuple(one)) for one in self.inputs]
-        rows += [(_DOCUMENTS, None, *astuple(one), None, None) for one in self.documents]
+        rows += [(_DOCUMENTS, None, *astuple(one), None) for one in self.documents]
         return table_of(rows, _SCHEMA)
 
     @classmethod

@@ -124,7 +124,7 @@ def read_items(path: str, evaluation_set: EvaluationSet) -> Iterator[Item]:
     }
     try:
         with opening(path):
-            refuse_other_format(Input(path), evaluation_set.format, ReadStats())
+            refuse_other_format(Input(path), evaluation_set.format)
             yield from readers[evaluation_set.format](path, evaluation_set)
     except DamagedInput as error:
         context = f"format {evaluation_set.format} of evaluation set {evaluation_set.name!r}"

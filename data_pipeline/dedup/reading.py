@@ -138,8 +138,9 @@ class Reading:
 
     @contextlib.contextmanager
     def write_changes(self, name: str, rows: Iterable[Row], tally: Tally) -> Iterator[Iterator[Row]]:
-        """Yields the same `rows`. While the block reads them, their changes are written to the table `name`; then the
-        counts of `tally` are. The table appears if the block ends without an error.
+        """Passes `rows` through. Each row that the block takes is compared with the stored document, and a change is
+        written to the table `name`. The counts of `tally` are added at the end. The table appears if the block ends
+        without an error.
 
         A row of the table is a document that was dropped or that has another text or language than before. Rows have
         the order of the documents, so that both can be read side by side in bounded memory.

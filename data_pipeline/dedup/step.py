@@ -42,7 +42,7 @@ class Step:
         name: the step's name, in the config and in files. A step of an installed package has the name of its entry
             point.
         config: the class of the step's element of `dedup.custom`.
-        rule: what dropped documents are counted as; "": duplicate_ and the name, or the class if there is no name.
+        rule: the name under which dropped documents are counted. "": `duplicate_NAME`.
         setting: the key in the section `dedup`, if it isn't the name.
         version: a number to raise when the bytes of the keys change.
         group: the number of key words that duplicates share.

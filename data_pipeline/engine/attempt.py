@@ -40,7 +40,8 @@ _others_may_try = False  # whether another node would retry the current unit
 
 
 def better_tried_elsewhere(error: Exception) -> bool:
-    """Whether a worker should raise `error` instead of blaming the input, so that another node retries the unit."""
+    """True if `error` may be the node's fault and another node is free to try. The worker then raises it, instead of
+    recording damage of the input."""
     return _others_may_try and may_be_of_node(error)
 
 

@@ -1,4 +1,4 @@
-"""Starts or joins a driver's Ray cluster; has the actor to which workers report, and Ray's metrics."""
+"""Starts or joins a driver's Ray cluster; has the actor to which workers report."""
 
 import contextlib
 import logging
@@ -7,12 +7,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util import metrics, scheduling_strategies
+from ray.util import scheduling_strategies
 
 import data_pipeline
 from data_pipeline.base.errors import FailedError, one_line
@@ -57,16 +56,6 @@ def abandon(tasks: list[Any]) -> None:
         for task in tasks:
             ray.cancel(task)
         ray.wait(tasks, num_returns=len(tasks), timeout=SECONDS_TO_ANSWER, fetch_local=False)
-
-
-def count(what: str, stage: str, number: int) -> None:
-    """Adds to Ray's metric `data_pipeline_WHAT`, by stage."""
-    _metric(what, _here()).inc(number, {"stage": stage})
-
-
-@cache
-def _metric(what: str, here: tuple[str, str]) -> metrics.Counter:
-    return metrics.Counter(f"data_pipeline_{what}", what.replace("_", " "), ("stage",))
 
 
 def _here() -> tuple[str, str]:

@@ -23,7 +23,7 @@ from data_pipeline.engine.nodes import Nodes
 
 _RETRIES = 2  # of a unit, before its last try
 _AT_ONCE = 500  # units that are submitted between two looks at the results
-_AHEAD = 64  # units that wait in Ray, or a tenth of those that run; at most three for each worker
+_AHEAD = 64  # units queued in Ray beyond those that run, at most three per CPU; with more CPUs, a tenth of the CPUs
 _SECONDS_BETWEEN_LOOKS = 1.0  # at the nodes and the workers' reports
 _SECONDS_TO_BEGIN = 600.0  # for a unit that needs a node's whole memory
 _WORKER_BYTES = 300_000_000  # of a worker without a unit's data: Python, NumPy, Arrow, a language identifier

@@ -48,7 +48,7 @@ def _enough(readers: int) -> int:
 def untouched(files: int, readers: int, size: int) -> int:
     """How many of the first `files` stay unmerged, while the others are merged in groups of `size`.
 
-    These are the first files because readers take the number of an unmerged file's unit from its place in the list.
+    The unmerged files come first: a reader knows the unit of an unmerged file only by its position in the list.
     """
     too_many = files - _enough(readers)
     return max(0, files - size * -(-too_many // (size - 1))) if too_many > 0 else 0
@@ -117,5 +117,5 @@ def write_names(corpus: Store, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4)
 def read_names(corpus: Store, path: str) -> tuple[str, ...]:
-    """The list that `write_names` wrote. A worker reads it once for its units."""
+    """The list that `write_names` wrote. A worker reads it once for its units, whose stores are equal."""
     return corpus.read_json(path, tuple[str, ...])

@@ -129,9 +129,9 @@ class Nodes:
     def avoided_by(self, unit: str, last: bool = False) -> frozenset[str]:
         """The nodes that don't get a unit: nodes on which it failed, and nodes that are left out.
 
-        If these are all nodes, it goes to a node that is left out for other units, else to one on which it failed. The
-        unit is blamed if its `last` try fails, so this try goes to a node that has finished its last unit, if there is
-        one. A node of which nothing is known comes next: its workers may all die before they report.
+        If that excludes every node: first a node that was left out because of other units, then a node on which the
+        unit failed. The unit is blamed if its `last` try fails, so this try goes to a node that has finished its last
+        unit, if there is one. A node of which nothing is known comes next: its workers may all die before they report.
         """
         tried, fit = self._tried.get(unit, {}).keys(), self.fit
         choices = [fit - tried - self.left_out, fit - tried, fit - self.left_out, fit]

@@ -25,6 +25,7 @@ from data_pipeline.engine.config import RayConfig
 from data_pipeline.engine.records import Records
 
 KEPT = "what is finished is kept"
+_SAME_FAILURES = 20  # units that fail alike, one after the other, before the stage ends
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Unit(Generic[Spec]):
         inputs: a fingerprint of all that the result depends on.
         outputs: the files that it writes; `Result.files` adds those that aren't known beforehand.
         bytes: the size of the input, for the progress display.
-        size: the amount that the memory grows with. None: `bytes`.
+        size: number of bytes, keys or tokens that `Stage.memory` is multiplied with. None: `bytes`.
     """
 
     name: str
@@ -136,8 +137,8 @@ def run(
 ) -> list[Finished[ResultType]]:
     """Brings all units of `stage` up to date; returns them in order. Prints what is done again and why.
 
-    A failed unit doesn't stop the others, unless a remote store refuses or is away. Raises FailedError or StoreError at
-    the end, with one line for each failure.
+    A failed unit doesn't stop the others, unless a remote store refuses or is away, or 20 units in a row fail alike, as
+    with a bug. Raises FailedError or StoreError at the end, with one line for each failure.
     """
     corpus.claim()  # first: workers of a killed build may still be writing
     records = Records(corpus, stage.name)
@@ -183,18 +184,23 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = list[UserError]()
     sizes = {unit.name: unit.bytes for unit in todo}
+    alike, times = "", 0  # the last unit's failure without its name, and how many units in a row have failed so
     try:
-        for _, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
+        for name, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
             if isinstance(answer, Failed):
-                pool.count("units_failed", stage.name)
                 errors.append(answer.error)
+                failure = str(answer.error).replace(name, "")
+                alike, times = failure, times + 1 if failure == alike else 1
                 if isinstance(answer.error, StoreError):  # every other unit would wait for the store, too
                     break
+                if times == _SAME_FAILURES:
+                    kind = UserError if answer.error.exit_code == UserError.exit_code else FailedError
+                    errors[-times:] = [kind(f"{answer.error}; the last {times} units failed alike, so the stage ends")]
+                    break
             else:
+                alike, times = "", 0
                 done[answer.name] = answer
                 record(answer)
-                pool.count("units_finished", stage.name)
-                pool.count("bytes_written", stage.name, sum(output.bytes for output in answer.outputs.values()))
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(error)
     seconds, busy = time.monotonic() - began, sum(unit.wall_seconds for unit in done.values())

@@ -91,13 +91,6 @@ class Workers:
         )
         return progress.track(answers, how_far, lambda one: sizes[one[0]])
 
-    def count(self, what: str, stage: str, number: int = 1) -> None:
-        """Adds to Ray's metric `data_pipeline_WHAT`, by stage. Does nothing without Ray."""
-        if not self.in_process and number:
-            from data_pipeline.engine import cluster  # as in `ready`
-
-            cluster.count(what, stage, number)
-
 
 def ready(config: RayConfig) -> Workers:
     """The workers. Starts or joins a cluster if needed. Raises FailedError if the cluster can't be used."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-LABELS = ("labels", "next_sentence_labels")
+LABELS = ("labels",)  # tensors of a batch whose losses count
 IGNORE_INDEX = -100  # the label of a position without a target: padding, or a row of weight zero
 
 

@@ -185,20 +185,16 @@ def as_batch(examples: Examples, pad: int) -> Batch:
     `IGNORE_INDEX`. Others are present only when needed: `encoder_attention_mask` (n, inputs), 1 at real tokens, if
     there is padding; for packed examples `encoder_segment_ids` and `encoder_positions` (n, inputs), and
     `decoder_segment_ids` and `decoder_positions` (n, targets), where positions restart in each example;
-    `token_type_ids` (n, inputs); `prefix_mask` (n, inputs), 1 at tokens that all tokens of their example may see;
-    `next_sentence_labels` (n,), `IGNORE_INDEX` in rows whose labels are all `IGNORE_INDEX`.
+    `prefix_mask` (n, inputs), 1 at tokens that all tokens of their example may see.
     """
     filled = examples.inputs.filled
     counted = examples.targets.filled
     if examples.predicted is not None:
         counted &= examples.predicted
-    follows = examples.next_sentence
     arrays = {
         "encoder_input_ids": np.where(filled, examples.inputs.values, pad),
         "labels": np.where(counted, examples.targets.values.astype(np.int64), IGNORE_INDEX),
-        "token_type_ids": examples.token_types,
         "prefix_mask": examples.prefix_mask,
-        "next_sentence_labels": None if follows is None else np.where(counted.any(axis=1), follows, IGNORE_INDEX),
     }
     if not filled.all():
         arrays["encoder_attention_mask"] = filled

@@ -1,7 +1,8 @@
 """Reads rows of one split of a corpus by their ids and applies the objective.
 
-Blocks are read by byte offset. Local ones are memory-mapped; remote ones go through a cache on the local disk, which
-the ranks of a machine share.
+Blocks are read by byte offset. Those on a disk of this machine are memory-mapped. Those on a shared file system are
+read, since a mapped file that the system can't read kills the process without a word. Those of a remote corpus go
+through a cache on the local disk, which the ranks of a machine share.
 """
 
 import contextlib
@@ -17,10 +18,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from data_pipeline.base import stores
 from data_pipeline.base.atomic import TEMPORARY_SUFFIX, lock, temporary_path
 from data_pipeline.base.errors import DamagedInput, UserError, one_line
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.blocks import Block, column_in, decode_block, examples_in, rows_in
 from data_pipeline.corpus.objectives.objective import Examples, Objective, Padded, together
@@ -30,7 +33,17 @@ from data_pipeline.loading.stream import Skipped
 _KEEP = 0.9  # of the cache's limit stays when files are deleted, so that not every block deletes some
 _FREE = 0.05  # of the disk, for all other programs
 _FULL = 0.8  # of the cache's size when the disk or the user's quota is full: the limit from then on
+_OWN_DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay", "tmpfs", "ramfs", "apfs"}
 _ABANDONED = 3600  # seconds after which a temporary file counts as abandoned by its writer
+
+
+def is_on_own_disk(path: Path) -> bool:
+    """Whether `path` is on a disk of this machine. False for a network's, and for file systems that aren't known."""
+    real = path.resolve()
+    above = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
+    depth = [len(Path(one.mountpoint).parts) for one in above]
+    nearest = [one.fstype for one, parts in zip(above, depth, strict=True) if parts == max(depth)]
+    return bool(nearest) and nearest[-1] in _OWN_DISKS  # the last one that was mounted there hides the others
 
 
 def mapped_file(path: str | Path) -> memoryview:
@@ -40,8 +53,8 @@ def mapped_file(path: str | Path) -> memoryview:
 
 
 class DiskCache:
-    """Stores contents by their sha256, one file each. Before one is stored, the least recently used are deleted until
-    `limit` bytes suffice for all and 5 % of the disk stay free.
+    """Stores contents by their sha256, one file each. Before a file is stored, the least recently used files are
+    deleted, until the cache is below `limit` bytes and 5 % of the disk is free.
 
     Any number of processes may use one directory: the file `lock` has the bytes of all. Files appear whole, and a
     deleted file stays readable to the processes that have it open.
@@ -144,7 +157,7 @@ class BlockStore:
     `block(number)` raises DamagedInput, which names shard and byte, if the block can't be read or its checksum differs,
     and StoreError if the store of a remote corpus refuses or doesn't answer.
 
-    Blocks are views into the file. The operating system's page cache holds the bytes once for all ranks of a machine.
+    On a disk of this machine, blocks are views into the file, whose bytes the page cache holds once for all ranks.
     """
 
     def __init__(self, corpus: Corpus, split: str, cached: int):
@@ -153,6 +166,7 @@ class BlockStore:
         self.block = lru_cache(maxsize=cached)(self._read)
         self._mapped = lru_cache(maxsize=_SHARDS_OPEN)(mapped_file)
         remote = corpus.remote
+        self._is_mapped = remote is None and is_on_own_disk(corpus.directory)
         self._cache = DiskCache(remote.cache / "blocks", remote.cache_bytes) if remote else None
         self._checked = np.zeros(len(self.index.rows), dtype=bool)
 
@@ -164,11 +178,16 @@ class BlockStore:
             self._checked[number] = True
         return decode_block(content)
 
-    def _content(self, number: int) -> memoryview:
+    def _content(self, number: int) -> bytes | memoryview:
         if self._cache is not None:
             return self._cache.get(self.index.sha256[number].tobytes().hex(), lambda: self._fetch(number))
         shard, start, length = self._place(number)
         try:
+            if not self._is_mapped:
+                (content,) = LocalStore(self.corpus.directory).ranges(shard, [(start, start + length)])
+                if len(content) < length:
+                    raise self._damage(number, f"the file ends at byte {start + len(content)}")
+                return content
             mapped = self._mapped(str(self.corpus.directory / shard))
         except OSError as error:
             raise self._damage(number, error.strerror or "can't be read") from None

@@ -1,7 +1,7 @@
 """The order of training rows, and how far a run has consumed them. The row at each position is computed, not stored.
 
-In a mixture, every corpus has exactly its share: the number of its rows before position p is p times the share,
-rounded. A share of 1e-6 has its rows at positions 500,000, 1,500,000, … .
+A mixture is exact at every position p: each corpus has given round(p × share) rows. With a share of 1e-6, its first row
+is at position 500,000.
 
 In each epoch of a corpus, the blocks are permuted by (seed, epoch) and concatenated. This sequence of rows is cut into
 equal ranges, the lanes, whose rows alternate: neighbours in a batch come from different blocks. Lanes begin at

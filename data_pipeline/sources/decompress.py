@@ -169,13 +169,6 @@ _CODECS = (
 )
 
 
-def has_no_checksum(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a zstandard frame without its checksum (RFC 8878, 3.1.1.1.1)."""
-    while head.startswith(tuple(_SKIPPABLE)):
-        head = head[8 + int.from_bytes(head[4:8], "little") :]
-    return head.startswith(_FRAME) and len(head) > len(_FRAME) and not head[len(_FRAME)] & 0b100
-
-
 class Chunks(io.RawIOBase):
     """A file made of chunks, none of them empty. A read returns at least four bytes before the end, so that `peek` of a
     buffer around it shows how the content begins."""

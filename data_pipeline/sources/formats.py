@@ -25,7 +25,7 @@ from data_pipeline.sources import (
     wikiextractor,
     wikipedia,
 )
-from data_pipeline.sources.decompress import decompressed, has_no_checksum, open_file
+from data_pipeline.sources.decompress import decompressed, open_file
 from data_pipeline.sources.record import (
     Input,
     ReadFunction,
@@ -77,15 +77,12 @@ _BEGINNINGS = (
     (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
     (rb"\s*\[\s*[\[{]", Look(_ARRAY, certain=False)),
 )
-# Files without checksums: Arrow, and Parquet whose first page, from byte 4 on, has none. A page begins with its header
-# in Thrift's compact protocol: three numbers, and a fourth, `crc`, if the page has a checksum.
-_UNCHECKED = re.compile(rb"ARROW1\0\0|\xff{4}..\0\0|PAR1(?:\x15[\x80-\xff]*[\0-\x7f]){3}(?!\x15)", re.DOTALL)
 _LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
 
 
 def look_of(path: str) -> Look | None:
     """The kind of the file at `path`. None if the file can't be opened or decompressed, or is empty."""
-    return _look(_heads(path)[1])
+    return _look(_head(path))
 
 
 def advice(path: str, declared: str, reason: str) -> str:
@@ -100,33 +97,26 @@ def advice(path: str, declared: str, reason: str) -> str:
     return "" if name in reason else f"; it looks like {name}"
 
 
-def refuse_other_format(file: Input, declared: str, stats: ReadStats) -> None:
+def refuse_other_format(file: Input, declared: str) -> None:
     """Raises `DamagedInput` if the first bytes of the file belong to another format than `declared`.
 
     Without this check, any file could be read as plain text or tab-separated pairs, and a JSON array as JSON Lines.
-    Sets `stats.unchecked`.
     """
     if file.start:
         return
-    stored, content = _heads(file.path)
-    stats.unchecked = has_no_checksum(stored) or _UNCHECKED.match(content) is not None
-    if (look := _look(content, certain=True)) and look.certain and declared not in look.formats:
+    if (look := _look(_head(file.path), certain=True)) and look.certain and declared not in look.formats:
         raise DamagedInput(file.path, "byte 0", f"declared as {declared}, but looks like {look}")
 
 
-def _heads(path: str) -> tuple[bytes, bytes]:
-    """(first bytes as stored, first bytes of the content) of the file at `path`; b"" if they can't be read."""
-    stored = b""
+def _head(path: str) -> bytes:
+    """The first bytes of the content of the file at `path`; b"" if they can't be read."""
     try:
-        with open_file(path) as file:
-            stored = file.read(_HEAD)
-            file.seek(0)
-            with decompressed(file, path, verified=False) as stream:
-                return stored, stream.read(_HEAD)
+        with open_file(path) as file, decompressed(file, path, verified=False) as stream:
+            return stream.read(_HEAD)
     except StoreError:
         raise
     except UserError:
-        return stored, b""
+        return b""
 
 
 def _look(head: bytes, certain: bool = False) -> Look | None:
@@ -174,7 +164,7 @@ def _objects(texts: list[bytes]) -> list[dict[str, object]]:
 
 
 def _read(declared: str, reader: ReadFunction, file: Input, stats: ReadStats) -> Iterator[Record]:
-    refuse_other_format(file, declared, stats)
+    refuse_other_format(file, declared)
     yield from reader(file, stats)
 
 

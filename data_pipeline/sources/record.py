@@ -94,12 +94,10 @@ class ReadStats:
     Attributes:
         counters: `read` counts every record, and the rule "damaged" every lost record.
         damage: the first hundred damaged parts.
-        unchecked: True if the file has no checksums, although its format can have them.
     """
 
     counters: Tally = field(default_factory=Tally)
     damage: list[Damage] = field(default_factory=list)
-    unchecked: bool = False
 
     def damaged(self, position: str, reason: str, records: int = 1) -> None:
         """Notes that `records` are lost. The reader itself counts them as read."""

@@ -29,6 +29,7 @@ from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, 
 from data_pipeline.stages import evaluation_sets
 from data_pipeline.stages.parts import Histograms, Part, PartsResult, grouped, part_file
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Amounts, AnyStage, Stage, largest
+from data_pipeline.text.cleaning.config import PAGE_FILTERS
 from data_pipeline.text.document import Document, Tally
 
 _CHANGES = ".changes.parquet"
@@ -71,8 +72,10 @@ class LeftResult(PartsResult):
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """One hash range of a step's keys. `files`: path of the list of key files (`write_names`), merged or not, which
-    have the keys of so many `units`."""
+    """One hash range of a step's keys.
+
+    `files`: path of a JSON list of the key files. `units`: number of units whose keys these files hold.
+    """
 
     files: str
     units: int
@@ -208,7 +211,7 @@ def stages_of(step: str) -> list[AnyStage]:
 
 def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> list[str]:
     """The steps of a corpus. Steps that compare URLs are left out if no document of the units `read` has a URL."""
-    if any(unit.result.domains for unit in read):
+    if any(unit.result.with_urls for unit in read):
         return config.steps
     return [step for step in config.steps if step in WITHOUT_KEYS or not STEPS[step].compares_dropped_pages]
 
@@ -225,8 +228,11 @@ def deduplicate(
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step: its file of keys for each group of parts, in the order of ids ("": no keys), and its files of
-    duplicates."""
+    """A finished step.
+
+    `files`: the key file of each group of parts, in the order of ids; "" for a step without keys. `duplicates`: the
+    files of the buckets.
+    """
 
     step: str
     files: list[str]
@@ -281,7 +287,7 @@ class _Order:
         for group in self._groups:
             name, rules = group[0].name, self._cleaning[group[0].source]
             number = self._number[name]
-            checked = {"language", "bad_words", "bad_words_fraction", "classifier"} if filters else set()
+            checked = PAGE_FILTERS if filters else ()
             settings = rules.model_dump(include={"min_sentences_per_page", *checked})
             content: list[str | int] = [*rules.identity] if filters else []
             if stage.step and self._slots > KeyBucket.slots(0, 1):

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.base import stores
+from data_pipeline.base import packages, stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources.decompress import CorruptMember
@@ -94,7 +94,6 @@ class InputResult:
         documents: the number of documents that cleaning kept.
         damaged: the number of damaged records.
         bytes, sha256: of the whole file. Only the result of the first range has them; its unit reads the whole file.
-        unchecked: as in `ReadStats`.
         again: the system or the store has refused the file, so that the next build reads the file again.
     """
 
@@ -106,7 +105,6 @@ class InputResult:
     damage: list[Damage]
     bytes: int = 0
     sha256: str = ""
-    unchecked: bool = False
     again: bool = False
 
 
@@ -138,6 +136,7 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
     rules = {source.name: config.cleaning_of(source) for source in config.sources}
     if "filters" in steps:
         rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
+    versions = {source.name: _versions(source, rules[source.name]) for source in config.sources}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
     whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
@@ -174,11 +173,18 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
         settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
-        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity])
+        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity, *versions[source.name]])
         if steps and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
         units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
     return units
+
+
+def _versions(source: SourceConfig, cleaning: CleaningConfig) -> list[str]:
+    """The installed packages that offer the format of `source` and its rules, with their versions."""
+    offering = [packages.offering("sources", source.format)]
+    offering += [packages.offering("rules", one.rule) for one in cleaning.rules]
+    return [package for package in offering if package]
 
 
 def inputs_of_units(
@@ -237,7 +243,6 @@ class PartsWriter:
 
     def _close(self) -> None:
         self._stack.close()
-        self.histograms.end_part()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
@@ -337,7 +342,7 @@ def _write_input(
         found[0] = Damage(position, f"{reason}{advice(file.path, spec.format, reason)}")
     status: Literal["ok", "damaged", "truncated", "unreadable"] = "damaged" if found else "ok"
     status = "unreadable" if unreadable else "truncated" if own.truncated_xml else status
-    return InputResult(file.file, file.range, status, documents, damaged, found, unchecked=stats.unchecked, again=again)
+    return InputResult(file.file, file.range, status, documents, damaged, found, again=again)
 
 
 def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) -> Iterator[Item]:
@@ -425,7 +430,7 @@ def clean_record(
         source=spec.name,
         split=split,
         timestamp=record.timestamp,
-        target=clean.masked(record.target, tally) if record.target else "",
+        target=clean.target(record.target, tally) if record.target else "",
     )
 
 

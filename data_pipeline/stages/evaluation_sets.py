@@ -10,7 +10,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.store import Store
 from data_pipeline.config import SourceConfig
 from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, Index, Ngrams, read_items
-from data_pipeline.engine.work_units import Result, Unit
+from data_pipeline.engine.work_units import Result, Unit, read_finished
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
 
@@ -38,9 +38,13 @@ class EvaluationSetsResult(Result):
     sets: list[ReadSet]
 
 
-def check(config: DecontaminationConfig) -> None:
-    """Reads all evaluation sets. Raises UserError for one that is missing, empty, damaged or of another format."""
-    for number, files in enumerate(_files(config)):
+def check(config: DecontaminationConfig, corpus: Store) -> None:
+    """Reads all evaluation sets, unless an earlier build has done so. Raises UserError for one that is missing, empty,
+    damaged or of another format."""
+    (unit,) = plan(config)
+    if config.sets and STAGE.fingerprint(unit) in {finished.fingerprint for finished in read_finished(STAGE, corpus)}:
+        return
+    for number, files in enumerate(unit.spec.files):
         one_set = config.sets[number]
         if not sum(1 for file in files for _ in read_items(file.path, one_set)):
             paths = one_set.path if isinstance(one_set.path, str) else ", ".join(one_set.path)

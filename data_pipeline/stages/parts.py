@@ -1,34 +1,29 @@
-"""Parts: Parquet files of documents, each small enough to be held in memory as keys or as token ids.
+"""Parts: Parquet files of documents.
 
-A unit of the documents stage writes one or more parts. A unit of a later stage reads a part. If there are many parts,
-it reads a group of neighbours, which together are no larger than a part may be.
+A unit of the documents stage writes one or more parts. A unit of a later stage reads one part, or several small
+neighbours of together at most `characters_per_part` characters, so that their keys or token ids fit into memory.
 """
 
 import contextlib
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from data_pipeline.base.arrow_tables import RowsFile, rows_file
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.documents import SCHEMA
 from data_pipeline.engine.work_units import Finished, Result
-from data_pipeline.text.document import Counts, Document, Tally, most_common
+from data_pipeline.text.document import Counts, Document, Tally
 
 _VALUES = attrgetter(*SCHEMA.names)
 _TEXT, _TARGET = SCHEMA.names.index("text"), SCHEMA.names.index("target")
 # The minimum that is counted per document and per line, because each also needs a key in memory.
 _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
-_PLAIN_HOST = re.compile(r"https?://([A-Za-z0-9.-]+)(?::[0-9]*)?(?=[/?#]|\Z)")
-# A report shows the 20 most frequent domains. For a crawl of 56,000 files, the driver holds 0.7 GB of units' results.
-_DOMAINS_IN_RESULT, _DOMAINS_BETWEEN_PARTS = 100, 10_000
 _ENOUGH_UNITS = 1000  # of a stage: with more, their fixed cost, such as files, outweighs their work
 
 
@@ -111,25 +106,17 @@ def size_of(text: str) -> int:
 
 @dataclass
 class Histograms:
-    """Counts of kept documents by length (the power of two of the characters), language and domain."""
+    """Counts of kept documents by length (the power of two of the characters) and by language, and of those that have
+    a URL."""
 
     lengths: Counter[str] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
-    domains: Counter[str] = field(default_factory=Counter)
+    with_urls: int = 0
 
     def add(self, document: Document) -> None:
         self.lengths[str(int(math.log2(len(document.text))))] += 1
         self.languages[document.language or "unknown"] += 1
-        if document.url:
-            self.domains[_domain(document.url)] += 1
-
-    def end_part(self) -> None:
-        """Forgets rare domains, so that memory doesn't grow with the unit."""
-        self.domains = Counter(self.most_common_domains(_DOMAINS_BETWEEN_PARTS))
-
-    def most_common_domains(self, number: int = _DOMAINS_IN_RESULT) -> dict[str, int]:
-        """The most frequent domains, sorted by count and then by name."""
-        return most_common(self.domains, number)
+        self.with_urls += bool(document.url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +127,7 @@ class PartsResult(Result):
     parts: list[WrittenPart]
     lengths: dict[str, int]
     languages: dict[str, int]
-    domains: dict[str, int]
+    with_urls: int
 
     @classmethod
     def of(cls, tally: Tally, parts: list[WrittenPart], histograms: Histograms) -> "PartsResult":
@@ -149,7 +136,7 @@ class PartsResult(Result):
             parts=parts,
             lengths=dict(histograms.lengths),
             languages=dict(histograms.languages),
-            domains=histograms.most_common_domains(),
+            with_urls=histograms.with_urls,
         )
 
     @property
@@ -191,13 +178,3 @@ def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
     """A part that appears in `corpus` when the block succeeds."""
     with rows_file(corpus, name, SCHEMA) as rows:
         yield PartFile(rows)
-
-
-def _domain(url: str) -> str:
-    """ "https://www.example.org:80/a" -> "example.org"; "unknown" if the URL can't be parsed."""
-    if plain := _PLAIN_HOST.match(url):  # most URLs; urlsplit takes six times as long
-        return plain[1].lower().removeprefix("www.")
-    try:
-        return (urlsplit(url).hostname or "unknown").removeprefix("www.")
-    except ValueError:
-        return "unknown"

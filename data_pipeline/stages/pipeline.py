@@ -47,8 +47,9 @@ _MARK = ".stages/complete"  # fingerprints of the units that the report and the 
 
 
 def build(config: CorpusConfig, until: str = "shards", strict: bool = False, repair: bool = False) -> str:
-    """Builds the corpus as far as the command `until` does, and writes the report; returns the corpus's path or URL.
+    """Builds the corpus until its folder `until` (documents, tokenizer or shards) is complete, and writes the report.
 
+    Returns the corpus's path or URL.
     Units of earlier builds are kept if their input and config haven't changed and their files have the expected sizes.
     `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
     FailedError instead, after reading all inputs.
@@ -67,7 +68,7 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
     config, commits = revisions.pin(config, corpus)
     found = inputs_of(config)  # a missing input is reported before anything is written
     inputs = found.files
-    evaluation_sets.check(config.decontamination)
+    evaluation_sets.check(config.decontamination, corpus)
     for rules in map(config.cleaning_of, config.sources):
         if rules.classifier:
             classifier.check(rules.classifier)
@@ -82,8 +83,8 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
             _forget_damaged(corpus, config)
         table.forget(corpus, config)
         built = Built()
-        for command in _stages(config, corpus, inputs, strict, built):
-            if command == until:
+        for folder in _stages(config, corpus, inputs, strict, built):
+            if folder == until:
                 break
         written = _record(config, corpus, built, len(found.hidden))
         if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
@@ -92,7 +93,8 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
 
 
 def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields a command after its last stage.
+    """Runs the stages in order, and adds their units to `built`. Yields each folder of the corpus after the last stage
+    that writes there.
 
     Ends early if no documents are left to train on.
     """
@@ -104,7 +106,6 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
 
     read = done(documents.STAGE, documents.plan(config, corpus, inputs))
     report_damage(read, strict)
-    _report_unchecked(read)
     parts = parts_of(read)
     if LAST.applies(config):
         keep_only(PARTS, corpus, outputs_of(read))
@@ -166,14 +167,6 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         errors = [*errors[:_ERRORS_SHOWN], *others, f"nothing could be read from source {', '.join(sources)}"]
     if errors:
         raise FailedError("\n".join(errors))
-
-
-def _report_unchecked(units: list[Finished[DocumentsResult]]) -> None:
-    """Prints how many input files have no checksums inside, although their formats may."""
-    files = [read for unit in units for read in unit.result.inputs if read.range.start == 0]
-    if unchecked := sum(read.unchecked for read in files):
-        of_all = f"{unchecked:,} of {len(files):,}"
-        print(f"input files without checksums: {of_all}; a flipped bit in them goes unseen", file=sys.stderr)
 
 
 def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:

@@ -149,10 +149,9 @@ class Report:
     token_lengths: dict[str, int]
     coverage: Coverage | None
     languages: dict[str, int]
-    domains: dict[str, int]
+    with_urls: int
     sources: dict[str, SourceCounts]
     inputs: list[InputReport]
-    unchecked_inputs: int
     pieces: int
     splits: dict[str, SplitCounts]
     tokenizer_sample: Sample | None
@@ -179,7 +178,7 @@ def read(location: str | Path | Store) -> Report:
     try:
         return corpus.read_json(FILE, Report)
     except FileNotFoundError:
-        way_out = "write it with data-pipeline documents, tokenizer or build"
+        way_out = "write it with data-pipeline build CORPUS.yaml"
         raise UserError(f"{corpus.at(FILE)}: no such file; {way_out}") from None
     except FailedError as error:
         raise FailedError(f"{error}; rewrite it with data-pipeline build CORPUS.yaml --repair") from None
@@ -287,7 +286,7 @@ def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
         token_lengths=_by_power(part.lengths for part in tokenized),
         coverage=coverage_of(tokenized) if tokenized else None,
         languages=_most_common(result.languages for result in left),
-        domains=_most_common(result.domains for result in left),
+        with_urls=sum(result.with_urls for result in left),
         sources={
             source: _source(
                 [result for result in read if result.source == source],
@@ -296,7 +295,6 @@ def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
             for source in dict.fromkeys(result.source for result in read)
         },
         inputs=[_input(result.source, one) for result in read for one in result.inputs],
-        unchecked_inputs=sum(one.unchecked for result in read for one in result.inputs),
         pieces=sum(unit.result.pieces for unit in built.of(tokenizer.STAGE)),
         splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
         tokenizer_sample=samples[0] if samples else None,

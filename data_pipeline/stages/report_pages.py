@@ -90,7 +90,6 @@ def _tables(report: Report) -> Iterator[str]:
     yield from _chart("Lengths of documents, in characters", "characters", _ranges(report.lengths))
     yield from _chart("Lengths of documents, in tokens", "tokens", _ranges(report.token_lengths))
     yield from _chart("Languages", "language", report.languages)
-    yield from _chart("Domains", "domain", report.domains)
     yield from _table(
         "Sources",
         ["source", "inputs", "MB read", "documents read", "kept", "share", "MB of text kept"],

@@ -18,8 +18,8 @@ class Kind:
     """A kind of files that stages read or write.
 
     Attributes:
-        of: whose bytes measure the speed of a stage that reads the files: the input files, the evaluation sets, the
-            text before deduplication (read) or the text after it (kept).
+        of: the bytes by which the speed of a stage that reads these files is given. `inputs`, `sets`: of the files.
+            `read`, `kept`: of the text before and after deduplication.
         holds: what the files contain.
         folder: their folder in the corpus.
         files: a pattern of their names.
@@ -111,8 +111,9 @@ class Stage(work_units.Stage[Spec, ResultType]):
         most: `most(amounts)` is the `Unit.size` of the largest unit; `sized_by` names what it counts.
         applies: `applies(config)`: whether a build has the stage.
         step: the step of deduplication that the stage belongs to.
-        ends: the command that ends with this stage.
-        merge: merges several files into one, if they are more than each of `readers(amounts)` can open.
+        ends: the folder of the corpus (`build --until`) that is complete with this stage.
+        merge: the function that merges files of this stage if there are too many for its readers.
+        readers: `readers(amounts)` is the number of units that read each file.
     """
 
     unit: str

@@ -60,7 +60,7 @@ def write(config: CorpusConfig, corpus: Store, built: Built) -> None:
     ]
     lineage = Lineage(
         [
-            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status, read.unchecked)
+            InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status)
             for unit in built.of(documents.STAGE)
             for read in unit.result.inputs
             if read.range.start == 0

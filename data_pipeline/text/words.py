@@ -80,8 +80,9 @@ class Alphabet:
     """Defines words: the longest runs of characters that don't separate words. NUL always separates words.
 
     `fold(character)`: the character that it counts as; "" if it separates words. In scripts without spaces each letter,
-    with its marks, is a word by itself. `normal`: texts are compared in NFKC, a mark behind a separator is one too, and
-    a letter in a script without spaces counts as a part of a word. Words are cut after 65,536 characters.
+    with its marks, is a word by itself. `normal`: True for decontamination and MinHash. Texts are
+    NFKC; a mark after a separator also separates; in a script without spaces, a letter counts as a fraction of a word.
+    Words are cut after 65,536 characters.
     """
 
     def __init__(self, fold: Callable[[str], str], normal: bool):

@@ -124,7 +124,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report has other sources or steps.
     """
-    stages = table.stages_of(config, with_urls := bool(found.domains))
+    stages = table.stages_of(config, with_urls := bool(found.with_urls))
     needed = {name for name, stage in stages.items() if stage.writes in (KEYS, NGRAMS, SHARDS)}
     lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
     if lacks:

@@ -15,7 +15,6 @@ from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.model_config import ModelConfig
-from pretrain.config.models import EncoderOnlyConfig
 from pretrain.training.prepare import prepare
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second
@@ -146,10 +145,7 @@ def _generated(model: ModelConfig, ids: int, step: int) -> Batch:
     if "causal_lm" in objectives:
         return {"encoder_input_ids": chain[:, :-1].contiguous(), "labels": chain[:, 1:].contiguous()}
     masked = torch.rand(ROWS, inputs, generator=draws) < 0.15
-    batch = {
+    return {
         "encoder_input_ids": chain[:, :inputs].masked_fill(masked, 2),
         "labels": torch.where(masked, chain[:, :inputs], IGNORE_INDEX),
     }
-    if isinstance(model, EncoderOnlyConfig) and model.next_sentence:
-        batch["next_sentence_labels"] = torch.randint(2, (ROWS,), generator=draws)
-    return batch

@@ -289,8 +289,10 @@ class DecoderOnlyConfig(ModernLayers, RotaryHeads, ModelConfig):
 
 
 class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
-    """An encoder-only model like BERT (Devlin et al. 2018). RoBERTa has `next_sentence: false` and `num_token_types:
-    0`."""
+    """An encoder-only model like BERT (Devlin et al. 2018), without its prediction of the next sentence. RoBERTa has
+    `num_token_types: 0`."""
+
+    gone = {"next_sentence": ([False, None], "gone; leave it out: an encoder learns from masked tokens alone")}
 
     positions: ClassVar[str] = "learned"
 
@@ -300,21 +302,14 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
     max_positions: Count = 512
     """Maximum length of inputs, in tokens."""
     num_token_types: Annotated[int, Field(ge=0)] = 2
-    """Number of token types, which tell the two texts of a row apart. 0: no token types."""
-    next_sentence: bool = True
-    """Also predict whether the second text of a row follows the first (next-sentence prediction)."""
+    """Number of token types, which BERT has to tell two texts apart. In training all tokens have type 0. 0: no token
+    types."""
     activation: Activation = "gelu"
     """Activation of the feed-forward layers."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of all initial matrices."""
     layer_norm_epsilon: PositiveFloat = 1e-12
     """Added to the variance in layer norms."""
-
-    @model_validator(mode="after")
-    def _heads_and_token_types_fit(self) -> Self:
-        if self.next_sentence and self.num_token_types < 2:
-            raise ValueError("num_token_types: next_sentence needs two token types, one for each text")
-        return self
 
 
 class EmbeddingLossConfig(Section):

@@ -23,7 +23,7 @@ class ParameterGroup(Section):
     """Settings for some of the parameters.
 
     Kinds: norms, biases, embeddings (of tokens, positions and token types; biases of relative positions; a tied output
-    matrix), output (an untied output matrix, the classifier of next sentences), matrices (all others).
+    matrix), output (an untied output matrix), matrices (all others).
     """
 
     match: Annotated[list[str], Field(min_length=1)]

@@ -92,10 +92,8 @@ class InputUse:
 
 def with_input_of(batch: Batch, other: Batch) -> Batch:
     """The targets of `batch` with the inputs of `other`."""
-    targets = {
-        name: tensor for name, tensor in batch.items() if not name.startswith(_INPUT) and name != "token_type_ids"
-    }
-    inputs = {name: tensor for name, tensor in other.items() if name.startswith(_INPUT) or name == "token_type_ids"}
+    targets = {name: tensor for name, tensor in batch.items() if not name.startswith(_INPUT)}
+    inputs = {name: tensor for name, tensor in other.items() if name.startswith(_INPUT)}
     return inputs | targets
 
 

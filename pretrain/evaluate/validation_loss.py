@@ -25,7 +25,6 @@ class ValidationLoss:
     unigram_entropy: the entropy of the text tokens. Without context no prediction by token frequencies has a lower
         loss.
     damaged_rows: the number of rows in damaged blocks, which are left out. Absent if it is 0.
-    next_sentence_loss, next_sentence_accuracy: with next-sentence prediction, per row.
     """
 
     def __init__(self, settings: ValidationLossSettings):
@@ -60,7 +59,6 @@ def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | Non
     vocabulary, device = corpus.tokenizer.vocabulary, evaluation.subject.device
     # loss, targets, loss of text, targets of text, rows with targets, hits
     sums = torch.zeros(6, dtype=torch.float64, device=device)
-    next_sentence = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rows, rows that are right
     counts = torch.zeros(vocabulary.size, dtype=torch.int64, device=device)
     for batch in evaluation.batches(corpus, most_rows):
         every, hit = evaluation.losses_and_hits(batch)
@@ -70,18 +68,10 @@ def _corpus_metrics(evaluation: Evaluation, corpus: Corpus, most_rows: int | Non
         rows = counted.any(dim=1)
         sums += torch.stack([losses.sum(), counted.sum(), (losses * text).sum(), text.sum(), rows.sum(), hit.sum()])
         counts += torch.bincount(labels[text], minlength=vocabulary.size)
-        if "next_sentence_labels" in batch:
-            losses = every["next_sentence_labels"].double()
-            labelled = batch["next_sentence_labels"].to(device) != IGNORE_INDEX
-            right = labelled & (losses < math.log(2))  # with two classes, the likelier one has a loss below ln 2
-            next_sentence += torch.stack([losses.sum(), labelled.sum(), right.sum()])
-    sums, next_sentence, counts = map(evaluation.sum, (sums, next_sentence, counts))
+    sums, counts = map(evaluation.sum, (sums, counts))
     loss, targets, text_loss, text_targets, whole_rows, hits = sums.tolist()
     metrics = dict(zip(_METRICS, (_mean(loss, targets), _mean(text_loss, text_targets), entropy(counts)), strict=True))
     metrics |= {"perplexity": _power(metrics["text_loss"]), "accuracy": _mean(hits, targets)}
-    loss, rows, right_rows = next_sentence.tolist()
-    if rows:
-        metrics |= {"next_sentence_loss": loss / rows, "next_sentence_accuracy": right_rows / rows}
     complete = most_rows is None and not evaluation.collectives.late
     if complete and (damaged := corpus.rows("validation") - whole_rows):
         metrics["damaged_rows"] = damaged

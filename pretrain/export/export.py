@@ -29,7 +29,6 @@ from pretrain.models.state_dict_adapter import (
 
 README = "README.md"
 MODELLING_FILES = Path(__file__).with_name("remote_code")
-_CLASSIFIER = "next_sentence.classifier.weight"
 
 
 def hf_model_of(config: ModelConfig) -> HFModel:
@@ -151,6 +150,4 @@ def without_mup(
             weights[name] = (weights[name] + 1) * factor - 1
         else:
             weights[name] = weights[name] * factor
-    if _CLASSIFIER in weights:
-        weights[_CLASSIFIER] = weights[_CLASSIFIER] * config.logits_multiplier
     return weights, config.model_copy(update={"mup": None})

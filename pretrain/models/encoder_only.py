@@ -1,7 +1,7 @@
 """An encoder-only model: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
 
-Post-norm, with learned positions, token types and GELU. One head predicts masked tokens; its output matrix is tied to
-the embedding. The other head predicts, from the first token's state, whether the second text follows the first.
+Post-norm, with learned positions, token types and GELU. The head predicts masked tokens; its output matrix is tied to
+the embedding. There is no prediction of the next sentence, which RoBERTa (Liu et al. 2019) found of no use.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.models.attention import AttentionInputs
-from pretrain.models.functional.arithmetic import indices_of_targets, token_losses
+from pretrain.models.functional.arithmetic import indices_of_targets
 from pretrain.models.layers import ACTIVATIONS, Embedding, LayerConfig, LayerNorm, Linear
 from pretrain.models.model import Head, Losses, Model
 from pretrain.models.positions import LearnedPositions
@@ -60,21 +59,8 @@ class MaskedLMHead(nn.Module):
         return self.norm(self.activation(self.transform(x)))
 
 
-class NextSentenceHead(nn.Module):
-    """The pooler (tanh of a linear map of the first token) and a classifier."""
-
-    def __init__(self, config: EncoderOnlyConfig):
-        super().__init__()
-        self.pooler = Linear(config.d_model, config.d_model, config.hidden_std(config.init_std), bias=True)
-        self.classifier = Head(config.d_model, 2, config.init_std, bias=True, multiplier=config.logits_multiplier)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (batch, length, d_model) to logits (batch, 2); class 0: the second text follows the first."""
-        return self.classifier(torch.tanh(self.pooler(x[:, 0])))
-
-
 class EncoderOnly(Model):
-    """`forward` returns the losses of masked tokens and of next sentences; `encode` returns states."""
+    """`forward` returns the losses of masked tokens; `encode` returns states."""
 
     config: EncoderOnlyConfig
 
@@ -88,7 +74,6 @@ class EncoderOnly(Model):
         self.masked_lm = MaskedLMHead(config)
         self.lm_head = Head(config.d_model, rows, config.init_std, bias=True, multiplier=config.logits_multiplier)
         self.lm_head.weight = self.embedding.weight  # shared: each module uses it only in its own forward
-        self.next_sentence = NextSentenceHead(config) if config.next_sentence else None
 
     def forward(
         self,
@@ -96,30 +81,21 @@ class EncoderOnly(Model):
         labels: Tensor,
         *,
         token_type_ids: Tensor | None = None,
-        next_sentence_labels: Tensor | None = None,
         target_indices: Tensor | None = None,
         **attention: Tensor,
     ) -> Losses:
-        """Returns cross-entropies {"labels": (batch, length), "next_sentence_labels": (batch,)}, fp32, 0 at -100.
+        """Returns the cross-entropies {"labels": (batch, length)}, fp32, 0 at -100.
 
         `labels` (batch, length): aligned with `encoder_input_ids`, with the same segments and positions. Only tokens
-        whose label isn't ignored go through the output matrix. `next_sentence_labels` (batch,): 1 if the second text
-        follows. The z-loss applies in training only. `target_indices`: the indices of the labels that aren't ignored.
-        `attention`: the tensors of `AttentionInputs`.
+        whose label isn't ignored go through the output matrix. The z-loss applies in training only. `target_indices`:
+        the indices of the labels that aren't ignored. `attention`: the tensors of `AttentionInputs`.
         """
         states = self._states(encoder_input_ids, AttentionInputs(**attention), token_type_ids)
         indices = indices_of_targets(labels) if target_indices is None else target_indices
         targets = labels.flatten().index_select(0, indices)
         predicted = self.masked_lm(states.flatten(0, 1).index_select(0, indices))
         found = self.lm_head(predicted, targets, self.config, torch.arange(len(indices), device=indices.device))
-        losses = {"labels": found.new_zeros(labels.numel()).index_copy(0, indices, found).view(labels.shape)}
-        if self.next_sentence is not None:
-            if next_sentence_labels is None:  # all rows are damaged, but other ranks wait for the head's gradients
-                next_sentence_labels = labels.new_full((labels.size(0),), IGNORE_INDEX)
-            # as in BERT's release, class 0: the second text follows
-            classes = torch.where(next_sentence_labels == IGNORE_INDEX, IGNORE_INDEX, 1 - next_sentence_labels)
-            losses["next_sentence_labels"] = token_losses(self.next_sentence(states), classes)
-        return losses
+        return {"labels": found.new_zeros(labels.numel()).index_copy(0, indices, found).view(labels.shape)}
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -170,10 +146,8 @@ BERT_NAMES = _hf_names(
     "bert",
     "cls.predictions.bias",
     {
-        "next_sentence.pooler": "bert.pooler.dense",
         "masked_lm.transform": "cls.predictions.transform.dense",
         "masked_lm.norm": "cls.predictions.transform.LayerNorm",
-        "next_sentence.classifier": "cls.seq_relationship",
     },
 )
 ROBERTA_NAMES = _hf_names(
@@ -195,22 +169,20 @@ _SETTINGS: Settings = {
 
 
 def _config_to_hf(config: EncoderOnlyConfig) -> Json:
-    """`BertForPreTraining`, or `BertForMaskedLM` without next sentences."""
     return {
-        "architectures": ["BertForPreTraining" if config.next_sentence else "BertForMaskedLM"],
         "type_vocab_size": max(config.num_token_types, 1),
         "attention_probs_dropout_prob": config.dropout_rate,
     }
 
 
 def _config_from_hf(settings: Json, tensors: State) -> Json:
-    """Our other settings. Drops position ids, and the pooler if no next-sentence classifier uses it."""
-    next_sentence = "cls.seq_relationship.weight" in tensors
-    drop_tensors(tensors, lambda name: name.endswith(".position_ids") or (not next_sentence and ".pooler." in name))
+    """Our other settings. Drops position ids, and BERT's head for the next sentence: the pooler and its classifier."""
+    unused = (".pooler.", "cls.seq_relationship.")
+    drop_tensors(tensors, lambda name: name.endswith(".position_ids") or any(one in name for one in unused))
     ids = vocabulary(settings, pad_id=0)
     if ids["eos_id"] is None:  # the published files name none
         del ids["eos_id"]
-    return {**ids, "num_token_types": settings["type_vocab_size"], "next_sentence": next_sentence}
+    return {**ids, "num_token_types": settings["type_vocab_size"]}
 
 
 def _roberta_config_from_hf(settings: Json, tensors: State) -> Json:

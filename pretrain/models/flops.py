@@ -24,7 +24,6 @@ _PARTS: dict[str, Part] = {
     "decoder": "decoder",
     "lm_head": "head",
     "masked_lm": "head",
-    "next_sentence": "head",
 }
 _CROSS_ATTENTION = "cross_attention"
 
@@ -58,7 +57,7 @@ class Matrix(NamedTuple):
     """A matrix, its part of the model, and the field of `Sizes` with the number of vectors that it multiplies."""
 
     part: Part
-    rows: Literal["examples", "inputs", "targets"]
+    rows: Literal["inputs", "targets"]
     weight: Tensor
 
 
@@ -85,16 +84,14 @@ def matrices(model: Model) -> Iterator[Matrix]:
         if part and isinstance(module, Linear):
             across = f".{_CROSS_ATTENTION}." in name
             of_memory = across and name.endswith((".k", ".v"))
-            yield Matrix("cross-attention" if across else part, _rows(model, name, part, of_memory), module.weight)
+            yield Matrix("cross-attention" if across else part, _rows(model, part, of_memory), module.weight)
         if isinstance(module, Attention) and module.merged:
             yield from (Matrix("cross-attention", "inputs", one.weight) for one in (module.k, module.v))
 
 
-def _rows(model: Model, name: str, part: Part, of_memory: bool) -> Literal["examples", "inputs", "targets"]:
+def _rows(model: Model, part: Part, of_memory: bool) -> Literal["inputs", "targets"]:
     """In a model without separate targets, all layers read the inputs. Without a decoder, the head reads masked
     tokens."""
-    if name.startswith("next_sentence"):
-        return "examples"
     if model.decoder_reads_targets:
         return "inputs" if part == "encoder" or of_memory else "targets"
     return "targets" if part == "head" and not hasattr(model, "decoder") else "inputs"

@@ -15,9 +15,8 @@ from pretrain.models.layers import Linear
 
 _MOST_TARGETS = 7 / 8  # if more positions have a target, a CPU computes all: copies would cost more than they save
 
-# Losses by the name of their labels: "labels" (batch, targets), "next_sentence_labels" (batch,). A step's loss is the
-# sum of the losses' means over the labels that aren't ignored. A loss of any other name is averaged over "labels". In
-# training, a loss without a gradient is only reported.
+# Losses by name: "labels" (batch, targets), and others of the family. A step's loss is the sum of their means over the
+# labels that aren't ignored. In training, a loss without a gradient is only reported.
 Losses = dict[str, Tensor]
 # Replaces cross-entropy: the head's forward calls loss(head, states, labels, config, target_indices).
 HeadLoss = Callable[["Head", Tensor, Tensor, ModelConfig, Tensor | None], Tensor]

@@ -116,8 +116,6 @@ def activations(
             for side, like in (("encoder", "encoder_input_ids"), ("decoder", "labels")):
                 for name in ("segment_ids", "positions"):
                     batch[f"{side}_{name}"] = torch.zeros_like(batch[like])
-        if getattr(config, "next_sentence", False):
-            batch["next_sentence_labels"] = torch.zeros(rows.count, dtype=torch.long)
     memory = LiveMemory("meta", known=[*model.parameters(), *model.buffers()])
     with memory, forms, using(attention):
         loss = torch.stack([values.sum() for values in model(**batch).values()]).sum()

@@ -11,7 +11,7 @@ from pretrain.engine.ranks import all_gather
 from pretrain.run.train_state import TrainState
 
 Reduce = Literal["mean", "sum", "max"]
-_METRICS = {"labels": "loss", "next_sentence_labels": "next_sentence_loss"}  # others by the names of their losses
+_METRICS = {"labels": "loss"}  # others by the names of their losses
 
 
 class _Recorded(NamedTuple):
@@ -72,8 +72,8 @@ class Metrics:
         recorded a name with another `reduce`.
 
         train/loss: the mean per target token, in nats, over the steps that weren't skipped; NaN if all were.
-        train/NAME: other losses by their names, a family's "embedding_loss" and "next_sentence_loss" as the gradient
-        includes them. All others by the names that they were recorded with.
+        train/NAME: other losses by their names, a family's "embedding_loss" as the gradient includes it. All others by
+        the names that they were recorded with.
         """
         losses, self._losses = self._losses or {"labels": (0.0, 0)}, {}
         recorded, self._recorded = self._recorded, {}

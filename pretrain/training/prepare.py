@@ -17,7 +17,7 @@ from data_pipeline.loading.stream import Mixture, Stream, differences, rates
 from pretrain import models
 from pretrain.config.batch import BatchPlan
 from pretrain.config.model_config import ModelConfig
-from pretrain.config.models import EncoderOnlyConfig, Gemma
+from pretrain.config.models import Gemma
 from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
@@ -385,9 +385,4 @@ def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) 
         elif model.longest_sequence is not None and max(inputs, targets) > model.longest_sequence:
             found = f"{corpus.location} gives up to {inputs} inputs and {targets} targets"
             problems.append(f"model: takes sequences of {model.longest_sequence} tokens at most, but {found}")
-        elif config.data.packing_ratio > 1 and getattr(objective, "next_sentence", False):
-            problems.append(f"data.packing_ratio: {corpus.location} has rows with next sentences, one for each row")
-        elif isinstance(model, EncoderOnlyConfig) and model.next_sentence != getattr(objective, "next_sentence", None):
-            found = f"{corpus.location} has rows {'without' if model.next_sentence else 'with'} next sentences"
-            problems.append(f"model.next_sentence: {str(model.next_sentence).lower()}, but {found}")
     return list(dict.fromkeys(problems))  # once each: a corpus may serve both training and validation

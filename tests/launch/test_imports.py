@@ -44,7 +44,7 @@ def test_help_and_version_import_nothing_that_only_work_needs(monkeypatch, comma
     assert (done.returncode, done.stdout[:18]) == (0, "encdec-pretrain 0.")
 
 
-@each("command", ["data-pipeline publish", "data-pipeline build", "pretrain train", "pretrain export", "launch slurm"])
+@each("command", ["data-pipeline verify", "data-pipeline build", "pretrain train", "pretrain export", "launch slurm"])
 def test_help_of_a_command_and_a_mistyped_option_import_nothing_that_only_work_needs(monkeypatch, command):
     without(monkeypatch, *(name for name in SLOW if name != "pydantic"))  # with which typer parses
     assert run(*command.split(), "--help").returncode == 0

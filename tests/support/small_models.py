@@ -94,7 +94,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     **{f"autoregressive, {name}": {**AUTOREGRESSIVE, **given} for name, given in AUTOREGRESSIVE_VARIANTS.items()},
 }
 DOUBLE_DECODER = {"family": "double_decoder", **STACKS}
-ENCODERS = {"bert": BERT, "roberta": {**BERT, "next_sentence": False, "num_token_types": 0}}
+ENCODERS = {"bert": BERT, "roberta": {**BERT, "num_token_types": 0}}
 MODELS = {**ENCODER_DECODERS, **DECODERS, "double_decoder": DOUBLE_DECODER, **ENCODERS}
 ONE_OF_EACH_FAMILY = list({settings["family"]: name for name, settings in reversed(MODELS.items())}.values())[::-1]
 

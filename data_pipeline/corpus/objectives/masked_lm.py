@@ -21,8 +21,8 @@ _CHOICE, _REPLACEMENT = 0, 1  # streams of random numbers
 
 
 class MaskedLM(Objective):
-    """Masked language modelling and optional next-sentence prediction. Of the tokens to predict some become the mask
-    token, some a random text token, and the rest stay.
+    """Masked language modelling. Of the tokens to predict some become the mask token, some a random text token, and the
+    rest stay.
 
     The targets are the whole row; `predicted` marks those that have a loss.
 
@@ -36,13 +36,9 @@ class MaskedLM(Objective):
 
     With `whole_words`, all tokens of a word are predicted or none. Words are taken in random order until the next word
     would exceed the share; the first word is always taken. (BERT continues with shorter words that still fit.)
-
-    With `next_sentence`, a row is text A, then text B from `second_start` on; `is_next` says whether B follows A.
-
-        row          Thank you | for inviting me
-        inputs       [CLS] Thank you [SEP] for [MASK] me [SEP]
-        token_types  0 0 0 0 1 1 1 1
     """
+
+    gone = {"next_sentence": ([False, None], "gone; leave it out: an encoder learns from masked tokens alone")}
 
     name: Literal["masked_lm"] = "masked_lm"
     length: int = Field(512, ge=3, le=LONGEST)
@@ -55,27 +51,18 @@ class MaskedLM(Objective):
     """The share of the predicted tokens that become a random text token."""
     whole_words: bool = False
     """Predict all tokens of a word or none."""
-    next_sentence: bool = False
-    """Make rows of two texts; the model also predicts whether the second text follows the first."""
 
     @model_validator(mode="after")
-    def _shares_and_texts_fit(self) -> "MaskedLM":
+    def _shares_fit(self) -> "MaskedLM":
         if self.mask_share + self.random_share > 1 + 1e-9:
             most = f"with mask_share {self.mask_share} it can be {1 - self.mask_share:g} at most"
             raise ValueError(f"random_share: {most}, got {self.random_share:g}")
-        if self.next_sentence and self.raw_length < 2:
-            raise ValueError(f"length: {self.length} tokens can't hold two texts and their special tokens")
         return self
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Where a row's second text begins, and whether it follows the first."""
-        return ("second_start", "is_next") if self.next_sentence else ()
 
     @property
     def raw_length(self) -> int:
         """Tokens of a row without special tokens."""
-        return self.length - (3 if self.next_sentence else 2)
+        return self.length - 2
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -85,29 +72,16 @@ class MaskedLM(Objective):
         lacking = super().problems(vocabulary)
         if vocabulary.mask is None:
             lacking.append("masks tokens, but the vocabulary has no mask token")
-        if self.next_sentence and _special_tokens(vocabulary)[0] is None:
-            lacking.append("next_sentence: classifies the first token; the vocabulary has neither [CLS] nor bos")
         if self.whole_words and len(vocabulary.word_starts) != vocabulary.size:
             lacking.append("whole_words: the vocabulary doesn't mark which tokens begin a word")
         return lacking
-
-    def accepts(self, length: int) -> bool:
-        """Whether a row of `length` tokens has enough tokens: one, or two for two texts."""
-        return (2 if self.next_sentence else 1) <= length <= self.raw_length
 
     def apply(self, rows: Padded, keys: np.ndarray, vocabulary: Vocabulary, columns: Columns) -> Examples:
         """Inputs and targets of `rows`, each masked by its key. Only text is predicted, including unknown tokens."""
         first, last = _special_tokens(vocabulary)
         begin = () if first is None else (first,)
-        start, token_types = np.zeros_like(rows.lengths), None
-        if self.next_sentence:
-            seconds = columns["second_start"].astype(np.int64)
-            texts = Stretch(start, seconds), last, Stretch(seconds, rows.lengths - seconds), last
-            originals = concatenated(rows, vocabulary.pad, *begin, *texts)
-            in_second = np.arange(originals.values.shape[1]) > seconds[:, None] + 1
-            token_types = (in_second & originals.filled).astype(np.uint8)
-        else:
-            originals = concatenated(rows, vocabulary.pad, *begin, Stretch(start, rows.lengths), last)
+        text = Stretch(np.zeros_like(rows.lengths), rows.lengths)
+        originals = concatenated(rows, vocabulary.pad, *begin, text, last)
         values = originals.values
         candidates = (values >= vocabulary.text[0]) & (values < vocabulary.text[1])
         if vocabulary.unk is not None:
@@ -121,13 +95,7 @@ class MaskedLM(Objective):
         inputs, chosen = values.copy(), np.flatnonzero(predicted)
         counts = np.count_nonzero(predicted, axis=1)
         inputs.flat[chosen] = self._replaced(values.take(chosen), counts, keys, vocabulary)
-        return Examples(
-            Padded(inputs, originals.lengths),
-            originals,
-            predicted=predicted,
-            token_types=token_types,
-            next_sentence=columns["is_next"].astype(np.int64) if self.next_sentence else None,
-        )
+        return Examples(Padded(inputs, originals.lengths), originals, predicted=predicted)
 
     def _replaced(self, tokens: np.ndarray, counts: np.ndarray, keys: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
         """The input tokens for the predicted `tokens` of all rows in order, `counts` (n,) of each row."""

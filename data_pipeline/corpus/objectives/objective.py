@@ -53,8 +53,6 @@ class Examples:
         predicted: (n, targets) bool, the targets with a loss; None: all but padding.
         input_segments, target_segments: (n, width), the number of each token's example from 1, 0 at padding; None: one
             example in a row.
-        token_types: (n, inputs), 1 in the second of two texts, else 0.
-        next_sentence: (n,), 1 if the second text follows the first.
         prefix_mask: (n, inputs), 1 at tokens that all tokens of their example attend to, else 0.
     """
 
@@ -63,8 +61,6 @@ class Examples:
     predicted: np.ndarray | None = None
     input_segments: np.ndarray | None = None
     target_segments: np.ndarray | None = None
-    token_types: np.ndarray | None = None
-    next_sentence: np.ndarray | None = None
     prefix_mask: np.ndarray | None = None
 
     def part(self, start: int, stop: int) -> "Examples":

@@ -17,9 +17,10 @@ from data_pipeline.text.cleaning import bad_words
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, content_of
 from data_pipeline.text.cleaning.gopher import GopherConfig
 from data_pipeline.text.cleaning.language import LanguageConfig
-from data_pipeline.text.cleaning.pii import Kind
 from data_pipeline.text.cleaning.rule import Rule, offered_rule
 
+PAGE_FILTERS = ("language", "bad_words", "bad_words_fraction", "classifier")
+"""The keys of the rules that drop a page after its lines were deduplicated."""
 Profile = Literal["c4", "wikipedia", "none"]
 _NameOfList = Annotated[str, AfterValidator(bad_words.list_of)]
 _C4 = {
@@ -36,6 +37,8 @@ _C4 = {
 class CleaningConfig(Section):
     """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
     `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated."""
+
+    gone = {"pii": ([[], None], "gone; rules: [{rule: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
 
     profile: Profile = "c4"
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
@@ -57,8 +60,6 @@ class CleaningConfig(Section):
     """Apply Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
     rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
-    pii: list[Kind] = []
-    """Kinds of personal data that placeholders replace: email, ip, phone. []: off."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
     bad_words: list[_NameOfList] = []
@@ -82,8 +83,7 @@ class CleaningConfig(Section):
         return self.language.detector != "none" or bool(self.bad_words) or self.classifier is not None
 
     def without_page_filters(self) -> "CleaningConfig":
-        off = {"language": LanguageConfig(detector="none"), "bad_words": [], "classifier": None}
-        return self.model_copy(update=off)
+        return self.model_copy(update={key: type(self).model_fields[key].default for key in PAGE_FILTERS})
 
     @property
     def identity(self) -> list[str]:

@@ -1,7 +1,5 @@
 """Cleans one page: C4's rules for length, lines, sentences and paragraphs, then Gopher's rules for the whole page, then
-rules of installed packages.
-
-Personal data is masked in the rest. The rules for language, bad words and the classifier come last, as in C4.
+rules of installed packages. The rules for language, bad words and the classifier come last, as in C4.
 
 C4's rules are those of Raffel et al. 2020, section 2.2, in the order and to the letter of TFDS `c4_utils`. Where paper
 and program differ, we follow the program, which made the published corpus. Copies of the paper that say "5 sentences, 3
@@ -18,7 +16,6 @@ from data_pipeline.text.cleaning.classifier import scorer
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.cleaning.gopher import keep_page
 from data_pipeline.text.cleaning.language import detector, keep_language
-from data_pipeline.text.cleaning.pii import mask
 from data_pipeline.text.document import Tally
 from data_pipeline.text.sentences import count_sentences
 
@@ -56,13 +53,14 @@ class Cleaner:
                 tally.document("empty", url or text)
                 return None
             text = left
-        text = self.masked(text, tally)
         kept = self._filters(text, url, language, tally)
         return None if kept is None else (text, kept)
 
-    def masked(self, text: str, tally: Tally) -> str:
-        """`text` without the personal data that the config names."""
-        return mask(text, self._config.pii, tally) if self._config.pii else text
+    def target(self, target: str, tally: Tally) -> str:
+        """The target of a text-to-text pair, which only rules of installed packages change."""
+        for rule in self._config.rules:
+            target = rule.clean_target(target, tally)
+        return target
 
 
 class PageFilters:

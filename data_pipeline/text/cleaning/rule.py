@@ -18,6 +18,10 @@ class Rule(Section):
         """
         raise NotImplementedError
 
+    def clean_target(self, target: str, tally: Tally) -> str:
+        """The cleaned target of a text-to-text pair whose text `clean` has kept."""
+        return target
+
 
 def offered_rule(given: object) -> object:
     """The rule that the keys `given` name. Raises ValueError if no installed package has it."""

@@ -77,7 +77,7 @@ def test_what_a_killed_writer_left_is_found_by_its_name_and_place_and_other_writ
     assert set(tmp_path.rglob(".*")) == theirs
 
 
-def test_a_lock_is_had_alone_or_shared_and_ends_with_its_file(tmp_path):
+def test_lock_is_exclusive_or_shared_and_ends_with_its_file(tmp_path):
     path = tmp_path / "lock"
     path.touch()
     with path.open() as first, path.open() as second:

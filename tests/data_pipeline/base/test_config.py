@@ -148,7 +148,8 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("rows.objective={name: span_corruption, noise_density: 1.0}", "rows.objective.noise_density: expected"),
         ("rows.packing=examples", "rows: packing: span_corruption needs concatenate or complete_documents"),
         ("rows.objective={name: text_to_text}", "rows: packing: text_to_text needs complete_documents or examples"),
-        ("rows.objective={name: masked_lm, next_sentence: true}", "rows: packing: masked_lm needs sentence_pairs"),
+        ("rows.objective={name: masked_lm, next_sentence: true}", "rows.objective.next_sentence: gone; leave it out"),
+        ("rows.packing=sentence_pairs", "rows.packing: sentence_pairs is gone; complete_documents or concatenate make"),
         ("sources.0.format=pairs", "rows.objective: span_corruption would lose the targets of the pairs"),
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
@@ -205,7 +206,7 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
             "sources.0.language: expected text, got False (language of the documents, a BCP 47 tag, instead of the "
             "language that they state); YAML takes yes, no, on and off for true and false; write text in quotes",
         ),
-        ("rows.packing=off", "rows.packing: expected concatenate, complete_documents, sentence_pairs or examples, got"),
+        ("rows.packing=off", "rows.packing: expected concatenate, complete_documents or examples, got"),
         ("tokenizer.vocab_size=259", "tokenizer: vocab_size: 259 tokens are too few for byte_fallback, which takes"),
     ],
 )
@@ -309,15 +310,14 @@ def test_a_missing_corpus_names_the_file_that_builds_it(tmp_path, monkeypatch, f
     assert how_to_build("corpora/c4-en") == "data-pipeline build configs:corpora/c4-published.yaml"
 
 
-@each("command", ["verify", "show", "stats", "publish"])
+@each("command", ["verify", "show", "stats"])
 def test_a_file_in_the_place_of_a_corpus_is_refused_in_a_line(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("output: corpora/mine\n")
     Path("a.txt").write_text("x")
-    where = ["memory://x"] if command == "publish" else []
     told = "error: {}: expected the directory of a corpus, found a file"
     for name, hint in (("mine.yaml", "; it is the corpus file of corpora/mine"), ("a.txt", "")):
-        assert refused_here(2, "data-pipeline", command, name, *where) == told.format(name) + hint
+        assert refused_here(2, "data-pipeline", command, name) == told.format(name) + hint
 
 
 RUN = """
@@ -398,7 +398,7 @@ def test_every_path_argument_of_every_command_follows_the_rule():
                 assert described[0].parser("~/there") == Path("/home/ada/there"), (command, name)
                 with pytest.raises(UserError, match="s3://bucket/there is a URL"):
                     described[0].parser("s3://bucket/there")
-    assert found >= {"export", "local", "publish_command"}
+    assert found >= {"export", "local", "build_command"}
 
 
 @each("url", ["no-such-protocol://bucket/a", "http://127.0.0.1:1/a.json.gz"])

@@ -1,6 +1,7 @@
 """Sources and corpora on a real S3 server that breaks off in the middle of a body and answers 503, and the bounded disk
 cache that processes share, through which a remote corpus is read."""
 
+import bz2
 import hashlib
 import json
 import os
@@ -8,9 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -18,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from data_pipeline.base import object_store, stores
-from data_pipeline.base.atomic import sha256
-from data_pipeline.base.errors import DamagedInput, FailedError, StoreError, StoreUnavailable, UserError
+from data_pipeline.base import stores
+from data_pipeline.base.errors import DamagedInput, StoreError, StoreUnavailable, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
 from data_pipeline.config import SourceConfig
@@ -33,16 +31,16 @@ from data_pipeline.loading.prefetch import Lookahead
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.loading.stream import Stream, StreamState
 from data_pipeline.sources.record import Range
+from data_pipeline.sources.wikipedia_export import ranges
 from data_pipeline.stages import documents
 from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.output import is_begun
 from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.tools.publish import publish
 from tests.conftest import write_corpus_file
 from tests.support.builds import built, flip, plain
-from tests.support.in_process import done_here, refused_here
+from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.mounts import mounted
-from tests.support.object_store import ObjectStore, forget_filesystems, new_fork_server, serving
+from tests.support.object_store import ObjectStore, copy_corpus, forget_filesystems, new_fork_server, serving
 from tests.support.tables import each
 
 
@@ -62,48 +60,35 @@ def store(server) -> ObjectStore:
 
 
 @pytest.fixture(scope="module")
-def published(small_corpus, server) -> str:
-    """The URL of the small corpus, published through all faults."""
+def copied(small_corpus, server) -> str:
+    """The URL of a copy of the small corpus."""
     server.calm()
-    server.faults = True
-    url = "s3://bucket/published"
-    told = done_here("data-pipeline", "publish", small_corpus, url)
-    assert server.busy
-    assert server.broken
-    files = [path for path in small_corpus.rglob("*") if path.is_file() and ".stages" not in path.parts]
-    size = sum(path.stat().st_size for path in files)
-    assert f"{len(files)} files sent ({size:,} bytes), 0 there already (0 bytes)" in told
+    url = "s3://bucket/copied"
+    copy_corpus(small_corpus, server, url)
     return url
 
 
-def test_what_was_published_is_the_corpus_to_the_byte_and_is_not_sent_again(small_corpus, published, store):
-    files = store.filesystem().find("bucket/published", detail=True)
-    for name, info in files.items():
-        content = (small_corpus / Path(name).relative_to("bucket/published")).read_bytes()
-        assert info["size"] == len(content)
-        assert store.filesystem().cat_file(name) == content
-    assert publish(open_corpus(small_corpus), published).sent == 0
-    assert store.puts == 0
-
-
-def test_damage_there_is_named_and_mended_by_publishing_again(small_corpus, published, store, tmp_path):
-    name = "bucket/published/shards/train/shard-00000.tar"
-    content = bytearray((small_corpus / "shards/train/shard-00000.tar").read_bytes())
+def test_verify_reads_a_copy_through_faults_and_names_damage_there(small_corpus, copied, store):
+    name = "shards/train/shard-00000.tar"
+    content = bytearray((small_corpus / name).read_bytes())
     content[700] ^= 1
-    store.filesystem().pipe_file(name, bytes(content))
-    (problem,) = verify(open_corpus(published, tmp_path))
-    assert problem.startswith(f"{published}/shards/train/shard-00000.tar: sha256 differs")
+    store.filesystem().pipe_file(f"bucket/copied/{name}", bytes(content))
+    done = run_here("data-pipeline", "verify", copied)
+    problem, way_out = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert problem.startswith(f"error: {copied}/{name}: sha256 differs")
     assert "damaged blocks start at rows 0" in problem
-    assert publish(open_corpus(small_corpus), published).sent == 1
+    assert way_out.endswith("or, if this is a copy, copy these files again")
+    store.filesystem().put_file(str(small_corpus / name), f"bucket/copied/{name}")
     store.faults = True
-    assert "agree with the manifest" in done_here("data-pipeline", "verify", published)
+    assert "agree with the manifest" in done_here("data-pipeline", "verify", copied)
     assert store.busy
     assert store.broken
 
 
-def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store, tmp_path):
+def test_a_store_that_goes_away_is_known_while_a_batch_is_left(copied, store, tmp_path):
     """Two batches are needed to know that there is a third; the first is whole, and resuming continues after it."""
-    corpus = open_corpus(published, tmp_path, wait_seconds=0.05)
+    corpus = open_corpus(copied, tmp_path, wait_seconds=0.05)
     stream, layout = Stream([corpus], [1.0], 0, 1), BatchLayout(0, 1, 64, 1)
     ahead = Lookahead(TrainingBatches(stream, layout).loader(8, 0))
     taken = [next(ahead)[0]]
@@ -111,7 +96,7 @@ def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store,
     while ahead.lost is None:
         taken.append(next(ahead)[0])
     assert 0 < len(taken) < 8
-    gone = r"s3://bucket/published/shards/.*: unavailable for \d+ s: .*run the same"
+    gone = r"s3://bucket/copied/shards/.*: unavailable for \d+ s: .*run the same"
     with pytest.raises(StoreUnavailable, match=gone):
         [next(ahead) for _ in range(2)]
     store.calm()
@@ -122,72 +107,14 @@ def test_a_store_that_goes_away_is_known_while_a_batch_is_left(published, store,
         assert torch.equal(found["labels"], wanted["labels"])
 
 
-@pytest.mark.slow
-def test_a_killed_publish_leaves_no_corpus_and_is_continued(small_corpus, store):
-    url = "s3://bucket/killed"
-    store.puts_left = 2
-    store.released.clear()
-    process = subprocess.Popen([sys.executable, "-m", "data_pipeline", "publish", small_corpus, url])
-    while store.puts_left >= 0 or store.puts < 2:  # until these are there and it sends more
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    store.calm()
-    with pytest.raises(UserError, match=rf"{url}/manifest.json: no such file"):
-        open_corpus(url)
-    done = publish(open_corpus(small_corpus), url)
-    assert done.present == 2
-    assert done.sent > 0
-    assert verify(open_corpus(url)) == []
-
-
-def test_a_file_sent_in_parts_is_known_by_its_etag(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(object_store, "_PART", 5 << 20)
-    path, target = tmp_path / "file", open_store("s3://bucket/in-parts")
-    path.write_bytes(random.Random(0).randbytes(11 << 20))
-    target.send(path, "a")
-    assert store.filesystem().info("bucket/in-parts/a")["ETag"].endswith('-3"')
-    store.asked.clear()
-    assert target.is_copy("a", path, (11 << 20, sha256(path)))
-    assert store.asked == {"HEAD": 1}
-    flip(path, 6 << 20)
-    assert not target.is_copy("a", path, (11 << 20, sha256(path)))
-    assert not target.is_copy("b", path, (11 << 20, sha256(path)))
-
-
-def test_publishing_asks_once_whether_a_file_arrived_and_lists_each_folder(small_corpus, store):
-    """A GET for a manifest that isn't there; a PUT and a HEAD for each file; a LIST for each folder."""
-    files = [path.relative_to(small_corpus) for path in small_corpus.rglob("*") if path.is_file()]
-    files = [path for path in files if path.parts[0] != ".stages"]
-    sent = publish(open_corpus(small_corpus), "s3://bucket/counted").sent
-    wanted = {"GET": 1, "PUT": len(files), "HEAD": len(files), "LIST": len({path.parent for path in files})}
-    assert sent == len(files)
-    assert store.asked == wanted
-
-
-def test_a_damaged_corpus_is_not_published_and_another_is_not_overwritten(
-    small_corpus, corpus_built_with_noise, published, store, tmp_path
-):
-    with pytest.raises(UserError, match=f"{published}: has another corpus, 'small', whose fingerprint differs"):
-        publish(open_corpus(corpus_built_with_noise), published)
-    assert store.puts == 0
-    copy = shutil.copytree(small_corpus, tmp_path / "copy", ignore=shutil.ignore_patterns(".stages"))
-    flip(copy / "tokenizer/spiece.model")
-    with pytest.raises(FailedError, match=r"spiece.model: sha256 differs from the manifest's; to rebuild it"):
-        publish(open_corpus(copy), "s3://bucket/damaged")
-    assert not store.filesystem().exists("bucket/damaged/manifest.json")
-
-
-def test_other_file_systems_are_published_to_and_read_back(small_corpus, tmp_path):
+def test_a_copy_without_documents_is_a_corpus_once_its_manifest_is_there(small_corpus, tmp_path):
     url = f"file://{tmp_path}/there"
-    assert publish(open_corpus(small_corpus), url, documents=False).present == 0
-    assert publish(open_corpus(small_corpus), url, documents=False).sent == 0
+    left_out = shutil.ignore_patterns(".stages", "documents", "manifest.json")
+    shutil.copytree(small_corpus, tmp_path / "there", ignore=left_out)
+    with pytest.raises(UserError, match=rf"{tmp_path}/there/manifest.json: no such file"):
+        open_corpus(url, tmp_path / "cache")
+    shutil.copy(small_corpus / "manifest.json", tmp_path / "there")
     assert verify(open_corpus(url, tmp_path / "cache")) == []
-    assert not (tmp_path / "there/documents").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(FailedError, match=rf"^{tmp_path}/file/manifest.json: can't be written: .*Not a directory"):
-        publish(open_corpus(small_corpus), f"file://{tmp_path}/file")
 
 
 @pytest.mark.slow
@@ -231,6 +158,22 @@ def test_objects_that_stand_for_folders_are_no_inputs(store):
     everything = ["named/three.txt", "one.txt", "sub/two.txt"]
     for below in ("", "/", "/*", "/**"):
         assert [file.name for file in listed(f"s3://bucket/marked{below}")] == everything
+
+
+def test_checking_the_index_of_a_dump_reads_a_few_bytes_at_each_of_its_cuts(store):
+    """And once the usual 4 MB, for the first stream, whose pages are counted. Ten streams of half a megabyte follow."""
+    text = random.Random(0).randbytes(500_000).hex()
+    dump, index = bz2.compress(b"<mediawiki>\n"), ""
+    for page in range(11):
+        index += f"{len(dump)}:{page}:Page {page}\n"
+        dump += bz2.compress(f"<page><title>Page {page}</title>{text if page else ''}</page>\n".encode())
+    for name, content in (("a.xml.bz2", dump), ("index.txt.bz2", bz2.compress(index.encode()))):
+        store.filesystem().pipe_file(f"bucket/dumps/{name}", content)
+    store.sent = 0
+    cut = ranges("s3://bucket/dumps/a.xml.bz2", "s3://bucket/dumps/index.txt.bz2", 400_000)
+    assert len(cut) == 10
+    assert len(dump) > 5_000_000
+    assert store.sent < stores.READ_AHEAD + 500_000
 
 
 def test_an_object_with_the_name_of_a_pattern_is_that_object(store):

@@ -6,6 +6,7 @@ import random
 import re
 import string
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,16 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Ngrams, read_items
-from data_pipeline.stages import report, table
+from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Item, Ngrams, read_items
+from data_pipeline.stages import evaluation_sets, report, table
+from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.report_pages import render
 from data_pipeline.text.document import Counts, Tally
 from data_pipeline.tools import trace
 from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
 from tests.conftest import write_corpus_file
-from tests.support.builds import OFF, built, documents_of, published, texts_of, traced, trained, write_pages
+from tests.support.builds import OFF, built, documents_of, plain, published, texts_of, traced, trained, write_pages
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -326,6 +328,25 @@ def test_a_plan_has_the_stages_of_the_build(folder, corpora):
     done = [stage.name for stage in found.stages]
     assert [stage.name for stage in planned.stages] == done
     assert done == [name for name in table.stages_of(config) if name in done]  # in the order of the table
+
+
+def test_evaluation_sets_of_an_earlier_build_are_not_read_again(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("A text.")
+    (tmp_path / "items.txt").write_text("An item of the set has thirteen words at least, or else it is too short.\n")
+    read: list[str] = []
+
+    def listened(path: str, one_set: EvaluationSet) -> Iterator[Item]:
+        read.append(path)
+        return read_items(path, one_set)
+
+    monkeypatch.setattr(evaluation_sets, "read_items", listened)
+    sets = [{"name": "items", "path": str(tmp_path / "items.txt"), "format": "text"}]
+    config = plain(tmp_path, tmp_path / "a.txt", "text", dedup=OFF, decontamination={"sets": sets})
+    times = []
+    for _ in range(2):
+        build(config, until="documents")
+        times.append(len(read))
+    assert times == [2, 2]  # the check and the unit
 
 
 def test_another_set_redoes_what_depends_on_it_and_no_set_leaves_no_file(folder, capsys):

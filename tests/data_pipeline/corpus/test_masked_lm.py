@@ -1,12 +1,14 @@
 """Masked language modelling, compared with BERT's numbers (Devlin et al. 2018)."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.base.config_file import check
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Padded
 from data_pipeline.corpus.objectives.randomness import row_keys
@@ -22,44 +24,30 @@ BOS, EOS = 6, 7
 ROBERTA = replace(BERT, bos=BOS, eos=EOS, special={})
 
 
-def texts(lengths, seed=0):
-    """Rows of two texts, their keys and their columns."""
-    rows, keys = ragged_rows(lengths, seed)
-    generator = np.random.default_rng(seed)
-    second_start = generator.integers(1, np.maximum(rows.lengths, 2))
-    return rows, keys, {"second_start": second_start, "is_next": generator.integers(0, 2, len(lengths))}
-
-
 LENGTHS = st.lists(st.integers(2, 80), min_size=1, max_size=6)
 
 
 @settings(max_examples=80)
-@given(LENGTHS, st.floats(0.01, 0.9), st.booleans(), st.booleans(), st.integers(0, 2**40))
-def test_inputs_and_predicted_targets_give_back_the_row(lengths, ratio, words, next_sentence, seed):
-    length = max(lengths) + (3 if next_sentence else 2)
-    objective = MaskedLM(length=length, mask_ratio=ratio, whole_words=words, next_sentence=next_sentence)
-    rows, keys, columns = texts(lengths, seed)
-    examples = objective.apply(rows, keys, BERT, columns)
+@given(LENGTHS, st.floats(0.01, 0.9), st.booleans(), st.integers(0, 2**40))
+def test_inputs_and_predicted_targets_give_back_the_row(lengths, ratio, words, seed):
+    objective = MaskedLM(length=max(3, max(lengths) + 2), mask_ratio=ratio, whole_words=words)
+    rows, keys = ragged_rows(lengths, seed)
+    examples = objective.apply(rows, keys, BERT, {})
     assert (examples.inputs.lengths == examples.targets.lengths).all()
     assert examples.inputs.lengths.max() == objective.shape[0] == objective.shape[1]
     merged = np.where(examples.predicted, examples.targets.values, examples.inputs.values)
     assert (merged == examples.targets.values).all()
-    for number, (row, target) in enumerate(zip(as_lists(rows), as_lists(examples.targets), strict=True)):
-        second = columns["second_start"][number]
-        expected = [*row[:second], SEP, *row[second:]] if next_sentence else row
-        assert target == [CLS, *expected, SEP]
+    for row, target in zip(as_lists(rows), as_lists(examples.targets), strict=True):
+        assert target == [CLS, *row, SEP]
     special = (examples.targets.values < TEXT[0]) | ~examples.targets.filled
     assert not (special & examples.predicted).any()
     assert examples.predicted.any(axis=1).all()
 
 
-@each("whole_words, next_sentence", itertools.product([False, True], repeat=2))
-def test_a_rows_mask_depends_on_its_key_alone(whole_words, next_sentence):
-    objective = MaskedLM(length=64, whole_words=whole_words, next_sentence=next_sentence)
-    rows, keys, columns = texts([61, 5, 30, 61, 2, 17, 60, 33, 9, 61])
-    columns = columns if next_sentence else {}
-    examples = assert_rows_stand_alone(objective, rows, keys, BERT, columns)
-    assert (examples.token_types is None) == (examples.next_sentence is None) == (not next_sentence)
+@each("whole_words", [False, True])
+def test_a_rows_mask_depends_on_its_key_alone(whole_words):
+    rows, keys = ragged_rows([61, 5, 30, 61, 2, 17, 60, 33, 9, 61])
+    assert_rows_stand_alone(MaskedLM(length=64, whole_words=whole_words), rows, keys, BERT, {})
 
 
 @each("ratio", [0.15, 0.3])
@@ -145,27 +133,6 @@ def test_short_and_long_words_are_equally_likely():
     assert abs((~both).mean() - 2 / 3 * 10 / 29) < 4 * np.sqrt(0.23 * 0.77 / 20_000)
 
 
-def test_a_word_ends_where_a_text_ends():
-    continuing = TEXT[0] + 2
-    rows = Padded.full(np.full((500, 4), continuing))
-    keys = row_keys(0, "test", 0, np.arange(500))
-    columns = {"second_start": np.full(500, 2), "is_next": np.ones(500, dtype=np.int64)}
-    objective = MaskedLM(length=7, mask_ratio=0.5, whole_words=True, next_sentence=True)
-    predicted = objective.apply(rows, keys, BERT, columns).predicted.astype(int).tolist()
-    assert sorted({tuple(row) for row in predicted}) == [(0, 0, 0, 0, 1, 1, 0), (0, 1, 1, 0, 0, 0, 0)]
-
-
-def test_two_texts_and_their_marks():
-    """As in BERT's figure 2, the first mark, text A and its end have type 0; text B and its end have type 1."""
-    rows, keys, _ = texts([6, 4])
-    columns = {"second_start": np.array([2, 3]), "is_next": np.array([1, 0])}
-    objective = MaskedLM(length=9, next_sentence=True)
-    assert (MaskedLM().columns, objective.columns) == ((), ("second_start", "is_next"))
-    examples = objective.apply(rows, keys, BERT, columns)
-    assert examples.token_types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 0, 0]]
-    assert examples.next_sentence.tolist() == [1, 0]
-
-
 def test_marks_are_those_that_the_vocabulary_has():
     rows, keys = ragged_rows([5])
     [row] = as_lists(rows)
@@ -176,8 +143,12 @@ def test_marks_are_those_that_the_vocabulary_has():
 
 
 def test_a_vocabulary_without_the_tokens_is_refused():
-    assert MaskedLM(whole_words=True, next_sentence=True).problems(BERT) == []
-    assert MaskedLM(whole_words=True, next_sentence=True).problems(ROBERTA) == []
+    assert MaskedLM(whole_words=True).problems(BERT) == MaskedLM(whole_words=True).problems(ROBERTA) == []
     assert "mask token" in MaskedLM().problems(NO_MASK)[0]
-    assert "[CLS]" in MaskedLM(next_sentence=True).problems(replace(ROBERTA, bos=None))[0]
     assert "word" in MaskedLM(whole_words=True).problems(replace(BERT, word_starts=np.zeros(0, dtype=bool)))[0]
+
+
+def test_the_key_next_sentence_is_refused_with_the_way_out_unless_it_is_off():
+    assert check({"name": "masked_lm", "next_sentence": False}, MaskedLM, "a.yaml") == MaskedLM()
+    with pytest.raises(UserError, match=r"^a.yaml: next_sentence: gone; leave it out: an encoder learns from masked"):
+        check({"name": "masked_lm", "next_sentence": True}, MaskedLM, "a.yaml")

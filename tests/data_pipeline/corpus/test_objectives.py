@@ -159,7 +159,7 @@ def test_inputs_and_targets_give_back_the_row(objectives, give_back):
         (PrefixLM(packed=True), 1020, (512, 512), 0),
         (FullLM(), 511, (1, 512), 0),
         (MaskedLM(), 510, (512, 512), 0),
-        (MaskedLM(length=128, next_sentence=True), 125, (128, 128), 0),
+        (MaskedLM(length=128), 126, (128, 128), 0),
         (Denoising(length=512), 510, (512, 512), 0),
         (InOneRow(of=SpanCorruption(inputs_length=128)), 141, (156, 156), 7),  # 21 masked: 7 spans
     ],
@@ -200,7 +200,6 @@ def test_the_limits_of_iid_denoising_are_those_of_the_counts_distribution():
         (FullLM(length=10), 12, range(1, 10)),
         (UL2(), 1100, range(2, 1100)),  # a tail may be longer than another denoiser's rows
         (MaskedLM(length=7), 8, range(1, 6)),
-        (MaskedLM(length=7, next_sentence=True), 8, range(2, 5)),
         (Denoising(length=512), 520, range(1, 511)),
     ],
 )
@@ -236,7 +235,6 @@ def mixture(mode: str, denoiser: dict[str, object], **more: object) -> dict[str,
         (MaskedLM, {"mask_ratio": 0.0}, "greater than 0"),
         (MaskedLM, {"mask_share": 0.8, "random_share": 0.3}, "random_share: with mask_share 0.8 it can be 0.2 at most"),
         (MaskedLM, {"length": 2}, "greater than or equal to 3"),
-        (MaskedLM, {"length": 4, "next_sentence": True}, "can't hold two texts"),
         (UL2, {"denoisers": []}, "at least 1 item"),
         (UL2, mixture("R", {"name": "span_corruption"}, rate=0.0), "greater than 0"),
         (UL2, mixture("Q", {"name": "span_corruption"}), "'R', 'S' or 'X'"),

@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
 from data_pipeline.corpus.objectives.language_modelling import CausalLM
-from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
@@ -116,39 +114,6 @@ def test_best_fit_overfills_no_row_and_numbers_segments_without_gaps(sizes):
         assert segment[row == number].tolist() == list(range(1, (row == number).sum() + 1))
 
 
-def numbered(count, most_sentences, seed=0):
-    """Documents with sentences of 2 to 9 tokens; each token, except marks, identifies its document."""
-    random = np.random.default_rng(seed)
-    texts = []
-    for number in range(count):
-        sizes = random.integers(1, 9, random.integers(1, most_sentences))
-        texts.append([token for size in sizes for token in [*[10 + number] * int(size), STOP]])
-    return documents(*texts)
-
-
-def test_half_of_the_second_texts_follow_the_first():
-    """Nothing follows a document's last sentence: this affects about one row in thirty here."""
-    objective = MaskedLM(length=67, next_sentence=True)
-    rows = pack("sentence_pairs", numbered(100, most_sentences=600), objective)
-    assert np.diff(rows.offsets).max() == objective.raw_length == 64
-    for row, start, follows in zip(rows_of(rows), *map(np.ndarray.tolist, rows.columns.values()), strict=True):
-        first, second = (set(text) - {STOP} for text in (row[:start], row[start:]))
-        assert len(first) <= 1
-        assert len(second) <= 1
-        assert not first or not second or (first == second) == bool(follows)
-    assert len(rows) > 2000
-    assert abs(rows.columns["is_next"].mean() - 0.5) < 0.04
-
-
-def test_sentence_pairs_use_every_sentence_as_a_first_or_a_following_text():
-    """The sentences that a random second text replaces begin the next row, so only shortened texts lose tokens."""
-    given_documents = numbered(50, most_sentences=40, seed=3)
-    rows = pack("sentence_pairs", given_documents, MaskedLM(length=67, next_sentence=True))
-    columns = map(np.ndarray.tolist, rows.columns.values())
-    used = sum(len(row) if follows else start for row, start, follows in zip(rows_of(rows), *columns, strict=True))
-    assert used + rows.dropped == len(given_documents.tokens)
-
-
 @each("packing", ["concatenate", "complete_documents"])
 def test_no_documents_make_no_rows(packing):
     rows = pack(packing, Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64)), SpanCorruption())
@@ -198,11 +163,9 @@ def test_shared_rows_hold_every_example_whole(sizes, per_row):
     assert [inputs[number] for number in both] == [targets[number] for number in both]
 
 
-def test_what_cannot_share_a_row_is_left_or_refused():
+def test_rows_that_hold_several_examples_already_stay_as_they_are():
     shared = balanced(one_each((3, 2), (4, 1)), 2)
     assert balanced(shared, 2) is shared
-    with pytest.raises(ValueError, match="next sentence"):
-        balanced(replace(one_each((3, 2), (4, 1)), next_sentence=np.array([0, 1])), 2)
 
 
 def in_tar(members):

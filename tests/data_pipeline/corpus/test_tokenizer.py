@@ -32,6 +32,7 @@ from tests.support.reading import c4_pages
 from tests.support.slow import slow
 from tests.support.tables import each
 
+UP_TO_TOKENIZER = ("data-pipeline", "build", "--until", "tokenizer")
 SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> madeupword0000."
 
 
@@ -405,9 +406,9 @@ def test_where_a_sentence_ends():
 def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path):
     write_c4(tmp_path / "c4.json.gz", records=20)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    done_here("data-pipeline", "tokenizer", config)
+    done_here(*UP_TO_TOKENIZER, config)
     path = f"tokenizer.path={byte_level_bpe}/gpt2"
-    done_here("data-pipeline", "tokenizer", config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257")
+    done_here(*UP_TO_TOKENIZER, config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257")
     assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
 
 
@@ -415,13 +416,13 @@ def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path
     """The number in the message is the largest vocabulary that the text gives."""
     write_c4(tmp_path / "c4.json.gz", records=3)
     config = write_corpus_file(tmp_path / "corpus.yaml")
-    done = run_here("data-pipeline", "tokenizer", config, "tokenizer.vocab_size=32000")
+    done = run_here(*UP_TO_TOKENIZER, config, "tokenizer.vocab_size=32000")
     assert done.returncode == 2
     (told,) = re.findall(r"^error: tokenizer.vocab_size: the sample gives at most ([0-9,]+) tokens", done.stderr, re.M)
     assert "not 32,000; ask for fewer, or add text" in done.stderr
     most = int(told.replace(",", ""))
     for size, code in ((most + 1, 2), (most, 0)):
-        assert run_here("data-pipeline", "tokenizer", config, f"tokenizer.vocab_size={size}").returncode == code
+        assert run_here(*UP_TO_TOKENIZER, config, f"tokenizer.vocab_size={size}").returncode == code
 
 
 def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):

@@ -390,7 +390,7 @@ def in_another_process(call: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-def test_whatever_a_worker_dies_of_is_one_line_and_the_other_units_go_on(tmp_path):
+def test_dispatch_reports_a_killed_worker_in_one_line_and_continues_with_the_others(tmp_path):
     done = in_another_process(f"do_all(Path({str(tmp_path)!r}))", tmp_path)
     assert done.returncode == 1, done.stderr
     (kept,) = (tmp_path / ".stages/failures").iterdir()
@@ -502,5 +502,4 @@ def use_workers(found: bool) -> None:
         with workers.cluster_left():
             pool = workers.ready(RayConfig(num_cpus=2))
             assert [*pool.each(abs, {"one": -1}, "abs", lambda given: Needs())] == [("one", 1)]
-            pool.count("units_finished", "abs")
     print(f"at the end: {ray.is_initialized()}", flush=True)

@@ -28,10 +28,11 @@ from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import DamagedInput, FailedError, UserError
 from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.loading import reader
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import _Guarded, items
-from data_pipeline.loading.reader import Reader
+from data_pipeline.loading.reader import Reader, is_on_own_disk
 from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState
 from tests.support.builds import flip
 from tests.support.example_rows import as_lists
@@ -204,6 +205,27 @@ def test_damage_stops_the_stream_and_is_named(copy, lost, damage, workers, said)
     damage(copy / "shards/train/shard-00000.tar")
     with pytest.raises(DamagedInput, match=rf"train/shard-00000\.tar.*{said}"):
         list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, workers))
+
+
+@each("path, own", [("/dev/shm", True), ("/proc/self", False), ("/sys/kernel", False)])
+def test_file_systems_of_unknown_kinds_are_no_disk_of_this_machine(path, own):
+    assert is_on_own_disk(Path(path)) is own
+
+
+def test_a_shard_on_a_shared_file_system_is_read_and_an_error_there_is_damage(small_corpus, copy, monkeypatch):
+    """/proc/self/mem answers at byte 0 as a failing disk does, and can't be mapped."""
+    mapped = list(TrainingBatches(stream_of(small_corpus), WIDE).loader(STEPS, 0))
+    monkeypatch.setattr(reader, "_OWN_DISKS", set())
+    for (one,), (other,) in zip(mapped, TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0), strict=True):
+        assert torch.equal(one["labels"], other["labels"])
+    shard = copy / "shards/train/shard-00000.tar"
+    shard.unlink()
+    shard.symlink_to("/proc/self/mem")
+    with pytest.raises(DamagedInput, match=r"train/shard-00000\.tar.*Input/output error"):
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
+    skipping = TrainingBatches(stream_of(copy, on_damage="skip"), WIDE)
+    assert len(list(skipping.loader(STEPS, 0))) == STEPS
+    assert skipping.skipped
 
 
 def test_a_block_that_was_skipped_stays_skipped_after_it_was_mended(small_corpus, copy, lost):

@@ -15,7 +15,6 @@ from typing import get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from checks.fuzz import check, seeds
 from data_pipeline.base.errors import FailedError, UserError
@@ -70,87 +69,64 @@ def test_what_pythons_writer_wrote_is_read_back(tmp_path, how, options):
     assert flat(stats.counters) == {"read": len(texts)}
 
 
-def test_bad_rows_are_counted_with_their_line_and_the_next_is_read(tmp_path):
-    rows = [b"text,url", b'"a', b'b",u', b"c", b'"d"e,u', b"", b"f\0,u", b" ,u", b"g" * 99 + b",u"]
-    rows += [b"h\xe9,u", b"i,u,v", b"j,u"]
-    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), max_record_bytes=50)
-    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (8, "j")]
-    assert flat(stats.counters) == {"read": 9, "damaged": 6, "empty": 1}
-    assert [position for position, _ in stats.damage] == [f"line {number}" for number in (4, 5, 7, 9, 10, 11)]
+def test_csv_counts_rows_of_another_width_or_encoding_with_their_line_and_reads_on(tmp_path):
+    rows = [b"text,url", b'"a', b'b",u', b"c", b"", b"f\0,u", b" ,u", b"h\xe9,u", b"i,u,v", b"j,u"]
+    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows))
+    assert [(record.ordinal, record.text) for record in kept] == [(0, "a\nb"), (6, "j")]
+    assert flat(stats.counters) == {"read": 7, "damaged": 4, "empty": 1}
+    assert [position for position, _ in stats.damage] == [f"line {number}" for number in (4, 6, 8, 9)]
     assert stats.damage[0].reason == "1 fields, but the header has 2"
-
-
-def test_a_quotation_that_never_ends_is_damage_not_memory(tmp_path):
-    data = b'text\na\n"b\n' + b"c\n" * 1000
-    kept, stats = read_bytes("csv", tmp_path / "a", data, max_record_bytes=100)
-    assert (kept[0].text, stats.damage[0]) == ("a", ("line 3", "longer than max_record_bytes, 100"))
-    kept, stats = read_bytes("csv", tmp_path / "a", data)
-    assert ([record.text for record in kept], stats.counters.dropped_documents["damaged"]) == (["a"], 1)
-    (tmp_path / "a").write_bytes(b'text,"url\n' + b"c\n" * 1000)
-    _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
-    assert (damage.position, damage.reason) == ("the header", "longer than max_record_bytes, 100")
-
-
-# Each text has lines that look like rows, and quotation marks; the damaged one is the fifth of nine.
-ROWS = [f'Text {n},\nwhich has {n} lines, and\nsays "{n}".\nIts end.' for n in range(9)]
-BEHIND = 1 + 4 * 4  # lines before the fifth row
 
 
 @each("columns", [1, 2, 3])
 @each(
     "old, new, lines, reason",
     [
-        # unescaped, and escaped by a backslash: it shows in the third line, and a row begins behind the last
-        ('""4""', '"4"', (1, 4), "written twice"),
-        ('""4""', '\\"4\\"', (1, 4), 'set options: {escapechar: "\\\\"}'),
-        ("which has 4", 'which has "4', (1, 4), "written twice"),
-        # not in the encoding, and too long: its end is where the quotation marks say
-        ("has 4 lines", "has \udcff lines", (1, 1), "byte 10 isn't UTF-8"),
-        ("has 4 lines", "has 4 lines" + "x" * 200, (1, 4), "longer than max_record_bytes, 200"),
-        # no end: it shows where the next row begins, which is lost with it
-        ('Its end."', "Its end.", (1, 8), "written twice"),
+        # unescaped, and escaped by a backslash: it shows in the third line
+        ('""4""', '"4"', (1, 3), "written twice"),
+        ('""4""', '\\"4\\"', (1, 3), 'set options: {escapechar: "\\\\"}'),
+        ("which has 4", 'which has "4', (1, 2), "written twice"),
+        ("has 4 lines", "has 4 lines" + "x" * 200, (1, 1), "longer than max_record_bytes, 200"),
+        # no end: it shows where the next row begins
+        ('Its end."', "Its end.", (1, 5), "written twice"),
     ],
 )
-def test_of_a_damaged_row_no_line_becomes_a_document(tmp_path, columns, old, new, lines, reason):
+def test_csv_ends_at_the_line_of_a_damaged_row_and_no_line_of_its_text_becomes_a_document(
+    tmp_path, columns, old, new, lines, reason
+):
+    """Each text has lines that look like rows, and quotation marks; the damaged text is the fifth of nine."""
+    texts = [f'Text {n},\nwhich has {n} lines, and\nsays "{n}".\nIts end.' for n in range(9)]
     data = as_csv(
-        [["text", "url", "title"][:columns], *([one, "u", "t"][:columns] for one in ROWS)], lineterminator="\n"
-    )
-    before, damaged, behind = data.decode().partition(as_csv([[ROWS[4]]], lineterminator="\n").decode()[:-1])
+        [["text", "url", "title"][:columns], *([one, "u", "t"][:columns] for one in texts)], lineterminator="\n"
+    ).decode()
+    before, damaged, behind = data.partition(as_csv([[texts[4]]], lineterminator="\n").decode()[:-1])
     assert damaged.count(old) == 1
-    changed = before + damaged.replace(old, new) + behind
-    whole = changed.encode("utf-8", "surrogateescape")
-    kept, stats = read_bytes("csv", tmp_path / "a", whole, max_record_bytes=200)
-    lost = {4, 5} if lines == (1, 8) else {4}
-    assert [record.text for record in kept] == [one for n, one in enumerate(ROWS) if n not in lost]
-    ((position, found),) = stats.damage
-    first, last = (BEHIND + line for line in lines)
-    assert position == (f"line {first}" if first == last else f"lines {first} to {last}")
-    assert reason in found
-    assert flat(stats.counters) == {"read": len(ROWS) - len(lost) + 1, "damaged": 1}
+    (tmp_path / "a").write_text(before + damaged.replace(old, new) + behind)
+    kept, stats, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=200)
+    assert [record.text for record in kept] == texts[:4]
+    first, last = (1 + 4 * 4 + line for line in lines)  # the header and four rows of four lines come before
+    assert damage.position == (f"line {first}" if first == last else f"lines {first} to {last}")
+    assert reason in damage.reason
+    assert flat(stats.counters) == {"read": 4}
 
 
-def test_where_no_row_begins_for_certain_the_rest_of_the_file_is_left_out(tmp_path):
-    """Behind the damage no quotation mark is one of CSV: the lines may be those of a text that it has cut."""
-    kept, stats = read_bytes("csv", tmp_path / "a", b'text\na\n"b"b\n' + b'c "c" c\n' * 50)
-    assert [record.text for record in kept] == ["a"]
-    assert [position for position, _ in stats.damage] == ["lines 3 to 53"]
+def test_csv_refuses_a_quotation_that_never_ends_without_holding_the_rest_in_memory(tmp_path):
+    for head, line in ((b'text\na\n"b\n', 3), (b'text,"url\n', 1)):
+        (tmp_path / "a").write_bytes(head + b"c\n" * 1000)
+        _, _, damage = read_until_damage("csv", tmp_path / "a", max_record_bytes=100)
+        assert (damage.position, damage.reason) == (f"line {line}", "longer than max_record_bytes, 100")
+        _, _, damage = read_until_damage("csv", tmp_path / "a")
+        assert damage.position == f"lines {line} to {1000 + head.count(bytes([10]))}"
+        assert damage.reason.startswith("the field that a quotation mark opens has no end")
 
 
-def test_rows_of_a_file_that_quotes_nothing_are_not_merged(tmp_path):
-    rows = [
-        b"text\turl",
-        b'"Hello,\tu',
-        b'she said."\tv',
-        b'"So" he\tw',
-        b'"Bye.\tx',
-        b'end"\ty',
-        b"last\tz",
-        b"more\tz",
-    ]
-    kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t")
-    assert {record.text for record in kept} <= {"last", "more", 'she said."', 'end"'}
-    assert stats.damage
-    assert all("set options: {quoting: QUOTE_NONE}" in reason for _, reason in stats.damage)
+def test_csv_refuses_to_merge_rows_of_a_file_that_quotes_nothing(tmp_path):
+    rows = [b"text\turl", b"first\tt", b'"Hello,\tu', b'she said"\tv', b'"So" he\tw', b"last\tz"]
+    (tmp_path / "a").write_bytes(b"\n".join(rows))
+    kept, _, damage = read_until_damage("csv", tmp_path / "a", delimiter="\t")
+    assert [record.text for record in kept] == ["first"]
+    assert damage.position == "lines 3 to 4"
+    assert damage.reason.endswith("holds whole rows; if the file quotes nothing, set options: {quoting: QUOTE_NONE}")
     kept, stats = read_bytes("csv", tmp_path / "a", b"\n".join(rows), delimiter="\t", quoting="QUOTE_NONE")
     assert [record.text for record in kept] == [row.decode().split("\t")[0] for row in rows[1:]]
     assert stats.damage == []
@@ -345,38 +321,6 @@ def test_statistics_that_are_damaged_do_not_end_the_process(tmp_path):
     pq.write_table(pa.table({"text": [f"Text {number}." for number in range(50)]}), tmp_path / "a")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(read_with_each_bit_of_its_footer_flipped, tmp_path / "a").result()
-
-
-# --- checksums
-
-
-LINES, SKIPPABLE = b'{"text": "One."}\n' * 9, b"\x50\x2a\x4d\x18\2\0\0\0ab"
-ZSTD = {checked: zstandard.ZstdCompressor(write_checksum=checked).compress(LINES) for checked in (True, False)}
-
-
-@each(
-    "stored, unchecked",
-    [
-        *((ZSTD[True], False), (ZSTD[False], True), (SKIPPABLE + ZSTD[False], True)),
-        *((LINES, False), (gzip.compress(LINES), False)),
-    ],
-)
-def test_a_stream_without_the_checksums_of_its_kind_is_noted(tmp_path, stored, unchecked):
-    kept, stats = read_bytes("jsonl", tmp_path / "a", stored)
-    assert (len(kept), stats.unchecked) == (9, unchecked)
-
-
-@each(
-    "kind, options, unchecked",
-    [
-        *(("parquet", {"write_page_checksum": checked}, not checked) for checked in (True, False)),
-        *(("arrow", {}, True), ("arrow file", {}, True)),
-    ],
-)
-def test_a_table_without_the_checksums_of_its_kind_is_noted(tmp_path, kind, options, unchecked):
-    table = pa.table({"text": ["One.", "Two."] * 99, "other": range(198)})
-    kept, stats = read(kind.split()[0], write_table(tmp_path / "a", kind, table, 198, **options))
-    assert (len(kept), stats.unchecked) == (198, unchecked)
 
 
 # --- files in another format than the declared one, and damaged files

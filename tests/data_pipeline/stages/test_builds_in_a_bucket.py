@@ -195,7 +195,7 @@ def test_of_drivers_that_claim_at_the_same_time_one_has_the_corpus(store):
     [
         ({}, "s3://nowhere/c4", "there is no bucket 'nowhere'"),
         ({"denied": "PUT"}, "s3://bucket/denied", "permission denied: AccessDenied.*a build lists, reads, writes and"),
-        ({"unconditional": True}, "s3://bucket/plain", "If-None-Match.*build in a folder, then data-pipeline publish"),
+        ({"unconditional": True}, "s3://bucket/plain", "If-None-Match.*build in a folder, then copy its files"),
         ({}, "memory://corpus", "expected a path, or a URL of an object store"),
     ],
 )

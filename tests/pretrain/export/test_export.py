@@ -116,7 +116,7 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "BERT, other": BIDIRECTIONAL
         | {"activation": "gelu_tanh", "num_token_types": 3, "layer_norm_epsilon": 1e-3}
         | MULTIPLE,
-        "RoBERTa": ONE | {"next_sentence": False, "num_token_types": 0, "activation": "relu"} | MUP,
+        "RoBERTa": ONE | {"num_token_types": 0, "activation": "relu"} | MUP,
     },
     "autoregressive": {
         "Yan 2024": STACKS | AUTOREGRESSIVE_VARIANTS["best"],
@@ -199,12 +199,11 @@ def batch(way, vocabulary):
 
 
 def loss_here(model, inputs, mask, labels, **others):
-    """The mean loss of the labels that count, and that of next sentences."""
+    """The mean loss of the labels that count."""
     if FAMILIES[model.config.family].generates == "continuations":
         labels = F.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     losses = model(inputs, labels, encoder_attention_mask=mask, **others)
-    of_sentences = losses["next_sentence_labels"].mean() if "next_sentence_labels" in others else 0.0
-    return losses["labels"].sum() / (labels != IGNORE_INDEX).sum() + of_sentences
+    return losses["labels"].sum() / (labels != IGNORE_INDEX).sum()
 
 
 def files_of(directory: Path):
@@ -256,13 +255,12 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
     way = FAMILIES[family].generates
     model, again = placed(model, device), placed(again, device)
     inputs, mask, labels = batch(way, vocabulary)
-    follows, types = torch.tensor([1, 0, 1]), (torch.arange(24) > 5).long().expand(3, -1)
+    types = (torch.arange(24) > 5).long().expand(3, -1)
     for rows, given, use_cache in ((slice(None), mask, False), (slice(1), None, True)):
         told, others = {"labels": labels[rows], **({"use_cache": use_cache} if way else {})}, {}
-        if getattr(config, "next_sentence", False):
-            others = {"next_sentence_labels": follows[rows], "token_type_ids": types[rows]}
-            told["token_type_ids"] = types[rows]
-            told["next_sentence_label"] = 1 - follows[rows]  # transformers': 0 where the second text follows
+        if getattr(config, "num_token_types", 0) > 1:
+            others = {"token_type_ids": types[rows]}
+            told |= others
         if not use_cache:
             loaded(input_ids=inputs, attention_mask=given, **told).loss.backward()
             loss_here(again, inputs, given, labels, **others).backward()
@@ -270,7 +268,7 @@ def test_an_export_computes_and_generates_the_same_and_comes_back(name, tokenize
         with torch.no_grad():
             found = loaded(input_ids=inputs[rows], attention_mask=given, **told)
         counts = labels[rows] != IGNORE_INDEX
-        theirs = (found.prediction_logits if hasattr(found, "prediction_logits") else found.logits)[counts]
+        theirs = found.logits[counts]
         assert theirs.std() > 0.1  # the comparison is not one of zeros
         for ours in (model, again):
             with torch.no_grad():

@@ -627,7 +627,7 @@ def test_googles_list_of_tokens_is_enough(tmp_path):
 def test_a_bert_goes_there_and_back(bert, tmp_path):
     folder, tokenizer = bert
     config = import_(folder, tmp_path / "imported")
-    assert (config.family, config.pad_id, config.eos_id, config.next_sentence) == ("encoder_only", 0, 4, False)
+    assert (config.family, config.pad_id, config.eos_id) == ("encoder_only", 0, 4)
     trained = TrainedModel.open(tmp_path / "imported")
     export(trained.model.state_dict(), trained.model.config, trained.tokenizer, tmp_path / "out")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

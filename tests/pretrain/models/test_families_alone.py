@@ -267,14 +267,13 @@ def test_positions_of_cross_attention_go_on_where_those_of_the_input_end():
 
 
 def batch_of_bert():
-    """Every third token is predicted; the second text begins in the middle."""
+    """Every third token is predicted; the second half has another type."""
     labels = ids(3, 12, seed=1)
     labels[:, torch.arange(12) % 3 != 1] = -100
     return {
         "encoder_input_ids": ids(3, 12),
         "labels": labels,
         "token_type_ids": (torch.arange(12) >= 6).long().expand(3, 12),
-        "next_sentence_labels": torch.arange(3) % 2,
     }
 
 
@@ -293,23 +292,19 @@ def test_logits_are_made_for_predicted_tokens_alone(bert):
 
 
 def test_a_batch_without_a_predicted_token_costs_nothing(bert):
-    """A batch of damaged rows alone has no next sentences either, yet other ranks wait for its gradients."""
+    """A batch of damaged rows alone has no loss, yet other ranks wait for its gradients."""
     losses = bert(ids(3, 12), torch.full((3, 12), -100))
-    assert {name: values.tolist() for name, values in losses.items()} == {
-        "labels": [[0.0] * 12] * 3,
-        "next_sentence_labels": [0.0] * 3,
-    }
+    assert {name: values.tolist() for name, values in losses.items()} == {"labels": [[0.0] * 12] * 3}
     bert.zero_grad()
-    sum(values.sum() for values in losses.values()).backward()
+    losses["labels"].sum().backward()
     assert all(parameter.grad.abs().max() == 0 for parameter in bert.parameters())
 
 
-def test_the_z_loss_is_of_tokens_and_of_training_only():
+def test_the_z_loss_is_of_training_only():
     model, batch = made("bert", z_loss=0.1), batch_of_bert()
     evaluated, trained = model(**batch), model.train()(**batch)
     counted = batch["labels"] != -100
     assert (trained["labels"][counted] > evaluated["labels"][counted]).all()
-    assert torch.equal(trained["next_sentence_labels"], evaluated["next_sentence_labels"])
 
 
 # A decoder whose inputs see one another: prefix LM without an encoder

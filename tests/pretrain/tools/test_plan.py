@@ -46,7 +46,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": {**FAMILIES["t5"], "dropout_rate": 0.1},
     "t5 without bias": {**FAMILIES["t5"], "positions": "rotary", "feed_forward": "relu"},
     "decoder_only": {**FAMILIES["decoder_only"], **LLAMA, "max_positions": None},
-    "encoder_only": {**FAMILIES["encoder_only"], "next_sentence": False},
 }
 
 

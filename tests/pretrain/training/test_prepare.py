@@ -110,7 +110,6 @@ def told(prepared, *arguments, **more):
 
 
 CAUSAL, MASKED = {"name": "causal_lm", "length": -1}, {"name": "masked_lm", "length": 2}
-PAIRS = {"name": "masked_lm", "length": 3, "next_sentence": True}
 OF_DECODERS = "causal_lm, causal_infilling, in_one_row"
 T5GEMMA = {"family": "t5gemma2", **SIZES, "num_layers": 1}
 
@@ -122,12 +121,6 @@ T5GEMMA = {"family": "t5gemma2", **SIZES, "num_layers": 1}
         (DECODER, MASKED, f"decoder_only learns from {OF_DECODERS}, but .*/corpus has masked_lm"),
         (ENCODER, CAUSAL, "encoder_only learns from masked_lm, but .*/corpus has causal_lm"),
         (VANILLA, CAUSAL, "vanilla learns from span_corruption, .*text_to_text, but .*/corpus has causal_lm"),
-        (ENCODER, MASKED, "model.next_sentence: true, but .*/corpus has rows without next sentences"),
-        (
-            {**ENCODER, "next_sentence": False},
-            PAIRS,
-            "model.next_sentence: false, but .*/corpus has rows with next sentences",
-        ),
         ({**T5GEMMA, "bos_id": 2}, None, "bos_id: 2, but .*/corpus's tokenizer has 1"),
     ],
 )
@@ -146,7 +139,7 @@ def test_a_model_takes_rows_of_its_kind(prepared):
 def test_all_problems_are_told_at_once(prepared, small_corpus):
     """The corpus has no mask token, a different vocabulary, and rows too long for the positions."""
     length = open_corpus(small_corpus).manifest.rows.raw_length + 1
-    model = {**ENCODER, "next_sentence": False, "max_positions": length, "vocab_size": 100}
+    model = {**ENCODER, "max_positions": length, "vocab_size": 100}
     lines = told(prepared, model, MASKED)
     for expected in ("no mask token", "model.vocab_size: 100", f"takes sequences of {length} tokens at most"):
         assert len([line for line in lines if expected in line]) == 1
@@ -177,10 +170,6 @@ def test_objectives_and_micro_batches_fit_the_rows(prepared, small_corpus):
         f"but {small_corpus} has rows of {rows}; build rows for it: data-pipeline build the corpus file with "
         "rows.objective='{name: ul2}' and another `output`"
     )
-    pairs = {**PAIRS, "length": open_corpus(small_corpus).manifest.rows.raw_length + 3}
-    lines = told(prepared, ENCODER, sections={"data": {"train": train, "objective": pairs, "packing_ratio": 2}})
-    (line,) = [line for line in lines if line.startswith("data.packing_ratio: ")]
-    assert line.endswith("/corpus has rows with next sentences, one for each row")
     sections = {"batch": {"global_batch_size": 8, "micro_batch_size": 3}}
     assert told(prepared, VANILLA, sections=sections) == [
         "batch.micro_batch_size: 3 doesn't divide a rank's share of 8 rows"

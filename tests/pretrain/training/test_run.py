@@ -20,14 +20,13 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from mlflow import MlflowClient
 
 from data_pipeline.corpus import open_corpus
-from data_pipeline.tools.publish import publish
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run import heartbeat, node_memory, rank_logs, restarts, status
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.status import Status
 from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.support.forked import Forked, run_forked
-from tests.support.object_store import serving
+from tests.support.object_store import copy_corpus, serving
 from tests.support.rank_processes import each as runs_of_ranks
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import MODEL, _train_each, losses, mlflow, run_file, train, train_each, train_ranks
@@ -323,7 +322,7 @@ def store(monkeypatch):
 @pytest.mark.slow
 def test_a_store_that_goes_away_stops_the_run_saved_and_it_goes_on_to_the_same_losses(small_corpus, store, tmp_path):
     url = "s3://bucket/corpus"
-    publish(open_corpus(small_corpus), url)
+    copy_corpus(small_corpus, store, url)
     many_rows = {"batch": {"global_batch_size": 64, "micro_batch_size": 32}, "evaluation": []}
     data = {"train": [{"corpus": str(small_corpus)}], "lanes": 1, "workers": 0}  # a run meets new blocks until its end
     cached = {"workers": 2, "prefetch_factor": 1, "cache": {"directory": str(tmp_path / "cache"), "wait_seconds": 10.0}}

@@ -28,7 +28,6 @@ def rows(model, *lengths):
     batch = {name: tensor for name, tensor in batch.items() if not name.endswith(("segment_ids", "positions"))}
     if model.config.family == "encoder_only":
         batch["labels"][:, ::3] = IGNORE_INDEX
-        batch["next_sentence_labels"] = torch.ones(len(lengths), dtype=torch.int64)
     return batch
 
 
