@@ -21,18 +21,18 @@ from tests.support.slow import slow
 from tests.support.small_runs import engine_of, run_config
 
 
-def test_lion_is_its_formula(device):
+def test_lion_is_its_formula():
     """Algorithm 2 of Chen et al. 2023, one tensor at a time in fp64, without decay of norms and biases."""
     optimizer = {"name": "lion", "learning_rate": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95]}
     run = run_config(model=MODELS["bart"], optimizer=optimizer)
-    model = build(run, device)
+    model = build(run)
     kind_of, ours = kinds(model), optimizers.build(model, run.optimizer)
     expected = {name: one.detach().double() for name, one in model.named_parameters()}
     momenta = {name: torch.zeros_like(one) for name, one in expected.items()}
     draws = torch.Generator().manual_seed(1)
     for step in range(10):
         for name, one in model.named_parameters():
-            one.grad = (torch.randn(one.shape, generator=draws) * 10.0 ** -(step % 4)).to(device)
+            one.grad = torch.randn(one.shape, generator=draws) * 10.0 ** -(step % 4)
             one.grad[:1] = 0  # the sign of 0 is 0
             gradient, decay = one.grad.double(), 0.0 if kind_of[name] in ("norms", "biases") else 0.3
             update = torch.sign(0.8 * momenta[name] + 0.2 * gradient)
@@ -50,10 +50,10 @@ RUNS = {  # for each number of ranks
 
 
 @pytest.mark.parametrize("ranks", [1, *slow(2)])
-def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
+def test_sharded_steps_are_those_of_a_plain_loop(ranks):
     cases = [Case(model, "lion", stage, precision) for model, stage, precision in RUNS[ranks]]
     limits = {"fp32": 1e-5, "bf16": 2**-8}
-    found = measure(ranks, cases, 4, device)
+    found = measure(ranks, cases, 4)
     assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}
 
 

@@ -12,7 +12,7 @@ class AdamWScaleConfig(OptimizerConfig):
     """nanoT5's optimizer (Nawrot 2023): AdamW with updates scaled by each tensor's root mean square (RMS)."""
 
     implementation: ClassVar[str] = "pretrain.engine.optimizers.adamw_scale.AdamWScale"
-    step_bytes: ClassVar[int] = 2 * FP32
+    step_bytes: ClassVar[int] = 4 * FP32  # the update, each element's factor, and an int64 index
 
     name: Literal["adamw_scale"] = "adamw_scale"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
