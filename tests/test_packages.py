@@ -159,6 +159,23 @@ def test_the_product_names_no_family_of_an_example():
             assert [name for name in offered if re.search(name.replace("_", "[ _-]?"), text)] == [], module
 
 
+def test_no_module_knows_an_optimizer_but_those_of_optimizers(graph):
+    """Those are its settings, its implementation, and what is built on it. `launch init` writes run files."""
+    folders = ("pretrain.config.optimizers", "pretrain.engine.optimizers")
+    names = {path.stem for path in (ROOT / "pretrain/config/optimizers").glob("*.py")} - {"__init__", "optimizer"}
+    assert names >= {"adamw", "muon"}
+    own = {f"{folder}.{name}" for folder in folders for name in names}
+    assert own <= graph.keys()
+    knowing = {
+        module
+        for module, others in graph.items()
+        if own & others
+        or any(isinstance(node, ast.Constant) and node.value in names for node in ast.walk(parsed(modules()[module])))
+    }
+    outside = {module for module in knowing if not module.startswith((*folders, "examples."))}
+    assert outside == {"launch.tools.scaffold.files"}
+
+
 def test_deepspeed_is_used_in_one_subpackage_and_its_private_names_in_one_module():
     """ZeRO-3 puts attributes `ds_…` on parameters."""
     named = {module for module, path in modules().items() if re.search(r"[.\"']ds_[a-z_]+\b", path.read_text())}

@@ -127,6 +127,12 @@ Locations = Annotated[
 TrueIsTheDefaults = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
 """For an optional section: true means its defaults, false means null."""
 
+
+def of_kind(key: str, kind: str) -> BeforeValidator:
+    """For a section of several kinds: a section without the `key` that names its kind is of this `kind`."""
+    return BeforeValidator(lambda given: {key: kind, **given} if isinstance(given, dict) else given)
+
+
 Given = str | Path | Mapping[str, Any]
 """A config in Python code: a path, `configs:NAME` for a file that ships, or the keys and values of a file."""
 

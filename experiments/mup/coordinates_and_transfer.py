@@ -81,9 +81,7 @@ def judged(found: Coordinates, subject: Subject, optimizer: OptimizerConfig) -> 
         if (kind, when) != (LOGITS, "start")
     ]
     for kind, by_width in found.change.items():
-        # Adam's step has the size of its rate; a scaled step falls as m^-½ besides, and an orthogonal one of n × n has
-        # elements of n^-½ and singular values of 1
-        exponent = {"matrices": 0.5 if optimizer.algorithm("matrices") == "muon" else 1.0}.get(kind, 0.0)
+        exponent = optimizer.change_exponent("matrices") if kind == "matrices" else 0.0
         scaled = [value * (width / subject.base_width) ** exponent for width, value in by_width.items()]
         middle = math.exp(sum(math.log(max(value, 1e-300)) for value in scaled) / len(scaled))
         off = max(abs(value / middle - 1) for value in scaled)

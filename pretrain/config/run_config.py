@@ -22,7 +22,8 @@ from pretrain.config.batch import BatchSection, Steps
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings
 from pretrain.config.models import AnyModelConfig
-from pretrain.config.optimizers import AnyOptimizer, AnySchedule, CosineSchedule
+from pretrain.config.optimizers import AnyOptimizer
+from pretrain.config.schedules import AnySchedule, CosineSchedule
 from pretrain.config.wrappers import WrapperSettings, offered_wrapper
 
 _LONGEST_WAIT = 1e9  # seconds, 30 years; timers of the system overflow after some centuries

@@ -36,6 +36,7 @@ from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSp
 from pretrain.engine.graphs import graphed
 from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
+from pretrain.engine.optimizers.groups import kinds
 from pretrain.engine.ranks import min_over_ranks, ranks_by_node
 from pretrain.engine.same_use import SameUse
 from pretrain.engine.sharding import Sharding, ways_to_add_locally
@@ -320,6 +321,17 @@ class Engine:
         """The number of fp32 weights that this rank updates."""
         buffers = deepspeed_private.flat_buffers(self.deepspeed)
         return sum(fragment.size for buffer in buffers for fragment in buffer.fragments)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state on this rank after a step, with the moving average if there is one."""
+        optimizer, kind_of, total = self.config.optimizer, kinds(self.module), 0
+        for buffer in deepspeed_private.flat_buffers(self.deepspeed):
+            for fragment in buffer.fragments:
+                parameter = kind_of[fragment.name], fragment.shape
+                total += optimizer.sharded_bytes(*parameter) * fragment.size // math.prod(fragment.shape)
+                total += optimizer.whole_state_bytes(*parameter)
+        return total
 
     def flat_buffers(self) -> list[FlatBuffer] | None:
         """The flat fp32 buffers that the optimizer updates on this rank; None if some are on NVMe."""

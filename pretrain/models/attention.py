@@ -116,8 +116,8 @@ class Attention(nn.Module):
     """Self-attention, or cross-attention when `memory` is given: states, or their `keys_and_values`.
 
     Several consecutive heads of queries share a head of keys and values, if there are fewer of these. The four
-    projections stay separate matrices because `q` has a scale of its own: optimizers that measure a parameter's RMS
-    (Adafactor, AdamWScale) must see it. `fused`: `fused_linear` may multiply by them at once. `merged`: keys and values
+    projections stay separate matrices because `q` has a scale of its own: an optimizer that measures a parameter's
+    RMS must see it. `fused`: `fused_linear` may multiply by them at once. `merged`: keys and values
     of `memory` are made by the same matrices as the queries' own. `memory_width`: the width of `memory`; None: d_model.
     `record`: called with the weights (batch, heads, queries, keys) of each pass, to draw them; None: off.
     """

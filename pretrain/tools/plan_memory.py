@@ -26,9 +26,8 @@ from torch.utils._pytree import tree_iter
 from pretrain import models
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.deepspeed_keys import ZeroSection
-from pretrain.config.optimizers import AdafactorConfig
 from pretrain.engine.construction import layers
-from pretrain.engine.optimizers.groups import parameter_groups
+from pretrain.engine.optimizers.groups import kinds, parameter_groups
 from pretrain.engine.sharding import Sharding
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import Backend, using
@@ -36,8 +35,6 @@ from pretrain.models.model import Model
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 FP32 = 4  # bytes
-_MOMENTS = {"adamw": 2, "adamw_scale": 2, "muon": 1}  # fp32 moments of each element
-_COPIES = {"adamw": 0, "adamw_scale": 2, "adafactor": 2, "muon": 3}  # copies of a rank's gradient in a step
 
 
 class LiveMemory(TorchDispatchMode):
@@ -156,30 +153,25 @@ class Parameters:
         sizes: the number of elements of each parameter.
         moments: bytes of optimizer state that ZeRO shards.
         whole_moments: bytes of optimizer state that each rank holds whole.
-        copies: copies of a rank's gradient during the optimizer's step.
+        step_bytes: bytes of the temporary tensors of the optimizer's step, for each element that a rank updates.
     """
 
     sizes: list[int]
     moments: int
     whole_moments: int
-    copies: int
+    step_bytes: int
 
     @classmethod
     def of(cls, model: Model, config: RunConfig) -> "Parameters":
         """`model` may be on the meta device."""
-        sizes, moments, whole, optimizer = [], 0, 0, config.optimizer
+        sizes, moments, whole, optimizer, kind_of = [], 0, 0, config.optimizer, kinds(model)
         for group in parameter_groups(model, optimizer):
-            for _, parameter in group["params"]:
+            for name, parameter in group["params"]:
+                kind, shape = kind_of[name], tuple(parameter.shape)
                 sizes.append(parameter.numel())
-                if isinstance(optimizer, AdafactorConfig):
-                    shape, least = parameter.shape, optimizer.min_dim_size_to_factor
-                    means = sum(shape) if len(shape) == 2 and min(shape) >= least else parameter.numel()
-                    whole += (FP32 + 8) * means  # and their counts, int64
-                else:
-                    moments += FP32 * _MOMENTS[group["algorithm"]] * parameter.numel()
-                if optimizer.ema_decay is not None:
-                    moments += FP32 * parameter.numel()
-        return cls(sizes, moments, whole, _COPIES[optimizer.name])
+                moments += optimizer.sharded_bytes(kind, shape)
+                whole += optimizer.whole_state_bytes(kind, shape)
+        return cls(sizes, moments, whole, optimizer.step_bytes)
 
     @property
     def count(self) -> int:
@@ -259,7 +251,7 @@ def states(parameters: Parameters, sharding: Sharding, precision: str, zero: Zer
         master_weights=FP32 * share,
         moments=parameters.moments // ranks + parameters.whole_moments,
         gradients=gradients,
-        step=FP32 * share * parameters.copies,
+        step=share * parameters.step_bytes,
         buffers=buffers,
         reduction=reduction,
         reduced_after=filled / count,

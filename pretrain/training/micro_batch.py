@@ -3,7 +3,7 @@ micro-batch that fits.
 
 Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; each
 row of a tensor counts as `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. The
-search leaves room for the optimizer's moments, which are not allocated yet, and on a CPU for the copies of the state
+search leaves room for the optimizer's state, which is not allocated yet, and on a CPU for the copies of the state
 for checkpoints. Temporary tensors of the optimizer need no room: they are allocated after activations are freed, except
 with CUDA graphs.
 
@@ -40,10 +40,6 @@ PROBES = (1, 4)  # rows of tensors
 PASSES = 3  # of each probe: memory that the allocator keeps between passes adds to the peak
 TIMED = 4  # sizes at most, from the largest that fits down
 _VARIES = 0.02  # of a step's time
-# bytes per element
-_AVERAGE = 4  # of the parameters' moving average
-_MOMENTS = 8  # two fp32 moments: no optimizer keeps more
-_TEMPORARY = 8  # two fp32 tensors: no optimizer's update makes more
 
 
 @dataclass(frozen=True)
@@ -178,16 +174,14 @@ def _to_come(run: PreparedRun, engine: Engine) -> int:
     """Bytes that this rank will allocate later, besides rows: the optimizer's state. On a CPU also the copy from which
     checkpoints are written, and checkpoints in memory, even if this start has no supervisor for them. On a GPU with
     CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
-    elements = engine.own_elements
-    copied = _TEMPORARY * elements if engine.device.type == "cuda" and engine.in_few_shapes else 0
+    copied = 0
+    if engine.device.type == "cuda" and engine.in_few_shapes:
+        copied = engine.config.optimizer.step_bytes * engine.own_elements
     if engine.device.type == "cpu":
         copied += copy_bytes(engine)
         if engine.config.checkpoint.memory_every_steps is not None:
             copied += memory_bytes(engine, len(ranks_by_node()))
-    if engine.optimizer.state:
-        return copied
-    average = 0 if engine.config.optimizer.ema_decay is None else _AVERAGE
-    return copied + (_MOMENTS + average) * elements
+    return copied if engine.optimizer.state else copied + engine.state_bytes
 
 
 def full_rows(run: PreparedRun, count: int, masked: bool = True) -> Batch:

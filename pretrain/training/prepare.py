@@ -18,7 +18,7 @@ from pretrain import models
 from pretrain.config.batch import BatchPlan
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import Gemma
-from pretrain.config.optimizers import NO_DECAY_OF_VECTORS
+from pretrain.config.optimizers.optimizer import NO_DECAY_OF_VECTORS
 from pretrain.config.run_config import CacheSection, RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
@@ -201,10 +201,7 @@ def identity(config: RunConfig, model: ModelConfig, training: list[Corpus]) -> c
     return {
         "run.seed": config.run.seed,
         "model": model.model_dump(),
-        "optimizer.name": config.optimizer.name,
-        # Adafactor's; it decides the shape of the second moments
-        "optimizer.min_dim_size_to_factor": getattr(config.optimizer, "min_dim_size_to_factor", None),
-        "optimizer.ema_decay": config.optimizer.ema_decay,
+        **{f"optimizer.{key}": value for key, value in config.optimizer.identity().items()},
         "wrapper": config.wrapper.identity() if config.wrapper else None,
         "tokenizer_sha256": training[0].manifest.tokenizer.sha256,
         "data": {

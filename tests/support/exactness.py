@@ -48,14 +48,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 def config(model: str, optimizer: str, steps: int, stage: int = 1, precision: str = "fp32", **zero: Any) -> RunConfig:
     """The run file of this test; its data and directories are not used."""
-    common = {"name": optimizer, "weight_decay": 0.1, "gradient_clipping": 0.5}
+    common = {"name": optimizer, "learning_rate": 1e-3, "weight_decay": 0.1, "gradient_clipping": 0.5}
     return run_config(
         stage,
         MODELS[model],
         {"sub_group_size": 1000, **zero},  # at stage 3 several flat tensors for each group
         run={"name": "exactness", "directory": "run", "max_steps": steps},
         batch={"global_batch_size": ROWS},
-        optimizer={**common, **OPTIMIZERS[optimizer]},
+        optimizer={**common, **OPTIMIZERS.get(optimizer, {})},
         schedule={"name": "cosine", "warmup_steps": 3},
         precision=precision,
     )

@@ -24,7 +24,7 @@ from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchSection
 from pretrain.config.deepspeed_keys import DeepSpeedSection
-from pretrain.config.optimizers import ConstantSchedule
+from pretrain.config.schedules import ConstantSchedule
 from pretrain.engine.construction import prepare_layers, sharded
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import first_value

@@ -29,7 +29,7 @@ PRELOADED = [
     "pretrain.training.callbacks",
     "pretrain.training.trainer",
     "pretrain.models.t5",
-    "pretrain.engine.optimizers.adamw_scale",
+    "pretrain.engine.optimizers",
     "pyarrow.dataset",
     "deepspeed.module_inject",  # what DeepSpeed and PyTorch import when an engine is built
     "deepspeed.module_inject.auto_ep_layer",

@@ -77,9 +77,8 @@ class Copy:
 
 
 def copy_bytes(engine: Engine) -> int:
-    """Approximate bytes of a copy of this rank's state: parameters, two moments and the moving average, if kept."""
-    tensors = 3 if engine.config.optimizer.ema_decay is None else 4
-    return 4 * tensors * engine.own_elements
+    """Approximate bytes of a copy of this rank's state: fp32 parameters and the optimizer's state."""
+    return 4 * engine.own_elements + engine.state_bytes
 
 
 class PinnedStaging:

@@ -1,31 +1,28 @@
-"""Optimizers, and the map from parameters to the flat tensors that ZeRO passes to optimizers."""
+"""Optimizers, and the map from parameters to the flat tensors that ZeRO passes to optimizers.
 
-from collections.abc import Callable
+The settings of an optimizer name its implementation: a `torch.optim.Optimizer`, called with the parameter groups and
+the settings. ZeRO gives it flat fp32 tensors. An optimizer that updates each element by itself needs no more; one that
+needs whole tensors is a subclass of `flat_buffers.Sharded`. Its state, by flat tensor, consists of fp32 tensors with an
+element for each of the flat tensor's, and of scalars: checkpoints have both.
+"""
+
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import OptimizerConfig
-from pretrain.engine.optimizers.adafactor import Adafactor
-from pretrain.engine.optimizers.adamw_scale import AdamWScale, adamw
+from pretrain.config.optimizers.optimizer import OptimizerConfig
 from pretrain.engine.optimizers.groups import parameter_groups
-from pretrain.engine.optimizers.muon import Muon
 
-_OPTIMIZERS: dict[str, Callable[[ParamsT, Any], Optimizer]] = {
-    "adamw": adamw,
-    "adamw_scale": AdamWScale,
-    "adafactor": Adafactor,
-    "muon": Muon,
-}
 AVERAGE = "average"  # the name of a state
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Builds the optimizer for `deepspeed.initialize`. Raises UserError for groups that match no parameter."""
-    optimizer = _OPTIMIZERS[config.name](parameter_groups(model, config), config)
+    module, name = config.implementation.rsplit(".", 1)
+    optimizer: Optimizer = getattr(import_module(module), name)(parameter_groups(model, config), config)
     if config.ema_decay is not None:
         keep_average(optimizer, config.ema_decay)
     return optimizer

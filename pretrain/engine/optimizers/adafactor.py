@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from data_pipeline.base.errors import FailedError
-from pretrain.config.optimizers import AdafactorConfig
+from pretrain.config.optimizers.adafactor import AdafactorConfig
 from pretrain.engine.optimizers.flat_buffers import (
     FlatBuffer,
     Sharded,
@@ -77,7 +77,7 @@ class Adafactor(Sharded):
 
     def _moments_of(self, buffer: FlatBuffer) -> "_SecondMoments":
         if id(buffer.tensor) not in self._moments:
-            self._moments[id(buffer.tensor)] = _SecondMoments(buffer, self.config.min_dim_size_to_factor)
+            self._moments[id(buffer.tensor)] = _SecondMoments(buffer, self.config)
         return self._moments[id(buffer.tensor)]
 
 
@@ -173,7 +173,7 @@ class _SecondMoments:
     """Second moments of a flat buffer's parameters, concatenated in one vector: the means of a matrix's rows and
     columns, or all elements of another parameter."""
 
-    def __init__(self, buffer: FlatBuffer, min_dim_size_to_factor: int):
+    def __init__(self, buffer: FlatBuffer, config: AdafactorConfig):
         self._buffer = buffer
         self._names: list[list[str]] = []
         sizes: list[int] = []
@@ -184,7 +184,7 @@ class _SecondMoments:
         self._runs: list[tuple[int, int, int, int]] = []
         for number, fragment in enumerate(buffer.fragments):
             start = sum(sizes)
-            if len(fragment.shape) == 2 and min(fragment.shape) >= min_dim_size_to_factor:
+            if config.factors(fragment.shape):
                 rows, columns = fragment.shape
                 self._names.append([ROWS, COLUMNS])
                 self._starts |= {(number, ROWS): start, (number, COLUMNS): start + rows}

@@ -1,28 +1,20 @@
-"""AdamW, and AdamWScale of nanoT5 (Nawrot 2023, section 3), whose steps are relative to the size of each tensor."""
+"""AdamWScale of nanoT5 (Nawrot 2023, section 3): AdamW whose steps are relative to the size of each tensor."""
 
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
-from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import AdamWConfig, AdamWScaleConfig
+from pretrain.config.optimizers.adamw_scale import AdamWScaleConfig
+from pretrain.engine.optimizers.adamw import count_step, fused_adamw
 from pretrain.engine.optimizers.flat_buffers import (
     FlatBuffer,
     Sharded,
-    count_step,
-    fused_adamw,
     fused_update,
     root_mean_squares,
     sums_of_squares,
 )
-
-
-def adamw(groups: ParamsT, config: AdamWConfig) -> AdamW:
-    """AdamW (Loshchilov and Hutter 2019). It updates each element independently, so torch's works under ZeRO."""
-    return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
 
 
 class AdamWScale(Sharded):

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import OptimizerConfig
+from pretrain.config.optimizers.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -203,29 +203,3 @@ def sums_of_squares(buffer: FlatBuffer, values: Tensor) -> Tensor:
 def root_mean_squares(buffer: FlatBuffer, sums: Tensor) -> Tensor:
     """(parameters,) The RMS of each parameter, from sums of squares over whole parameters."""
     return (sums / buffer.sizes).sqrt()
-
-
-def count_step(values: Tensor, state: dict[str, Tensor]) -> None:
-    """Begins a step of AdamW on `values` (size,). `state` is empty before the first step."""
-    if not state:
-        state["step"] = torch.zeros((), device=values.device)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
-    state["step"] += 1
-
-
-def fused_adamw(
-    values: Tensor,
-    gradient: Tensor,
-    state: dict[str, Tensor],
-    rate: float,
-    decay: float,
-    betas: tuple[float, float],
-    eps: float,
-) -> None:
-    """A step of AdamW, which reads and writes each element once."""
-    moments = [state["exp_avg"]], [state["exp_avg_sq"]]
-    beta1, beta2 = betas
-    torch._fused_adamw_(
-        [values], [gradient], *moments, [], [state["step"]],
-        lr=rate, beta1=beta1, beta2=beta2, weight_decay=decay, eps=eps, amsgrad=False, maximize=False,
-    )  # fmt: skip

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from data_pipeline.base.errors import UserError
 from pretrain.config.model_config import ModelConfig
-from pretrain.config.optimizers import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig
+from pretrain.config.optimizers.optimizer import NO_DECAY_OF_VECTORS, Freeze, Kind, OptimizerConfig
 from pretrain.models.layers import RMSNorm
 from pretrain.models.model import Head
 

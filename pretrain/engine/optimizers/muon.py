@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from pretrain.config.optimizers import MuonConfig
-from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, count_step, fused_adamw, fused_update
+from pretrain.config.optimizers.muon import MuonConfig
+from pretrain.engine.optimizers.adamw import count_step, fused_adamw
+from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Sharded, fused_update
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: raises small singular values fastest, and brings all near 1

@@ -13,6 +13,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.config.optimizers import OPTIMIZERS as KNOWN
 from pretrain.engine import optimizers
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine.deepspeed_private import Fragment
@@ -22,11 +23,14 @@ from pretrain.engine.optimizers.adafactor import tiles
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer
 from pretrain.engine.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.engine.optimizers.muon import balanced, orthogonal
+from pretrain.tools.plan_memory import LiveMemory
 from tests.support.exactness import MODELS, OPTIMIZERS, Case, build, largest_difference, measure
+from tests.support.rank_processes import each as call_each
+from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file, train_each
 from tests.support.slow import slow
 from tests.support.small_models import as_at_the_start
-from tests.support.small_runs import run_config
+from tests.support.small_runs import engine_of, run_config
 from tests.support.tables import each
 
 
@@ -169,6 +173,35 @@ def test_sharded_steps_are_those_of_a_plain_loop(ranks, device):
     limits = {"fp32": 1e-5, "bf16": 2**-8}
     found = measure(ranks, cases, 4, device)
     assert {case: value for case, value in found.items() if not value <= limits[case.precision]} == {}
+
+
+def bytes_taken(name: str) -> tuple[int, int, float]:
+    """(bytes of the sharded state, those that the settings say, the most bytes of temporary tensors in a step for each
+    element), with one flat buffer as on a GPU."""
+    flat_buffers.IN_PARTS = frozenset()
+    wide = {"d_model": 128, "d_ff": 512, "d_kv": 32, "num_heads": 4}
+    engine = engine_of(run_config(1, wide, optimizer={"name": name, "learning_rate": 1e-3}))
+    optimizer, config = engine.optimizer, engine.config.optimizer
+    buffers = [one for group in optimizer.param_groups for one in group["params"]]
+    for _ in range(2):  # the first makes the state
+        for buffer in buffers:
+            buffer.grad = torch.randn_like(buffer)
+        held = [value for state in optimizer.state.values() for value in state.values()]
+        with LiveMemory("cpu", [*buffers, *(one.grad for one in buffers), *held]) as memory:
+            optimizer.step()
+    kind_of = kinds(engine.module)
+    said = sum(config.state_bytes(kind_of[name], tuple(one.shape)) for name, one in engine.module.named_parameters())
+    engine.close()
+    return sum(one.nbytes for one in held if one.dim()), said, memory.peak / max(one.numel() for one in buffers)
+
+
+def test_state_and_steps_take_what_the_settings_say():
+    """What Muon and Adafactor take in a step depends on how many matrices have one shape."""
+    found = on_ranks(1, call_each, bytes_taken, [(name,) for name in KNOWN])[0]
+    for (name, settings), (state, said, of_step) in zip(KNOWN.items(), found, strict=True):
+        assert state == said, name
+        if name not in ("muon", "adafactor"):
+            assert of_step == pytest.approx(settings.step_bytes, rel=0.1, abs=0.1), name
 
 
 def test_a_fragment_of_a_matrix_is_made_of_rectangles():

@@ -193,7 +193,7 @@ def planned(case: Any, ranks: int) -> tuple[States, int, int]:
 @tables.each("largest, bucket", [(40_000_000, 50_000_000), (67_000_000, 67_000_000)])
 def test_a_bucket_has_room_for_the_largest_parameter(largest, bucket):
     """Stage 2 on GPUs fills one of two buckets while it reduces the other, in bf16."""
-    sizes = Parameters([largest, 1_000_000], moments=0, whole_moments=0, copies=0)
+    sizes = Parameters([largest, 1_000_000], moments=0, whole_moments=0, step_bytes=0)
     config = run_config(2, precision="bf16")
     assert states(sizes, Sharding.of(config, 8), "bf16", config.deepspeed.zero_optimization).buffers == 2 * 2 * bucket
 

@@ -1,4 +1,5 @@
-"""Packages that offer an objective, a source, a rule, a step, a family and a wrapper, and what happens without them."""
+"""Packages that offer an objective, a source, a rule, a step, a family, a wrapper and an optimizer, and what happens
+without them."""
 
 import json
 import os
@@ -21,6 +22,8 @@ from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import HOOKS, HookSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import OFFERED
+from pretrain.config.optimizers import OPTIMIZERS
+from pretrain.config.optimizers.optimizer import OptimizerConfig
 from pretrain.config.wrappers import WrapperSettings
 from pretrain.models import FAMILIES
 from tests.conftest import TOP, write_corpus_file
@@ -191,32 +194,39 @@ from tests.support.in_process import refused_here
 
 print(refused_here(2, "pretrain", "train", sys.argv[1]))
 print(refused_here(2, "pretrain", "import", sys.argv[2], "out"))
+print(refused_here(2, "pretrain", "train", sys.argv[3], "optimizer={name: lion, learning_rate: 1.0e-4}"))
 """
 
 
-def test_a_family_of_an_example_that_is_not_installed_is_missed_with_the_command_that_installs_it(tmp_path):
-    """In a run file, and in an export, which has its family's name. All else is installed."""
+def test_what_an_example_offers_is_missed_with_the_command_that_installs_it(tmp_path):
+    """A family in a run file, and in an export, which has its family's name; an optimizer. All else is installed."""
     site, export = tmp_path / "site", tmp_path / "export"
     for folder in (site, export):
         folder.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "double_decoder" not in path.name:
+        if "double_decoder" not in path.name and "lion" not in path.name:
             (site / path.name).symlink_to(path)
     (export / "config.json").write_text('{"model_type": "double_decoder"}')
     save_file({"one": torch.zeros(1)}, export / "model.safetensors")
     run = TOP / "configs/experiments/comparison/double-decoder.yaml"
     paths = (TOP, TOP / "examples/diagnostics", site)  # -S reads no .pth file, such as those of editable packages
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-S", "-c", REFUSED, run, export]
+    quickstart = TOP / "configs/runs/quickstart.yaml"
+    command = [sys.executable, "-S", "-c", REFUSED, run, export, quickstart]
     done = run_program(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     way = f": pip install -e {TOP}/examples/double_decoder"
     assert first.startswith(f"error: {run}: model.family: expected one of t5, bart, ")
     missing = "no installed package offers 'double_decoder' (entry point encdec_pretrain.families)"
     assert first.endswith(f", got 'double_decoder'; {missing}{way}")
     assert second.startswith(f"error: {export}/config.json: model_type is 'double_decoder', not one of t5, bart, ")
     assert second.endswith(way)
+    missing = "no installed package offers 'lion' (entry point encdec_pretrain.optimizers)"
+    assert third == (
+        f"error: {quickstart}: optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'lion'; "
+        f"{missing}: pip install -e {TOP}/examples/lion"
+    )
 
 
 def test_a_hook_of_an_example_that_is_not_installed_is_missed_with_the_command_that_installs_it():
@@ -242,6 +252,7 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import SamplesSettings
 from pretrain.config.models import T5Config
+from pretrain.config.optimizers.adamw import AdamWConfig
 
 
 class MyT5(T5Config):
@@ -264,6 +275,10 @@ class MySamples(SamplesSettings):
     pass
 
 
+class MyAdamW(AdamWConfig):
+    pass
+
+
 class MyText(Source):
     pass
 
@@ -271,7 +286,13 @@ class MyText(Source):
 class MyLines(Step):
     pass
 """
-SHIPPED_NAMES = {"families": FAMILIES.keys() - OFFERED.keys(), "hooks": HOOKS, "sources": READERS, "dedup_steps": STEPS}
+SHIPPED_NAMES = {
+    "families": FAMILIES.keys() - OFFERED.keys(),
+    "hooks": HOOKS,
+    "optimizers": OPTIMIZERS,
+    "sources": READERS,
+    "dedup_steps": STEPS,
+}
 
 
 @each(
@@ -280,6 +301,7 @@ SHIPPED_NAMES = {"families": FAMILIES.keys() - OFFERED.keys(), "hooks": HOOKS, "
         ("families", ModelConfig, "family", {"t5": "MyT5"}, "of names_1 1.0 has a name that what ships has already"),
         ("objectives", Objective, "name", {"span_corruption": "MySpans"}, "has a name that what ships has already"),
         ("hooks", HookSettings, "hook", {"samples": "MySamples"}, "has a name that what ships has already"),
+        ("optimizers", OptimizerConfig, "name", {"adamw": "MyAdamW"}, "has a name that what ships has already"),
         ("sources", Source, None, {"text": "MyText"}, "has a name that what ships has already"),
         ("dedup_steps", Step, None, {"lines": "MyLines"}, "has a name that what ships has already"),
         (

@@ -375,7 +375,11 @@ def test_a_key_of_a_family_is_named_as_in_the_file(config):
         ),
         ("data.train=[]", "data.train: expected non-empty list of keys and values, got [] (the corpora to train on)"),
         ("faults.spikes=7", "faults.spikes: expected keys and values or null, got 7 (detection of loss spikes)"),
-        ("optimizer.name=sgd", "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, got 'sgd'"),
+        (
+            "optimizer.name=sgd",
+            "optimizer.name: expected one of adamw, adamw_scale, adafactor, muon, lion, got 'sgd'; no installed "
+            "package offers 'sgd' (entry point encdec_pretrain.optimizers)",
+        ),
         ("data.objective={length: 3}", "data.objective.name: missing"),
         ("evaluation=[{every_steps: 5}]", "evaluation.0.hook: missing"),
         (

@@ -1,0 +1,1 @@
+"""Lion: an optimizer whose updates are signs."""
