@@ -111,20 +111,25 @@ class Trainer:
             if not self._compiled:
                 self.engine.compile(micro_batches[0])
                 self._compiled = True
-            result = self._train_step(micro_batches, waited)
-            for callback in self.callbacks.values():
-                callback.after_step(self, result)
+            stopping = self._train_step(micro_batches, waited)
             if self.rewinding:
                 checkpoint, self.state = self.rewinding
-                if not result.stopping:
+                if not stopping:
                     self._go_back(checkpoint)
-                return result.stopping
-            if result.stopping:
+                return stopping
+            if stopping:
                 break
             asked = time.perf_counter()
         return True
 
-    def _train_step(self, micro_batches: list[Batch], waited: float) -> StepResult:
+    def _train_step(self, micro_batches: list[Batch], waited: float) -> bool:
+        """Takes one step, which all callbacks then see. Returns True if the run stops after this step."""
+        result = self._taken(micro_batches, waited)
+        for callback in self.callbacks.values():
+            callback.after_step(self, result)
+        return result.stopping  # not the result, whose micro-batches would take memory in the next step
+
+    def _taken(self, micro_batches: list[Batch], waited: float) -> StepResult:
         """Takes one step, within `during_step` of all callbacks, and moves `state` on."""
         before, self.step = self.state, self.state.step + 1
         health, stages = before.health, self.config.data.curriculum
