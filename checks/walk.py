@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from data_pipeline.loading.batches import Batch
 from pretrain.training.callback import Callback
 from pretrain.training.trainer import Trainer
 
@@ -39,7 +40,7 @@ class Walk(Callback):
         self._to = Path(to)
         self._calls: Counter[tuple[str, str]] = Counter()
 
-    def before_step(self, trainer: Trainer) -> None:
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
         if trainer.step == self._step:
             sys.setprofile(self._count)
         elif trainer.step == self._step + 1:

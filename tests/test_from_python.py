@@ -142,8 +142,8 @@ class AtStep(Callback):
         if self._step == 0:
             AtStep.do()
 
-    def after_step(self, trainer):
-        if trainer.step == self._step:
+    def after_step(self, trainer, result):
+        if result.step == self._step:
             AtStep.do()
 
 
@@ -246,9 +246,9 @@ class Counts(Callback):
     def __init__(self, path: Path):
         self.path, self.seen, self.said = path, 0, list[str]()
 
-    def after_step(self, trainer):
+    def after_step(self, trainer, result):
         self.seen += 1
-        if trainer.step == 1:
+        if result.step == 1:
             self.start_another()
             thread = threading.Thread(target=self.start_another)
             thread.start()

@@ -6,28 +6,74 @@ A run file can add callbacks; each is a class of any package: docs/how-to/write-
 import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from data_pipeline.loading.batches import Batch
 from pretrain.engine.checkpoint.save import Saved
+from pretrain.run.train_state import TrainState
 
 if TYPE_CHECKING:
     from pretrain.training.trainer import Trainer
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """A step that has been taken. `micro_batches` and `waited` are of this rank, and all else is the same on all ranks.
+
+    Attributes:
+        step: the number of the step, from 1.
+        loss: the mean over the valid targets of the global batch, in nats.
+        applied: False if the gradient was not finite and the update was skipped; the loss may be NaN then.
+        losses: by the name of each loss, its sum over the global batch, and the number of labels that its mean is over.
+        votes: for the name of each vote, True if any rank voted True: see `Callback.votes`.
+        micro_batches: the micro-batches of this rank, on its device.
+        waited: seconds for which this rank waited for them.
+        before: the progress before the step. `trainer.state` is the progress after the step.
+        last: True if the step is the last one of the run.
+        stopping: True if the run saves and stops after this step.
+    """
+
+    step: int
+    loss: float
+    applied: bool
+    losses: Mapping[str, tuple[float, int]]
+    votes: Mapping[str, bool]
+    micro_batches: list[Batch]
+    waited: float
+    before: TrainState
+    last: bool
+    stopping: bool
+
+    def due(self, every_steps: int) -> bool:
+        """True after each `every_steps` steps, after the last step, and if the run stops."""
+        return self.step % every_steps == 0 or self.last or self.stopping
+
+
 class Callback:
     """One concern of training. A callback overrides the methods that it needs.
 
-    The trainer calls each method on all ranks, callback after callback in the order of
-    `pretrain.training.callbacks.build_callbacks`. An error in a callback ends the run on all ranks. An evaluation whose
-    errors must not end the run is a hook (`pretrain.evaluate.hook`).
+    All ranks call each method together, except `close`. An error in a callback ends the run on all ranks. An evaluation
+    whose errors must not end the run is a hook (`pretrain.evaluate.hook`).
 
-    A start calls `before_training` of all callbacks, then `after_load` (if a checkpoint was loaded) and
-    `load_state_dict` of each, then `before_steps`. A rewind repeats all but the first.
+    The order of the calls, each of all callbacks by `priority` before the next call:
+
+    - A start: `before_training`, then `after_load` (if a checkpoint was loaded) and `load_state_dict`, then
+      `before_steps`. So what `before_training` sets doesn't replace what was restored.
+    - Each step: `votes`, `before_step` and `during_step`, then `before_update`, then `after_step`.
+    - A rewind, after `after_step` of all callbacks: `after_load` and `load_state_dict`, then `before_steps`.
+    - The end: `after_training`, unless the run fails; then `close`, in any case.
     """
 
+    priority: ClassVar[int] = 0
+    """A callback with a higher priority is called first. Callbacks of one priority are called in the order of the run
+    file. `pretrain.training.callbacks` lists the priorities of the built-in callbacks: those that may rewind the run or
+    measure steps are above 0, those that log, evaluate or save are below."""
+
     def before_training(self, trainer: "Trainer") -> None:
-        """Called once, after the weights are loaded, and before `load_state_dict`."""
+        """Called once, after the weights are loaded. The state of the callback is restored later, by
+        `load_state_dict`."""
 
     def before_steps(self, trainer: "Trainer") -> None:
         """Called before the first step, and before the first step after a rewind."""
@@ -35,24 +81,24 @@ class Callback:
     def votes(self, trainer: "Trainer") -> Mapping[str, bool]:
         """Called before each step. Returns this rank's votes by name, with the same names on all ranks.
 
-        The votes travel with the sums of the step. After the step, `trainer.any_rank(name)` is True if any rank has
-        voted True. The vote "stop" has the run save and stop after this step.
+        The votes travel with the sums of the step. After the step, `result.votes[name]` is True if any rank has voted
+        True. The vote "stop" has the run save and stop after this step.
         """
         return {}
 
-    def before_step(self, trainer: "Trainer") -> None:
-        """Called before step `trainer.step`, on `trainer.micro_batches`."""
+    def before_step(self, trainer: "Trainer", micro_batches: list[Batch]) -> None:
+        """Called before step `trainer.step`, with this rank's micro-batches."""
 
-    def during_step(self, trainer: "Trainer") -> AbstractContextManager[None]:
+    def during_step(self, trainer: "Trainer", micro_batches: list[Batch]) -> AbstractContextManager[None]:
         """Returns a context within which the step is taken. The context must not change the step."""
         return contextlib.nullcontext()
 
     def before_update(self, trainer: "Trainer") -> None:
         """Called in each step once all gradients are computed and reduced, and before the optimizer's update."""
 
-    def after_step(self, trainer: "Trainer") -> None:
-        """Called after each step, with its `trainer.outcome`. `trainer.rewinding`: an earlier callback has found the
-        step wrong, and the run goes back to a checkpoint as soon as all callbacks have seen the step."""
+    def after_step(self, trainer: "Trainer", result: StepResult) -> None:
+        """Called after each step. `trainer.rewinding`: an earlier callback has found the step wrong, and the run goes
+        back to a checkpoint as soon as all callbacks have seen the step."""
 
     def after_pause(self, trainer: "Trainer") -> None:
         """Called after an evaluation or a save, whose time must not count as the time of steps."""
@@ -77,6 +123,14 @@ class Callback:
     def after_training(self, trainer: "Trainer") -> None:
         """Called once, when the run has finished or stops; not after an error."""
 
+    def close(self, trainer: "Trainer") -> None:
+        """Called once, at the end of the run, also if the run fails. Close files and connections here.
+
+        The other ranks may have ended, so this may not communicate with them. An error here is a warning. There is no
+        call if `before_training` hasn't been called or has failed, or if the process is killed, as a supervisor kills
+        the other ranks of a rank that has failed.
+        """
+
     def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
         """Returns metrics by name for a log line, which has those of rank 0 only. `trainer.metrics.record`, which may
         be called here too, reduces values over the ranks and the steps since the last log line."""
@@ -92,4 +146,4 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state that `state_dict` returned. Called after `before_training` and after each rewind, with {}
-        if the checkpoint has none."""
+        for a new run or if the checkpoint has none."""

@@ -5,13 +5,14 @@ take step after step. Callbacks (`pretrain.training.callbacks`) do everything be
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from data_pipeline.base.errors import StoreError
+from data_pipeline.base.errors import StoreError, one_line
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import Lookahead, on_device
@@ -21,13 +22,13 @@ from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.engine_state import restore
 from pretrain.engine.checkpoint.tensors import verify_together
-from pretrain.engine.engine import Engine, Outcome
+from pretrain.engine.engine import Engine
 from pretrain.models.model import Model
-from pretrain.run import watchdog
+from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.training import micro_batch
 from pretrain.training.attention_check import choose_attention
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.metrics import Metrics
 from pretrain.training.prepare import PreparedRun
 from pretrain.training.run_report import RunReport
@@ -47,12 +48,7 @@ class Trainer:
     layout: BatchLayout  # the same, for the steps after the ramp-up of the batch size
 
     state: TrainState  # the progress after the last step
-    before: TrainState  # the progress at the start of the current (or last) step
-    micro_batches: list[Batch]  # this rank's in the step
-    waited: float  # seconds for which this rank waited for them
-    outcome: Outcome  # of the last step
-    asked_to_stop: bool  # True if `stop` has been called on this rank
-    stopping: bool  # True if the run saves and stops after the last step
+    step: int  # the number of the step that is being taken or was taken last, from 1
     rewinding: tuple[Path, TrainState] | None  # where the run goes back to after the last step, which must not be saved
 
     def __init__(self, run: PreparedRun, report: RunReport, engine: Engine, callbacks: dict[str, Callback]):
@@ -63,79 +59,113 @@ class Trainer:
         self.metrics = Metrics()
         self.callbacks = callbacks
         self.state = run.train_state
-        self.before = run.train_state
-        self.waited = 0.0
-        self.stopping = False
-        self.asked_to_stop = False
+        self.step = run.train_state.step
+        self._stop_requested = False
         self._compiled = False
         self.rewinding = None
         self._lookahead: Lookahead[list[Batch]] | None = None
 
     def fit(self) -> int:
         """Trains from `state` until the run has finished or stops on request; returns the step that it has reached."""
-        self._load_weights()
-        if problem := choose_attention(self.run, self.engine.device):
-            self.report.warn(problem)
-        self.plan = micro_batch.choose(self.run, self.engine)
-        self.layout = self.plan.layout
-        for callback in self.callbacks.values():
-            callback.before_training(self)
-        self._restore_callbacks(self.run.resume)
-        while not self._train_until_rewind():
-            pass
-        for callback in self.callbacks.values():
-            callback.after_training(self)
-        watchdog.alive()
-        self.engine.close()
+        with self._closing_callbacks() as set_up:
+            self._load_weights()
+            if problem := choose_attention(self.run, self.engine.device):
+                self.report.warn(problem)
+            self.plan = micro_batch.choose(self.run, self.engine)
+            self.layout = self.plan.layout
+            for name, callback in self.callbacks.items():
+                callback.before_training(self)
+                set_up.append(name)
+            self._restore_callbacks(self.run.resume)
+            while not self._train_until_rewind():
+                pass
+            for callback in self.callbacks.values():
+                callback.after_training(self)
+            watchdog.alive()
+            self.engine.close()
         return self.state.step
+
+    @contextlib.contextmanager
+    def _closing_callbacks(self) -> Iterator[list[str]]:
+        """Yields a list for the names of callbacks that are set up, and closes these callbacks in any case."""
+        set_up: list[str] = []
+        try:
+            yield set_up
+        except BaseException as error:
+            heartbeat.tell_failed(self.run.rank, error)  # now: a callback may take its time to close
+            raise
+        finally:
+            with watchdog.slow_phase():
+                for name in set_up:
+                    try:
+                        self.callbacks[name].close(self)
+                    except Exception as error:  # the run has ended as it has ended
+                        print(f"warning: {name} can't be closed: {one_line(error)}", file=sys.stderr, flush=True)
 
     def _train_until_rewind(self) -> bool:
         """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
         steps = self._batches()
         asked = time.perf_counter()
         for micro_batches in steps:
-            self.waited = time.perf_counter() - asked
-            self.micro_batches = micro_batches
+            waited = time.perf_counter() - asked
             if not self._compiled:
                 self.engine.compile(micro_batches[0])
                 self._compiled = True
-            self._train_step()
-            for callback in self.callbacks.values():
-                callback.after_step(self)
+            stopping = self._train_step(micro_batches, waited)
             if self.rewinding:
                 checkpoint, self.state = self.rewinding
-                if not self.stopping:
+                if not stopping:
                     self._go_back(checkpoint)
-                return self.stopping
-            if self.stopping:
+                return stopping
+            if stopping:
                 break
             asked = time.perf_counter()
         return True
 
-    def _train_step(self) -> None:
+    def _train_step(self, micro_batches: list[Batch], waited: float) -> bool:
+        """Takes one step, which all callbacks then see. Returns True if the run stops after this step."""
+        result = self._taken(micro_batches, waited)
+        for callback in self.callbacks.values():
+            callback.after_step(self, result)
+        return result.stopping  # not the result, whose micro-batches would take memory in the next step
+
+    def _taken(self, micro_batches: list[Batch], waited: float) -> StepResult:
         """Takes one step, within `during_step` of all callbacks, and moves `state` on."""
-        before = self.before = self.state
+        before, self.step = self.state, self.state.step + 1
         health, stages = before.health, self.config.data.curriculum
         if any(before.step == stage.until_step for stage in stages):
             health = health.in_new_stage()
-        votes: dict[str, bool] = {}
+        votes = {"stop": self._stop_requested}
+        for callback in self.callbacks.values():
+            for name, vote in callback.votes(self).items():
+                votes[name] = votes.get(name, False) or vote
+        for callback in self.callbacks.values():
+            callback.before_step(self, micro_batches)
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks.values():
-                for name, vote in callback.votes(self).items():
-                    votes[name] = votes.get(name, False) or vote
-                callback.before_step(self)
-                stack.enter_context(callback.during_step(self))
-            row_offsets = self.layout.row_offsets(before.position, len(self.micro_batches))
-            self.outcome = self.engine.step(before.step, row_offsets, self.micro_batches, votes, self._before_update)
+                stack.enter_context(callback.during_step(self, micro_batches))
+            row_offsets = self.layout.row_offsets(before.position, len(micro_batches))
+            outcome = self.engine.step(before.step, row_offsets, micro_batches, votes, self._before_update)
         watchdog.step_done()
-        if self.outcome.applied:
-            self.metrics.add_losses(self.outcome.losses)
-        self.stopping = self.any_rank("stop")
+        if outcome.applied:
+            self.metrics.add_losses(outcome.losses)
         self.state = TrainState(
             step=self.step,
-            position=before.position + self.layout.rows(len(self.micro_batches)),
+            position=before.position + self.layout.rows(len(micro_batches)),
             skipped=self._training_batches.skipped,
-            health=health.after(self.outcome.loss, self.outcome.applied, self.config.faults.spikes),
+            health=health.after(outcome.loss, outcome.applied, self.config.faults.spikes),
+        )
+        return StepResult(
+            step=self.step,
+            loss=outcome.loss,
+            applied=outcome.applied,
+            losses=outcome.losses,
+            votes=outcome.votes,
+            micro_batches=micro_batches,
+            waited=waited,
+            before=before,
+            last=self.step == self.config.run.max_steps,
+            stopping=outcome.votes["stop"],
         )
 
     def _before_update(self) -> None:
@@ -164,27 +194,9 @@ class Trainer:
         """The model on the meta device, with whole shapes."""
         return models.meta_model(self.run.model)
 
-    @property
-    def step(self) -> int:
-        """The number of the step that is being taken or was taken last, from 1."""
-        return self.before.step + 1
-
-    @property
-    def last(self) -> bool:
-        """True if the step is the last one of the run."""
-        return self.step == self.config.run.max_steps
-
-    def due(self, every_steps: int) -> bool:
-        """True after each `every_steps` steps, after the last step, and if the run stops."""
-        return self.step % every_steps == 0 or self.last or self.stopping
-
-    def any_rank(self, vote: str) -> bool:
-        """True if any rank's callbacks gave this vote in the last step: see `Callback.votes`."""
-        return self.outcome.votes.get(vote, False)
-
     def stop(self) -> None:
         """Asks all ranks to save and stop after the next step. One rank may call this alone."""
-        self.asked_to_stop = True
+        self._stop_requested = True
 
     @property
     def store_error(self) -> StoreError | None:
@@ -239,7 +251,8 @@ class Trainer:
 
     def _restore_callbacks(self, checkpoint: Path | None) -> None:
         """Restores the callbacks from `state`, after a `checkpoint` was loaded or, if it is None, before a new run."""
-        for name, callback in self.callbacks.items():
-            if checkpoint:
+        if checkpoint:
+            for callback in self.callbacks.values():
                 callback.after_load(self, checkpoint)
+        for name, callback in self.callbacks.items():
             callback.load_state_dict(self.state.callbacks.get(name, {}))

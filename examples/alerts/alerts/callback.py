@@ -15,6 +15,7 @@ from pretrain.run import rank_logs, restarts
 from pretrain.training.callback import Callback
 
 if TYPE_CHECKING:
+    from pretrain.training.callback import StepResult
     from pretrain.training.trainer import Trainer
 
 NAME = "alerts:Alerts"
@@ -45,9 +46,9 @@ class Alerts(Callback):
             text = f"attempt {attempt - 1} failed; attempt {attempt} continues from step {trainer.state.step}"
             self._sender.send("restarted", text)
 
-    def after_step(self, trainer: "Trainer") -> None:
-        if self._sender and trainer.state.health.spiking and not trainer.before.health.spiking:
-            self._sender.send("spike", f"step {trainer.step}: the loss is {trainer.outcome.loss:.4f}, a spike")
+    def after_step(self, trainer: "Trainer", result: "StepResult") -> None:
+        if self._sender and trainer.state.health.spiking and not result.before.health.spiking:
+            self._sender.send("spike", f"step {result.step}: the loss is {result.loss:.4f}, a spike")
 
     def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:
         if self._sender:
@@ -73,6 +74,6 @@ class Alerts(Callback):
             sender.send("disk", f"step {step}: {human_size(free)} left on the disk of the run's directory")
         self._disk_is_full = full
 
-    def after_training(self, trainer: "Trainer") -> None:
+    def close(self, trainer: "Trainer") -> None:
         if self._sender:
             self._sender.finish()

@@ -97,7 +97,7 @@ def test_a_slow_run_and_a_full_disk_are_told_once_until_they_are_over(tmp_path, 
     for step, speed in enumerate(speeds, 1):
         told.after_log(at(tmp_path, step=step), {"train/tokens_per_second": speed})
         told.after_log(at(tmp_path, step=step), {})
-    told.after_training(at(tmp_path))
+    told.close(at(tmp_path))
     assert {one["text"] for one in webhook} == {  # sent at once, they come in any order
         "mine: step 9: 60 tokens/s, usually 100",
         "mine: step 13: 60 tokens/s, usually 100",
@@ -107,7 +107,7 @@ def test_a_slow_run_and_a_full_disk_are_told_once_until_they_are_over(tmp_path, 
     for step, left in enumerate([11e9, 9e9, 8e9, 12e9, 9.9e9], 1):
         free[0] = left
         told.after_log(at(tmp_path, step=step), {})
-    told.after_training(at(tmp_path))
+    told.close(at(tmp_path))
     assert sorted(one["text"] for one in webhook) == [
         "mine: step 2: 9.0 GB left on the disk of the run's directory",
         "mine: step 5: 9.9 GB left on the disk of the run's directory",
@@ -128,7 +128,7 @@ def test_a_disk_that_does_not_answer_is_looked_at_again_later(tmp_path, monkeypa
     told.before_training(at(tmp_path))
     for _ in range(2):
         told.after_log(at(tmp_path, step=1), {})
-    told.after_training(at(tmp_path))
+    told.close(at(tmp_path))
     assert (tmp_path / "told").read_text() == "disk\n"
 
 
@@ -139,11 +139,9 @@ def test_a_spike_is_told_once_by_the_first_rank_alone(tmp_path, webhook):
         told = Alerts(webhook="ALERT_URL")
         told.before_training(at(tmp_path, rank))
         for step, (before, after) in enumerate(itertools.pairwise(healths), 7):
-            state, outcome = SimpleNamespace(health=after), SimpleNamespace(loss=9.25)
-            told.after_step(
-                at(tmp_path, rank, before=SimpleNamespace(health=before), state=state, step=step, outcome=outcome)
-            )
-        told.after_training(at(tmp_path, rank))
+            result: Any = SimpleNamespace(before=SimpleNamespace(health=before), step=step, loss=9.25)
+            told.after_step(at(tmp_path, rank, state=SimpleNamespace(health=after)), result)
+        told.close(at(tmp_path, rank))
     assert [one["text"] for one in webhook] == ["mine: step 7: the loss is 9.2500, a spike"]
 
 
@@ -157,7 +155,7 @@ def test_a_run_that_trains_again_after_a_failure_is_told(tmp_path, webhook, monk
         assert webhook == []
         told = Alerts(webhook="ALERT_URL")
         told.before_training(at(tmp_path, state=SimpleNamespace(step=20)))
-        told.after_training(at(tmp_path))
+        told.close(at(tmp_path))
     text = "mine: attempt 2 failed; attempt 3 continues from step 20"
     assert webhook == [{"text": text, "run": "mine", "event": "restarted"}]
 

@@ -21,7 +21,8 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self.data = self.compute = self.whole = self._queued_before = 0.0
+        self.data = self.compute = self.whole = 0.0
+        self._queued_before = self._queued_meanwhile = 0.0
         self._scheduler: FileIO | None = None
         with contextlib.suppress(OSError):  # not Linux, or a sandbox
             self._scheduler = FileIO("/proc/thread-self/schedstat")
@@ -30,9 +31,13 @@ class StepTimes:
         """Called before the wait for the rows of the next step."""
         self._queued_before = self._queued()
 
-    def take_rows(self, waited: float) -> None:
-        """Called before a step, whose rows this rank has `waited` for by the wall clock, in seconds."""
-        self.data = max(waited - (self._queued() - self._queued_before), 0.0)
+    def take_rows(self) -> None:
+        """Called before a step, whose rows have come."""
+        self._queued_meanwhile = self._queued() - self._queued_before
+
+    def waited_for_rows(self, seconds: float) -> None:
+        """Called after the step. `seconds`: how long this rank waited for the rows by the wall clock."""
+        self.data = max(seconds - self._queued_meanwhile, 0.0)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:

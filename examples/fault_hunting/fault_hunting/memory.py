@@ -20,7 +20,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import all_gather, max_over_ranks
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import watchdog
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _SHARE = 0.001  # of training time that checksums may take
@@ -106,12 +106,12 @@ class MemoryChecksums(Callback):
     def before_steps(self, trainer: Trainer) -> None:
         self._taken = self._changed = None  # weights were loaded
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if self._changed is not None:
             self._judge(trainer, all_gather(self._changed, str))
         if self._every == "auto":  # computed once the optimizer has its moments
             self._every = self._interval(trainer)
-        if (trainer.step + 1) % self._every == 0:
+        if (result.step + 1) % self._every == 0:
             self._taken = self._sums()
 
     def _interval(self, trainer: Trainer) -> int:

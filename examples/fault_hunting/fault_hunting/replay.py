@@ -27,7 +27,7 @@ from pretrain.engine.checkpoint.fingerprint import sums
 from pretrain.engine.ranks import all_gather
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _SHARE = 0.002  # of the forward and backward passes of training that replays may add
@@ -85,17 +85,17 @@ class Replay(Callback):
         self._began = step
 
     @contextlib.contextmanager
-    def during_step(self, trainer: Trainer) -> Iterator[None]:
-        step = trainer.before.step
+    def during_step(self, trainer: Trainer, micro_batches: list[Batch]) -> Iterator[None]:
+        step = trainer.state.step
         if (step + 1) % self._every and step != self._began:
             yield
             return
-        tables = self._replayed(step, trainer.before.position, trainer.micro_batches)
+        tables = self._replayed(step, trainer.state.position, micro_batches)
         with self._taken(first_pass=True) as real:
             yield
         self._compare(step, torch.stack([real, *tables]))
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Raises FailedError if gradients of this step are wrong. All since the last clean replay may be wrong, too.
 
         The next attempt resumes from the newest checkpoint on disk that isn't later than the last clean replay. Later

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from data_pipeline.loading.batches import Batch
 from fault_hunting.clocks import DeviceTimes, HostTimes
 from pretrain.engine.ranks import communication_device
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
 from pretrain.run.environment import place
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 TABLE = "stragglers"
@@ -78,13 +79,14 @@ class Stragglers(Callback):
         self._window: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._times.ask_for_rows()
 
-    def before_step(self, trainer: Trainer) -> None:
-        self._times.take_rows(trainer.waited)
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
+        self._times.take_rows()
 
-    def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
+    def during_step(self, trainer: Trainer, micro_batches: list[Batch]) -> AbstractContextManager[None]:
         return self._times.step()
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self._times.waited_for_rows(result.waited)
         if self._on:
             self._exchange(trainer)
         self._times.ask_for_rows()

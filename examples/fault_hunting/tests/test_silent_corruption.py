@@ -81,10 +81,10 @@ def trained(
         replay.before_steps(trainer)
     numbers, found = [], []
     for step in range(steps):
-        batches = trainer.micro_batches = micro_batches(layout, step)
-        trainer.before = SimpleNamespace(step=step, position=step * rows)
+        batches = micro_batches(layout, step)
+        trainer.state = SimpleNamespace(step=step, position=step * rows)
         wrong = plant(engine.deepspeed.module, step) if plant else contextlib.nullcontext()
-        with wrong, replay.during_step(trainer) if replay else contextlib.nullcontext():
+        with wrong, replay.during_step(trainer, batches) if replay else contextlib.nullcontext():
             outcome = engine.step(step, row_offsets(layout, step), batches)
         numbers.append((outcome.loss, engine.gradient_norm))
         found.append(replay.found if replay else None)

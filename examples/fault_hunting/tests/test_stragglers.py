@@ -237,7 +237,7 @@ def named_while_busy_for(folder, steps):
     straggling.before_steps(trainer)
     for now[0] in range(1, 3 * WINDOW + 1):
         times.compute, trainer.step = 0.2 if rank == 0 else 0.1, now[0]
-        straggling.after_step(trainer)
+        straggling.after_step(trainer, SimpleNamespace(waited=0.0))
     return found
 
 
@@ -297,7 +297,8 @@ def test_what_a_rank_waits_for_its_rows_is_without_its_time_in_the_run_queue(clo
     times = with_queue(monkeypatch, 1.0, 3.0, 3.0, 4.0)
     for waited, data in ((5.0, 3.0), (0.5, 0.0)):  # queued outside the wait, too
         times.ask_for_rows()
-        times.take_rows(waited)
+        times.take_rows()
+        times.waited_for_rows(waited)
         assert times.data == data
 
 

@@ -1,11 +1,13 @@
-"""The callbacks of a run, in the order in which they are called.
+"""The callbacks of a run, in the order in which they are called: that of their priorities.
 
-- SkippedSteps, Spikes: detect wrong steps, and may rewind the run.
-- Speed, Profiling: measure steps.
-- The callbacks of the run file, and those of a Python call.
-- Reporting: logs metrics. EvaluationHooks: runs evaluations during training.
-- CheckpointsInMemory, Checkpointing: save the run.
-- Stops: ends the run on request.
+- 50 SkippedSteps, 40 Spikes: detect wrong steps, and may rewind the run.
+- 30 Speed, 20 Profiling: measure steps.
+- 0, unless they set `priority`: the callbacks of the run file, then those of a Python call.
+- -10 Reporting: logs metrics.
+- -20 CheckpointsInMemory: saves the run to memory.
+- -30 EvaluationHooks: runs evaluations during training.
+- -40 Checkpointing: saves the run to disk.
+- -50 Stops: ends the run on request.
 """
 
 from collections.abc import Sequence
@@ -35,18 +37,19 @@ def build_callbacks(
     def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
         return {kind.__name__: kind()} if is_on else {}
 
-    return {
+    found = {
         **built_in(SkippedSteps),
         **built_in(Spikes, faults.spikes is not None),
         **built_in(Speed),
         **built_in(Profiling, config.trainer.profile),
-        **users_callbacks(config.callbacks, objects),
         **built_in(Reporting),
         **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
         **built_in(EvaluationHooks, bool(config.evaluation)),
         **built_in(Checkpointing),
         "Stops": Stops(stop_at_step),
+        **users_callbacks(config.callbacks, objects),
     }
+    return dict(sorted(found.items(), key=lambda item: -item[1].priority))
 
 
 def users_callbacks(settings: Sequence[CallbackSection], objects: Sequence[object] = ()) -> dict[str, Callback]:

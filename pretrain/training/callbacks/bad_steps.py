@@ -12,7 +12,7 @@ from pretrain.engine.checkpoint.directory import all_steps, set_aside, set_lates
 from pretrain.engine.checkpoint.resume import newest_verified
 from pretrain.engine.ranks import on_rank_0
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.prepare import state_of
 from pretrain.training.trainer import Trainer
 
@@ -24,6 +24,8 @@ class SkippedSteps(Callback):
     end the run. If the first steps after a resume are all non-finite, the checkpoint is unsound, and the run rewinds to
     the checkpoint before."""
 
+    priority = 50
+
     def before_training(self, trainer: Trainer) -> None:
         self._untried = trainer.run.resume  # the checkpoint that was resumed from, until a step is applied
         self._since = trainer.state.step  # its step; rank 0 may have renamed the checkpoint when it is needed
@@ -31,11 +33,11 @@ class SkippedSteps(Callback):
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/skipped_steps": trainer.state.health.skipped}
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.outcome.applied:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.applied:
             self._untried = None
             return
-        health, step = trainer.state.health, trainer.step
+        health, step = trainer.state.health, result.step
         most = trainer.config.faults.max_skipped_steps
         message = f"step {step}: the loss or its gradient isn't finite"
         trainer.report.warn(f"{message}; step skipped ({health.in_a_row} in a row, {health.skipped} in total)")
@@ -78,25 +80,26 @@ class Spikes(Callback):
     """`faults.spikes`: reports loss spikes, each once, however many steps it lasts. With the action `rewind`, restores
     the latest checkpoint and skips the rows up to the spike."""
 
+    priority = 40
     _why_not = ""  # the last spike didn't rewind the run
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         return {"train/spikes": trainer.state.health.spikes}
 
-    def after_step(self, trainer: Trainer) -> None:
-        before, settings = trainer.before.health, trainer.config.faults.spikes
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        before, settings = result.before.health, trainer.config.faults.spikes
         if trainer.state.health.spikes == before.spikes:
             return
         assert settings is not None  # the callback isn't there otherwise
         if not before.spiking:
-            mean, loss = sum(before.recent) / len(before.recent), trainer.outcome.loss
-            trainer.report.warn(f"step {trainer.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
+            mean, loss = sum(before.recent) / len(before.recent), result.loss
+            trainer.report.warn(f"step {result.step}: loss {loss:.4f} is a spike; the average before was {mean:.4f}")
             self._why_not = ""
-        if settings.action == "rewind" and not self._why_not and (why_not := self._rewind(trainer, settings)):
+        if settings.action == "rewind" and not self._why_not and (why_not := self._rewind(trainer, result, settings)):
             trainer.report.warn(f"not rewound: {why_not}")
             self._why_not = why_not
 
-    def _rewind(self, trainer: Trainer, settings: SpikeSection) -> str:
+    def _rewind(self, trainer: Trainer, result: StepResult, settings: SpikeSection) -> str:
         """Rewinds the run, or returns why it can't be rewound."""
         run = trainer.run
         trainer.finish_saving()
@@ -111,8 +114,8 @@ class Spikes(Callback):
         # training continues with the rows after the spike
         trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped, health=health))
         if run.rank == 0:
-            loss, counts = trainer.outcome.loss, (health.spikes, health.skipped)
-            add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, loss, *counts))
+            counts = health.spikes, health.skipped
+            add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, result.loss, *counts))
         rows = now.position - then.position
         trainer.report.warn(f"rewinding to step {then.step}; skipping {rows} rows, up to row {now.position}")
         return ""

@@ -12,7 +12,7 @@ from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
 from pretrain.engine.ranks import all_gather, ranks_by_node, run_on_all_ranks
 from pretrain.run import node_memory, watchdog
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _NOT_DUE = "memory_checkpoint_not_due"  # votes
@@ -23,6 +23,7 @@ class CheckpointsInMemory(Callback):
     """`checkpoint.memory_every_steps`: saves to the nodes' memory, from which a supervisor resumes the run. Off without
     a supervisor."""
 
+    priority = -20
     _memory: MemoryCheckpoints | None = None
     _told = False
 
@@ -45,11 +46,11 @@ class CheckpointsInMemory(Callback):
         if self._memory:
             self._memory.wait_for_staging()
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if self._memory is None:
             return
-        due = not trainer.any_rank(_NOT_DUE) and not trainer.rewinding
-        if due and trainer.outcome.applied and not trainer.last:  # the last step goes to disk
+        due = not result.votes[_NOT_DUE] and not trainer.rewinding
+        if due and result.applied and not result.last:  # the last step goes to disk
             self._memory.take(trainer.state_to_save())
         if self._memory.problem and not self._told:
             trainer.report.warn(self._memory.problem)
@@ -81,6 +82,7 @@ def _with_room(node: Path | None, needed: int) -> Path:
 class Checkpointing(Callback):
     """`checkpoint.every_steps`: saves to disk; also after the last step and on request."""
 
+    priority = -40
     _saving = False  # on all ranks: a save has begun, and its outcome isn't known yet
 
     def before_training(self, trainer: Trainer) -> None:
@@ -98,27 +100,27 @@ class Checkpointing(Callback):
         if self._saving:
             self._saver.wait_for_staging()
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.rewinding:
             return
         if self._saving:
-            if trainer.outcome.applied:  # its loss was finite
+            if result.applied:  # its loss was finite
                 self._saver.prove()
-            if not trainer.any_rank(_WRITING):
+            if not result.votes[_WRITING]:
                 self._wait(trainer)
-        if not trainer.due(trainer.config.checkpoint.every_steps):
+        if not result.due(trainer.config.checkpoint.every_steps):
             return
         for callback in trainer.callbacks.values():
             callback.before_save(trainer)
         with watchdog.slow_phase():
             self._saved(trainer, self._saver.start(trainer.state_to_save(), of_masters(trainer.engine)))
             self._saving = True
-            if trainer.last or trainer.stopping:
-                self._prove_last(trainer)
+            if result.last or result.stopping:
+                self._prove_last(trainer, result)
         trainer.resume_clocks()
 
     def finish_saving(self, trainer: Trainer) -> None:
-        if trainer.outcome.applied:
+        if trainer.engine.applied:  # the loss of the last step was finite
             self._saver.prove()
         self._wait(trainer)
 
@@ -143,10 +145,10 @@ class Checkpointing(Callback):
         for callback in trainer.callbacks.values():
             callback.after_save(trainer, saved)
 
-    def _prove_last(self, trainer: Trainer) -> None:
+    def _prove_last(self, trainer: Trainer, result: StepResult) -> None:
         """Proves the last save by a loss, since no step follows. Raises FailedError if the loss isn't finite at the end
         of the run."""
-        if trainer.engine.has_finite_loss(trainer.micro_batches[0]):
+        if trainer.engine.has_finite_loss(result.micro_batches[0]):
             self._saver.prove()
-        elif trainer.last:
-            raise FailedError(f"step {trainer.step}: the loss after the last step isn't finite")
+        elif result.last:
+            raise FailedError(f"step {result.step}: the loss after the last step isn't finite")

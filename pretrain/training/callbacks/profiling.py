@@ -5,7 +5,8 @@ import sys
 from torch.profiler import ProfilerActivity, profile
 
 from data_pipeline.base.atomic import temporary_path
-from pretrain.training.callback import Callback
+from data_pipeline.loading.batches import Batch
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _FIRST_PROFILED = 10  # step since the start: earlier steps compile and fill caches
@@ -19,12 +20,13 @@ class Profiling(Callback):
     If the run ends, stops or rewinds within these steps, the trace has the steps until then.
     """
 
+    priority = 20
     _profile: profile | None = None
 
     def before_training(self, trainer: Trainer) -> None:
         self._begin = trainer.state.step + _FIRST_PROFILED
 
-    def before_step(self, trainer: Trainer) -> None:
+    def before_step(self, trainer: Trainer, micro_batches: list[Batch]) -> None:
         if trainer.step == self._begin:
             activities = [ProfilerActivity.CPU]
             if trainer.engine.device.type == "cuda":
@@ -32,8 +34,8 @@ class Profiling(Callback):
             self._profile = profile(activities=activities)
             self._profile.start()
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.last or trainer.stopping or trainer.step == self._begin + _PROFILED:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.last or result.stopping or result.step == self._begin + _PROFILED:
             self._write(trainer)
 
     def before_rewind(self, trainer: Trainer) -> None:

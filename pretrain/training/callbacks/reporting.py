@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline.base.formatting import counted, duration, human_size
+from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import fact
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
@@ -19,7 +20,7 @@ from pretrain.evaluate.hook import ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.rank_environment import local_world_size
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.throughput import peak_flops
 from pretrain.training.trainer import Trainer
 
@@ -36,6 +37,8 @@ class Speed(Callback):
     train/seconds: wall-clock seconds of these steps, without evaluations and saves. train/processor_seconds: CPU
     seconds of all ranks in these steps, including the loading of rows unless `data.workers` load them.
     """
+
+    priority = 30
 
     def __init__(self) -> None:
         self._begin()
@@ -60,14 +63,14 @@ class Speed(Callback):
         self._waited = 0.0
         self._sizes: list[Tensor] = []  # of this rank's micro-batches
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         now, processor = time.perf_counter(), time.process_time()
         self._seconds += now - self._last
         self._processor_seconds += processor - self._processor
         self._last, self._processor = now, processor
         self._steps += 1
-        self._waited += trainer.waited
-        self._sizes += [fact("example_sizes", batch) for batch in trainer.micro_batches]
+        self._waited += result.waited
+        self._sizes += [fact("example_sizes", batch) for batch in result.micro_batches]
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         """The time that this and the logging take counts with the next step."""
@@ -96,6 +99,8 @@ class Reporting(Callback):
     """`tracking.log_every_steps`: logs the metrics of all callbacks, to the terminal and to RUN/metrics.jsonl, which
     feeds MLflow."""
 
+    priority = -10
+
     def before_training(self, trainer: Trainer) -> None:
         run, report = trainer.run, trainer.report
         config, layout, sharding = trainer.config, trainer.layout, trainer.engine.sharding
@@ -122,11 +127,11 @@ class Reporting(Callback):
         self._began = time.monotonic()
         self._windows = 0
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.step == self._first + _TYPICAL_STEP:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.step == self._first + _TYPICAL_STEP:
             self.forecast(trainer, time.monotonic() - self._began)
         self._began = time.monotonic()
-        if trainer.due(trainer.config.tracking.log_every_steps):
+        if result.due(trainer.config.tracking.log_every_steps):
             self.log(trainer)
 
     def forecast(self, trainer: Trainer, seconds: float) -> None:
@@ -207,6 +212,8 @@ def _skipped_and_speed(metrics: dict[str, float], steps: int, typical: bool) -> 
 class EvaluationHooks(Callback):
     """`evaluation`: runs the hooks that are due."""
 
+    priority = -30
+
     def before_training(self, trainer: Trainer) -> None:
         run, config = trainer.run, trainer.config
         skip_damage = config.data.on_damage == "skip"
@@ -214,15 +221,16 @@ class EvaluationHooks(Callback):
         self._hooks = HookRunner(config.evaluation, held_out, record.directory(run.directory))
         self._periods = {one.every_steps for one in config.evaluation}
 
-    def during_step(self, trainer: Trainer) -> AbstractContextManager[None]:
-        self._due = trainer.last or any(trainer.step % period == 0 for period in self._periods)
-        return self._hooks.during(trainer.engine, trainer.step, trainer.last) if self._due else contextlib.nullcontext()
+    def during_step(self, trainer: Trainer, micro_batches: list[Batch]) -> AbstractContextManager[None]:
+        last = trainer.step == trainer.config.run.max_steps
+        self._due = last or any(trainer.step % period == 0 for period in self._periods)
+        return self._hooks.during(trainer.engine, trainer.step, last) if self._due else contextlib.nullcontext()
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if not self._due or trainer.rewinding:
             return
-        for findings in self._hooks.after(trainer.engine, trainer.step, trainer.last):
-            trainer.report.record_findings(trainer.step, findings)
+        for findings in self._hooks.after(trainer.engine, result.step, result.last):
+            trainer.report.record_findings(result.step, findings)
             for callback in trainer.callbacks.values():
                 callback.after_log(trainer, findings.metrics)
             trainer.resume_clocks()

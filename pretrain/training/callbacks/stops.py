@@ -12,7 +12,7 @@ from data_pipeline.base.processes import STOP_SIGNALS, announce, stop_signals
 from pretrain.engine.ranks import first_value
 from pretrain.run import status
 from pretrain.run.restarts import earlier_seconds
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _STORE_LOST = "store_lost"
@@ -56,6 +56,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 class Stops(Callback):
     """Has all ranks stop after the same step, whichever rank is asked to stop. The run saves this step."""
 
+    priority = -50
+
     def __init__(self, stop_at_step: int | None):
         self._stop_at_step = stop_at_step
         self._began = time.monotonic()
@@ -69,10 +71,10 @@ class Stops(Callback):
         lost = trainer.store_error is not None
         by_file = trainer.run.rank == 0 and os.path.exists(self._stop_file)  # noqa: PTH110 - False if a disk fails
         late = time.monotonic() > self._deadline
-        asked = bool(_received) or trainer.asked_to_stop or by_file or trainer.step == self._stop_at_step
-        return {"stop": asked or late or lost, _STORE_LOST: lost}
+        requested = bool(_received) or by_file or trainer.step == self._stop_at_step
+        return {"stop": requested or late or lost, _STORE_LOST: lost}
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.stopping and not trainer.last and trainer.any_rank(_STORE_LOST):
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.votes[_STORE_LOST] and not result.last:
             error = first_value(str(trainer.store_error) if trainer.store_error else None)
-            trainer.report.warn(f"{error}; stopping after step {trainer.step}, which is saved")
+            trainer.report.warn(f"{error}; stopping after step {result.step}, which is saved")

@@ -464,9 +464,8 @@ def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeyp
     patience.load_state_dict({})
     found = []
     for loss, applied in ((math.nan, False), (4.0, True), (math.nan, False), (2.0, True)):
-        trainer = SimpleNamespace(outcome=SimpleNamespace(loss=loss, applied=applied))
-        patience.after_step(trainer)
-        found.append(patience.metrics(trainer).get("train/average_loss"))
+        patience.after_step(None, SimpleNamespace(loss=loss, applied=applied))
+        found.append(patience.metrics(None).get("train/average_loss"))
     assert found == [None, 4.0, 4.0, pytest.approx(3.8)]
 
 
@@ -476,8 +475,8 @@ def losses_without(name, path):
     losses = []
 
     class Losses(callback.Callback):
-        def after_step(self, trainer):
-            losses.append(trainer.outcome.loss)
+        def after_step(self, trainer, result):
+            losses.append(result.loss)
 
     every = callbacks.build_callbacks
     callbacks.build_callbacks = lambda *given: {
@@ -519,17 +518,18 @@ def profiled(path, stop, back_after):
     from pretrain.training.run import train
 
     class GoesBack(callback.Callback):
-        def after_step(self, trainer):
-            if trainer.step == back_after and len(steps) == back_after - 1:
+        priority = 60  # before Profiling
+
+        def after_step(self, trainer, result):
+            if result.step == back_after and len(steps) == back_after - 1:
                 trainer.finish_saving()
                 trainer.drop_unsaved()
                 checkpoint = newest(trainer.run.directory)
                 trainer.rewind(checkpoint, state_of(trainer.run.directory, checkpoint))
-            steps.append(trainer.step)
+            steps.append(result.step)
 
-    every, steps = callbacks.build_callbacks, []
-    callbacks.build_callbacks = lambda *given: {"GoesBack": GoesBack(), **every(*given)}
-    code = train(load(path, [], RunConfig), stop)
+    steps = []
+    code = train(load(path, [], RunConfig), stop, callbacks=[GoesBack()])
     trace = json.loads((path.parent / "run/profile/rank-00000.json").read_text())
     return code, [event.get("name") for event in trace["traceEvents"]].count("Optimizer.step#AdamW.step"), steps
 

@@ -43,7 +43,6 @@ def test_a_request_to_stop_is_seen_once_the_disk_answers(tmp_path, stale):
         run=SimpleNamespace(rank=0, directory=tmp_path),
         config=SimpleNamespace(run=SimpleNamespace(max_hours=None)),
         store_error=None,
-        asked_to_stop=False,
         step=1,
     )
     stops = Stops(None)
@@ -63,7 +62,7 @@ def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     )
     profiling = Profiling()
     profiling.before_training(trainer)
-    profiling.before_step(trainer)
+    profiling.before_step(trainer, [])
     profiling.before_rewind(trainer)
     target = tmp_path / "profile/rank-00000.json"
     assert capsys.readouterr().err.endswith(f"warning: trainer.profile: {target} isn't written: File exists\n")

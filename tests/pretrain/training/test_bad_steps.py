@@ -1,6 +1,7 @@
 """Runs in trouble, with non-finite gradients or losses that jump, and runs whose batches grow."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run.metrics_file import read_metrics, rows_from
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 from tests.support.rank_processes import on_ranks
 from tests.support.recorded import digests, scheduled_rows
@@ -32,7 +33,13 @@ def settings(folder: Path, corpus: Path, steps: int, **changes: Any) -> RunConfi
     return load(run_file(folder, corpus, run={"max_steps": steps}, **plain, **changes), [], RunConfig)
 
 
-def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, huge: int | None = None) -> Any:
+def train_with(
+    config: RunConfig,
+    spoil: Any = None,
+    stop: int | None = None,
+    huge: int | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Any:
     """Trains a run whose losses are `spoil(loss, position of the rank's first row in the step)`.
 
     After step `huge`, a weight of each parameter is huge on all ranks, as after a wrong update.
@@ -58,7 +65,7 @@ def train_with(config: RunConfig, spoil: Any = None, stop: int | None = None, hu
 
     Engine.step = step
     try:
-        return train_in_group(dist.get_rank(), dist.get_world_size(), config, stop), taken
+        return train_in_group(dist.get_rank(), dist.get_world_size(), config, stop, callbacks=callbacks), taken
     except FailedError as error:
         return str(error), taken
     finally:
@@ -92,7 +99,7 @@ class Counting(Callback):
     def before_steps(self, trainer: Trainer) -> None:
         self.calls.append("before_steps")
 
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,6 +107,31 @@ class Counting(Callback):
 
     def metrics(self, trainer: Trainer) -> dict[str, float]:
         return {"mine/steps": self.steps}
+
+
+class Sees(Callback):
+    """Keeps the steps that it sees, and whether the run is going back after them."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self.seen.append((result.step, bool(trainer.rewinding)))
+
+
+class SeesFirst(Sees):
+    priority = 100
+
+
+class SeesLast(Sees):
+    """Asks for a stop, on rank 1 alone, in the step after which the run goes back."""
+
+    priority = -100
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        super().after_step(trainer, result)
+        if trainer.rewinding and dist.get_rank() == 1:
+            trainer.stop()
 
 
 def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
@@ -113,6 +145,8 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
     spiking = settings(folder / "spiking", corpus, 16, faults={"spikes": spikes}, tracking=tracking, callbacks=alerts)
     counting = [{"name": f"{__name__}:Counting"}]
     stopping = settings(folder / "stopping", corpus, 16, faults={"spikes": spikes}, callbacks=counting)
+    requested = settings(folder / "requested", corpus, 16, faults={"spikes": spikes})
+    first, last = SeesFirst(), SeesLast()
     hopeless = settings(folder / "hopeless", corpus, 16, faults={"spikes": spikes})
     ramp = [{"until_step": 2, "global_batch_size": 8}, {"until_step": 3, "global_batch_size": 8 * 2}]
     batch = {"global_batch_size": 32, "micro_batch_size": 4, "ramp_up": ramp}
@@ -124,6 +158,8 @@ def in_trouble(folder: Path, corpus: Path) -> dict[str, Any]:
         "spiking": train_with(spiking, spike_at(192, 208)),
         "stopping": train_with(stopping, spike_at(192, 208), stop=13),
         "stopped": train_with(stopping, spike_at(192, 208)),
+        "requested": train_with(requested, spike_at(192, 208), callbacks=[last, first]),
+        "seen": (first.seen, last.seen),
         "hopeless": train_with(hopeless, spike_at(192, 10**9)),
         "growing": train_with(growing, stop=3),
         "grown": train_with(less),
@@ -233,6 +269,18 @@ def test_a_run_asked_to_stop_in_a_step_that_sends_it_back_takes_no_other(folder,
     assert taken == [(step, schedule[step + 1]) for step in range(12, 16)]
     rows = {row.step: row.metrics for row in read_metrics(folder / "stopping/run")}
     assert rows[16]["train/spikes"] == 1
+
+
+def test_all_callbacks_see_the_step_of_a_spike_and_a_stop_requested_there_follows_the_rewind(folder, told, schedule):
+    """The run goes back from step 13 to step 12, takes step 13 with the rows of step 14, saves it and stops. The first
+    callback sees step 13 before `Spikes` does."""
+    assert [of_rank["requested"][0] for of_rank in told] == [75, 75]
+    taken = taken_by_both([of_rank["requested"] for of_rank in told])
+    assert taken == [*((step, schedule[step]) for step in range(13)), (12, schedule[13])]
+    assert (folder / "requested/run/checkpoints/latest").read_text() == "step-00000013\n"
+    sound = [(step, False) for step in range(1, 13)]
+    seen = [[*sound, (13, False), (13, False)], [*sound, (13, True), (13, False)]]
+    assert [[*of_rank["seen"]] for of_rank in told] == [seen, seen]
 
 
 def test_a_callback_is_restored_after_it_has_set_itself_up(folder, told):

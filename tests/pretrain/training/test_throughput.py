@@ -64,7 +64,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
 
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])
-    speed, trainer = Speed(), SimpleNamespace(meta_model=model, waited=0.0, micro_batches=[batch, batch])
+    speed, trainer = Speed(), SimpleNamespace(meta_model=model)
     trainer.config, trainer.run = run_config(), SimpleNamespace(ranks=1)
     trainer.engine = SimpleNamespace(device=torch.device("cpu"))
 
@@ -72,7 +72,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
         speed._peak = peak
         speed.before_steps(trainer)
         for _ in range(3):
-            speed.after_step(trainer)
+            speed.after_step(trainer, SimpleNamespace(waited=0.0, micro_batches=[batch, batch]))
             speed.after_pause(trainer)
         return speed.metrics(trainer)
 

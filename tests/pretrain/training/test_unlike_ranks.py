@@ -20,12 +20,13 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import DamagedInput, FailedError, StoreUnavailable, UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
+from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HookSettings
 from pretrain.evaluate.hook import EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run import node_memory
-from pretrain.training.callback import Callback
+from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import run_file
@@ -46,7 +47,7 @@ class Unlike(Callback):
             torch.set_num_threads(2)
 
     @contextlib.contextmanager
-    def during_step(self, trainer: Trainer) -> Iterator[None]:
+    def during_step(self, trainer: Trainer, micro_batches: list[Batch]) -> Iterator[None]:
         model, handles = trainer.engine.deepspeed.module, []
         if self.what == "a gradient that isn't finite" and trainer.step == 2:
             handles.append(next(model.parameters()).register_hook(lambda gradient: gradient * float("nan")))
@@ -58,8 +59,8 @@ class Unlike(Callback):
         for handle in handles:
             handle.remove()
 
-    def after_step(self, trainer: Trainer) -> None:
-        if trainer.step != 2:
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.step != 2:
             return
         if self.what == "a pause":
             trainer.resume_clocks()
