@@ -132,12 +132,16 @@ class AllowedOutputs:
         except UserError as error:
             raise UserError(f"{path}: {str(error).removeprefix('allowed: ')}") from None
 
-    def output(self, ids: Sequence[int]) -> str:
-        """The output with these `ids`, as it was given; a list of ids is decoded. `ids` end with EOS."""
+    def output(self, ids: Sequence[int]) -> str | None:
+        """The output with these `ids`, which end with EOS, as it was given; a list of ids is decoded. None: not an
+        output."""
         node = torch.zeros(1, dtype=torch.long)
         for id_ in ids:
             node = self.trie.after(node, torch.tensor([id_]))
-        found = self._outputs[self._output_at[int(node)]]
+        number = self._output_at.get(int(node))
+        if number is None:
+            return None
+        found = self._outputs[number]
         return found if isinstance(found, str) else self._tokenizer.decode(found)
 
 

@@ -200,6 +200,7 @@ class Answers:
         one = _answer(tokenizer, self._texts[number], self._inputs[number], tokens, self._causal)
         if self._allowed is not None:
             output = self._allowed.output([*before_eos(tokens, tokenizer.vocabulary), tokenizer.vocabulary.eos])
+            assert output is not None  # the search allows no other
             one = replace(one, generated=output, whole=output if one.whole == one.generated else one.whole)
         return replace(one, sample=None if self._samples is None else sample, score=score)
 

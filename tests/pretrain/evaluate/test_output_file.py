@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -73,7 +74,7 @@ def test_a_killed_command_resumes(spiece, tmp_path):
     command = [sys.executable, "-c", COMMAND, "generate", "somewhere", *OPTIONS, "--batch-size", "8", "--output"]
     with subprocess.Popen([*command, path, spiece]) as process:
         while process.poll() is None and (not path.exists() or path.stat().st_size == 0):
-            pass
+            time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
     subprocess.run([*command, path, spiece], check=True)
     subprocess.run([*command, tmp_path / "whole.jsonl", spiece], check=True)
