@@ -111,7 +111,7 @@ def generate(
         asked += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
     answers = loaded.answers_of(trained.on_best_device(), asked, settings, batch_size, samples, allowed)
-    of_each = [original for original in originals for _ in range(len(answers) // len(originals))]
+    of_each = [original for original in originals for _ in range(len(answers) // len(asked))]
     likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
     if output is None:
         show(answers.following(0), of_each, jsonl, sys.stdout, likely)

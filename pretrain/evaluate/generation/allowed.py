@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_pipeline.base import arguments
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
@@ -149,10 +151,12 @@ def _is_ids(output: object) -> bool:
     return isinstance(output, list) and all(type(one) is int for one in output)
 
 
-def _checked(ids: Sequence[int], number: int, tokenizer: Tokenizer) -> list[int]:
+def _checked(ids: Any, number: int, tokenizer: Tokenizer) -> list[int]:
     """The ids of an output. Raises UserError unless the tokenizer has them and none is EOS."""
-    for id_ in ids:
-        if not 0 <= id_ < tokenizer.size or id_ == tokenizer.vocabulary.eos:
-            most = tokenizer.size - 1
-            raise UserError(f"allowed: output {number}: expected ids from 0 to {most} without EOS, got {id_}")
-    return list(ids)
+    try:
+        found = arguments.token_ids(ids, tokenizer.size)
+    except UserError as error:
+        raise UserError(f"allowed: output {number}: {error}") from None
+    if tokenizer.vocabulary.eos in found:
+        raise UserError(f"allowed: output {number}: EOS, {tokenizer.vocabulary.eos}, is added; leave it out")
+    return found

@@ -143,7 +143,7 @@ class Answers:
             found: dict[int, list[Answer]] = {}
             following = max(start, first)
             for batch in self._batches(range(start, min(start + window, end))):
-                if batch[-1] < first:
+                if max(batch) < first:
                     continue
                 found |= zip(batch, self._answers(batch), strict=True)
                 while following in found:

@@ -100,8 +100,8 @@ def test_outputs_are_read_from_lines_of_texts_or_ids(model, tokenizer, tmp_path)
         ("lines.txt", "a\n\nb\n", "line 2: expected a text, got ''"),
         ("ids.jsonl", '"a"\n[1.5]\n', "line 2: expected a JSON string or a list of ids, got '[1.5]'"),
         ("ids.jsonl", '"a\n', "line 1: expected a JSON string or a list of ids, got"),
-        ("ids.jsonl", "[5, 999]\n", "output 1: expected ids from 0 to 319 without EOS, got 999"),
-        ("ids.jsonl", "[5, 1]\n", "output 1: expected ids from 0 to 319 without EOS, got 1"),
+        ("ids.jsonl", "[5, 999]\n", "output 1: expected token ids from 0 to 319, got 999"),
+        ("ids.jsonl", "[5, 1]\n", "output 1: EOS, 1, is added; leave it out"),
         ("lines.txt", "", "has no line of text"),
     ],
 )
@@ -122,6 +122,8 @@ def test_settings_that_forbid_outputs_are_refused(model):
         model.generate("x", allowed=WORDS, min_new_tokens=2)
     with pytest.raises(UserError, match="allowed: has no output"):
         model.generate("x", allowed=[])
+    with pytest.raises(UserError, match="allowed: output 2: expected token ids, got 7"):
+        model.generate("x", allowed=["a", 7])
 
 
 def test_many_outputs_make_a_trie_of_as_many_edges_as_they_have_beginnings():

@@ -26,7 +26,8 @@ COMMAND = """
 import sys
 from pretrain import cli, loaded
 from tests.pretrain.evaluate.test_output_file import trained_by
-loaded.open_model = lambda path: trained_by(sys.argv.pop())
+spiece = sys.argv.pop()
+loaded.open_model = lambda path: trained_by(spiece)
 cli.app()
 """
 
