@@ -1,8 +1,6 @@
 """`pretrain generate --output`: a file of many samples, which a killed command resumes."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -76,7 +74,7 @@ def test_a_killed_command_resumes(spiece, tmp_path):
     with subprocess.Popen([*command, path, spiece]) as process:
         while process.poll() is None and (not path.exists() or path.stat().st_size == 0):
             time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
     subprocess.run([*command, path, spiece], check=True)
     subprocess.run([*command, tmp_path / "whole.jsonl", spiece], check=True)
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
