@@ -22,9 +22,10 @@ from tests.support.tables import each
 OPTIONS = ["--prompt", "", "--prompt", "The Work", "--samples", "40", "--seed", "3", "--max-new-tokens", "9"]
 COMMAND = """
 import sys
+from pathlib import Path
 from pretrain import cli, loaded
 from tests.pretrain.evaluate.test_output_file import trained_by
-spiece = sys.argv.pop()
+spiece = Path(sys.argv.pop())
 loaded.open_model = lambda path: trained_by(spiece)
 cli.app()
 """
@@ -70,7 +71,8 @@ def test_a_file_that_was_cut_anywhere_is_continued_to_the_same_bytes(model, tmp_
 
 def test_a_killed_command_resumes(spiece, tmp_path):
     path = tmp_path / "samples.jsonl"
-    command = [sys.executable, "-c", COMMAND, "generate", "somewhere", *OPTIONS, "--batch-size", "8", "--output"]
+    options = [*OPTIONS, "--samples", "400", "--batch-size", "8", "--output"]
+    command = [sys.executable, "-c", COMMAND, "generate", "somewhere", *options]
     with subprocess.Popen([*command, path, spiece]) as process:
         while process.poll() is None and (not path.exists() or path.stat().st_size == 0):
             time.sleep(0.02)
