@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from data_pipeline.base import arguments, paths
-from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain import export, models
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import Answer, answer_texts
+from pretrain.evaluate.generation.allowed import AllowedOutputs
+from pretrain.evaluate.generation.output_file import read_answers, write_answers
+from pretrain.evaluate.generation.settings import GenerationSettings, checked
+from pretrain.evaluate.generation.texts import Answer, Answers, bos_of
 from pretrain.export.load import CONFIG
 from pretrain.hardware import tell_of_spinning
 from pretrain.models.layers import SkipInit
@@ -48,23 +49,59 @@ class PretrainedModel(nn.Module):
         described = f"{parameters:,} parameters, {str(weights[0].dtype).removeprefix('torch.')} on {weights[0].device}"
         return f"PretrainedModel({self.model.config.family}: {described}; {self.tokenizer!r})"
 
-    def generate(self, texts: str | Sequence[str], *, batch_size: int = 16, **settings: Any) -> list[Answer]:
-        """The answer to each of `texts`, or its continuation if the model is causal; `batch_size` texts at a time.
+    def generate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        samples: int | None = None,
+        allowed: str | Path | Sequence[str | Sequence[int]] | None = None,
+        output: str | Path | None = None,
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> list[Answer]:
+        """The answers to `texts`, or their continuations if the model is causal, in the order of `texts`.
 
-        A str is one text. `<extra_id_0>`, `<extra_id_1>`, … in a text stand for masked spans. `settings` have
-        transformers' names and meanings: max_new_tokens, num_beams, temperature, top_k, top_p, seed, …; the default is
-        greedy decoding. Raises UserError for a wrong setting, anything but texts, a text that is too long, and a model
-        that doesn't generate.
+        A str is one text. `<extra_id_0>`, `<extra_id_1>`, … in a text stand for masked spans. `samples`: number of
+        samples of each text; the default temperature is then 1. `allowed`: the only answers, as texts or lists of ids,
+        or the path of a file with one in each line. `output`: a JSONL file for the answers; the same call resumes where
+        the file ends. `batch_size`: texts per batch; None: by their length. `settings` have transformers' names and
+        meanings: max_new_tokens, num_beams, num_return_sequences, temperature, top_k, top_p, seed, …; the default is
+        greedy decoding. Raises UserError for a wrong setting, anything but texts, a text that is too long, an `output`
+        of another call, and a model that doesn't generate.
         """
-        checked, prompts = check(settings, GenerationSettings, "generate"), arguments.texts(texts)
-        batch_size = arguments.integer("batch_size", batch_size, 1)
+        samples = None if samples is None else arguments.integer("samples", samples, 1)
+        batch_size = None if batch_size is None else arguments.integer("batch_size", batch_size, 1)
+        checked_settings, prompts = checked(settings, samples), arguments.texts(texts)
         tell_of_spinning()
         training = self.training
         self.eval()
         try:
-            return list(answer_texts(TrainedModel(self.model, self.tokenizer), prompts, checked, batch_size))
+            trained = TrainedModel(self.model, self.tokenizer)
+            answers = answers_of(trained, prompts, checked_settings, batch_size, samples, allowed)
+            if output is None:
+                return list(answers.following(0))
+            write_answers(Path(output), answers)
+            return read_answers(Path(output), answers)
         finally:
             self.train(training)
+
+
+def answers_of(
+    trained: TrainedModel,
+    texts: Sequence[str],
+    settings: GenerationSettings,
+    batch_size: int | None,
+    samples: int | None,
+    allowed: str | Path | Sequence[str | Sequence[int]] | None,
+) -> Answers:
+    """The answers that `PretrainedModel.generate` returns."""
+    tokenizer, outputs = trained.tokenizer, None
+    bos = bos_of(tokenizer, models.FAMILIES[trained.model.config.family])
+    if isinstance(allowed, str | Path):
+        outputs = AllowedOutputs.read(Path(allowed), tokenizer, bos)
+    elif allowed is not None:
+        outputs = AllowedOutputs(allowed, tokenizer, bos)
+    return Answers(trained, texts, settings, batch_size, samples, outputs)
 
 
 def load(path: str | Path, /) -> tuple[PretrainedModel, Tokenizer]:

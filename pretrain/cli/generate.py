@@ -2,19 +2,17 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
-from data_pipeline.base.atomic import naming
 from data_pipeline.base.command import json_for, path_option, refuse_options
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import is_utf8
 from data_pipeline.base.progress import Progress, track
 from pretrain.cli.app import SavedModel, app
+from pretrain.evaluate.generation.lines import lines_of
 
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB.
@@ -22,6 +20,8 @@ from pretrain.cli.app import SavedModel, app
 if TYPE_CHECKING:
     from pretrain.evaluate.generation.blanks import Filling
     from pretrain.evaluate.generation.texts import Answer
+
+    Fillings = Callable[[str], list[list[Filling]]]
 
 
 # The options from `max_new_tokens` on are the fields of GenerationSettings.
@@ -33,6 +33,9 @@ def generate(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="A text. <extra_id_0>, <extra_id_1>, … stand for masked spans."),
     ] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", help="A text, like TEXT; may be given several times.")
+    ] = None,
     file: Annotated[
         Path | None, path_option("--file", "A file with one text per line. Default without TEXT: stdin.")
     ] = None,
@@ -41,21 +44,40 @@ def generate(
         path_option("--corpus", "Take sentences from the held-out documents of this corpus, and mask words in them."),
     ] = None,
     number: Annotated[int, typer.Option("-n", min=1, help="Number of sentences from --corpus.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 16,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Number of samples of each text. The default temperature is then 1.")
+    ] = None,
+    allowed: Annotated[
+        Path | None,
+        path_option(
+            "--allowed", "Generate lines of this file only. A line is a text; in a .jsonl, a string or a list of ids."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of texts per batch. Default: by their length.", show_default=False)
+    ] = None,
     likeliest: Annotated[
         int, typer.Option(min=0, help="Number of likeliest fillings to show for each masked span.")
     ] = 0,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print JSON lines with the keys text, generated, whole.")] = (
         False
     ),
-    out: Annotated[Path | None, path_option("--out", "Write to this new file instead of stdout.")] = None,
+    output: Annotated[
+        Path | None,
+        path_option("--output", "Write JSON lines to this file. The same command resumes where the file ends."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer, in tokens.")] = 128,
     min_new_tokens: Annotated[int, typer.Option(help="Minimum length of an answer, in tokens.")] = 0,
     no_repeat_ngram_size: Annotated[int, typer.Option(help="Never repeat an n-gram of this size. 0: off.")] = 0,
     num_beams: Annotated[int, typer.Option(help="Number of beams. 1: no beam search.")] = 1,
+    num_return_sequences: Annotated[
+        int, typer.Option("--return-sequences", help="Number of beams to return, with their scores.")
+    ] = 1,
     length_penalty: Annotated[float, typer.Option(help="For beam search: above 0 favours long answers.")] = 1.0,
     early_stopping: Annotated[str, typer.Option(help="For beam search: true, false or never.")] = "false",
-    temperature: Annotated[float, typer.Option(help="Sampling temperature. 0: greedy decoding.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature. 0: greedy decoding, the default without --samples.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
         float, typer.Option(help="Sample from the fewest tokens whose probabilities sum to this, after --top-k.")
@@ -64,35 +86,38 @@ def generate(
 ) -> None:
     """Fill masked spans, answer a text or continue it, depending on the model."""
     from data_pipeline import corpus as corpora
-    from data_pipeline.base import config_file
     from pretrain import loaded, models
     from pretrain.evaluate.generation import blanks
     from pretrain.evaluate.generation import settings as generation
-    from pretrain.evaluate.generation import texts as answering
+    from pretrain.evaluate.generation.output_file import write_answers
 
     given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
-    settings = config_file.check(given, generation.GenerationSettings, "generate")
+    if temperature is None:
+        del given["temperature"]
+    settings = generation.checked(given, samples)
     if corpus is None:
         refuse_options(context, "for --corpus", "number")
-    if out is not None and out.exists():
-        raise UserError(f"{out}: exists already; choose another file")
-    prompts: list[str] = []
-    if texts or file or corpus is None:
-        prompts = texts_of(texts or [], file, None if sys.stdin.isatty() else sys.stdin)
+    asked: list[str] = []
+    arguments = [*(texts or []), *(prompts or [])]
+    if arguments or file or corpus is None:
+        asked = texts_of(arguments, file, None if sys.stdin.isatty() else sys.stdin)
     trained = loaded.open_model(checkpoint)
-    originals: list[str | None] = [None] * len(prompts)
+    originals: list[str | None] = [None] * len(asked)
     if corpus is not None:
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
         blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
-        prompts += [text for text, _ in blanked]
+        asked += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
-    trained = trained.on_best_device()
-    written = answering.answer_texts(trained, prompts, settings, batch_size)
+    answers = loaded.answers_of(trained.on_best_device(), asked, settings, batch_size, samples, allowed)
+    of_each = [original for original in originals for _ in range(len(answers) // len(asked))]
     likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
-    with naming(out) if out else nullcontext(), new_file(out) if out else nullcontext(sys.stdout) as stream:
-        show(written, originals, jsonl, stream, likely)
+    if output is None:
+        show(answers.following(0), of_each, jsonl, sys.stdout, likely)
+    else:
+        others = {"likeliest": likeliest} if likeliest else {}
+        write_answers(output, answers, lambda number, one: _fields(one, of_each[number], _spans(one, likely)), others)
 
 
 _ABOUT_FILLINGS = (
@@ -110,18 +135,7 @@ def texts_of(arguments: Sequence[str], file: Path | None, piped: TextIO | None) 
         return list(arguments)
     if file is None and piped is None:
         raise UserError("give a text, --file, --corpus, or pipe lines of text in")
-    try:
-        read = file.read_text(encoding="utf-8-sig", errors="surrogateescape") if file else piped.read() if piped else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file or 'stdin'}: can't be read: {error}") from None
-    lines = read.split("\n")
-    if wrong := [number for number, line in enumerate(lines, 1) if not is_utf8(line)]:
-        raise UserError(f"{file or 'stdin'}: line {wrong[0]} isn't UTF-8")
-    if lines[-1] == "":
-        del lines[-1]
-    if not lines:
-        raise UserError(f"{file or 'stdin'}: has no line of text")
-    return lines
+    return lines_of(file or cast(TextIO, piped))
 
 
 def show(
@@ -129,7 +143,7 @@ def show(
     originals: Sequence[str | None],
     jsonl: bool,
     out: TextIO,
-    fillings: "Callable[[str], list[list[Filling]]] | None" = None,
+    fillings: "Fillings | None" = None,
 ) -> None:
     """Writes each answer to `out` as it comes, with a progress bar on stderr unless `out` is a terminal itself.
 
@@ -142,7 +156,7 @@ def show(
     if fillings and not jsonl:
         out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
-        of_spans = fillings(one.text) if fillings and one.has_blanks else []
+        of_spans = _spans(one, fillings)
         shown = json_for(out, _fields(one, original, of_spans)) if jsonl else _as_text(one, original, of_spans)
         out.write(shown + "\n")
         if not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
@@ -151,18 +165,12 @@ def show(
         out.flush()
 
 
-def new_file(path: Path) -> TextIO:
-    """Creates the file. Raises UserError if it exists or can't be created."""
-    try:
-        return path.open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"{path}: exists already; choose another file") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be written: {error.strerror}") from None
+def _spans(one: "Answer", fillings: "Fillings | None") -> "list[list[Filling]]":
+    return fillings(one.text) if fillings and one.has_blanks else []
 
 
 def _fields(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> dict[str, object]:
-    fields: dict[str, object] = {"text": one.text, "generated": one.generated, "whole": one.whole}
+    fields = one.fields()
     if original:
         fields["original"] = original
     if of_spans:
@@ -171,9 +179,10 @@ def _fields(one: "Answer", original: str | None, of_spans: "list[list[Filling]]"
 
 
 def _as_text(one: "Answer", original: str | None, of_spans: "list[list[Filling]]") -> str:
+    score = "" if one.score is None else f"{one.score:.4f}  "
     if not one.has_blanks:
-        return one.whole
-    lines = [f"masked    {one.text}", f"model     {one.whole}", *([f"original  {original}"] if original else [])]
+        return score + one.whole
+    lines = [f"masked    {one.text}", f"model     {score}{one.whole}", *([f"original  {original}"] if original else [])]
     for number, fillings in enumerate(of_spans):
         words = "   ".join(f"[{filling.text}] {filling.probability:.1%}" for filling in fillings)
         lines.append(f"span {number:<4} {words}")

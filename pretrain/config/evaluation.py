@@ -99,14 +99,9 @@ class SamplesSettings(HookSettings):
     """Seed of the masks."""
 
 
-class TextToTextSettings(HookSettings):
-    """The model answers held-out inputs of text-to-text pairs, and metrics compare its answers with the targets."""
+class PairsSettings(HookSettings):
+    """The settings of hooks that answer held-out inputs of text-to-text pairs."""
 
-    implementation: ClassVar[str] = "pretrain.evaluate.text_to_text.TextToTextAnswers"
-
-    hook: Literal["text_to_text"] = "text_to_text"
-    metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]
-    """The metrics. They range from 0 to 1, except `bleu` and `chrf`, which range from 0 to 100."""
     corpus: str | None = None
     """Name (in metrics) of the held-out corpus whose pairs are answered. null: every corpus that has pairs."""
     file: LocalPath | None = None
@@ -114,17 +109,10 @@ class TextToTextSettings(HookSettings):
     the labels to rank. null: the held-out rows."""
     prefix: str = ""
     """Text to put before every input of `file`."""
-    choices: list[str] = []
-    """The labels that `rank_accuracy` ranks, for rows without choices of their own. Empty: the distinct targets of the
-    held-out rows."""
     rows: PositiveInt = 500
     """Maximum number of held-out rows of each corpus to answer."""
     shown: PositiveInt = 20
     """Number of answers that the table shows."""
-    max_new_tokens: PositiveInt | None = None
-    """Maximum length of an answer, in tokens. null: the maximum target length of the corpus's objective."""
-    num_beams: PositiveInt = 1
-    """Number of beams in beam search. 1: greedy decoding."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -143,6 +131,38 @@ class TextToTextSettings(HookSettings):
         """The name in metrics of the pairs of `file`."""
         return Path(self.file or "").name.partition(".")[0]
 
+    def problems(self, held_out: Mapping[str, str]) -> list[str]:
+        if self.file is not None:
+            return _missing("file", self.file)
+        there = ", ".join(held_out) or "none"
+        if self.corpus is not None and self.corpus not in held_out:
+            return [f"corpus: no held-out corpus is named {self.corpus!r}; there is {there}"]
+        objectives = [*held_out.values()] if self.corpus is None else [held_out[self.corpus]]
+        if not any(objective.endswith("text_to_text") for objective in objectives):
+            return [f"corpus: {self.corpus or there} has no text-to-text pairs"]
+        return []
+
+
+def _missing(key: str, path: str) -> list[str]:
+    return [] if Path(path).is_file() else [f"{key}: {path}: no such file"]
+
+
+class TextToTextSettings(PairsSettings):
+    """The model answers held-out inputs of text-to-text pairs, and metrics compare its answers with the targets."""
+
+    implementation: ClassVar[str] = "pretrain.evaluate.text_to_text.TextToTextAnswers"
+
+    hook: Literal["text_to_text"] = "text_to_text"
+    metrics: Annotated[list[AnswerMetric], Field(min_length=1)] = ["exact_match"]
+    """The metrics. They range from 0 to 1, except `bleu` and `chrf`, which range from 0 to 100."""
+    choices: list[str] = []
+    """The labels that `rank_accuracy` ranks, for rows without choices of their own. Empty: the distinct targets of the
+    held-out rows."""
+    max_new_tokens: PositiveInt | None = None
+    """Maximum length of an answer, in tokens. null: the maximum target length of the corpus's objective."""
+    num_beams: PositiveInt = 1
+    """Number of beams in beam search. 1: greedy decoding."""
+
     @property
     def ranks(self) -> bool:
         """True if a metric ranks choices."""
@@ -153,16 +173,32 @@ class TextToTextSettings(HookSettings):
         """True if a metric needs generated answers."""
         return any(not name.startswith("rank_") for name in self.metrics)
 
+
+class RetrievalSettings(PairsSettings):
+    """The model retrieves: beam search over the allowed outputs for each held-out input of text-to-text pairs. Recall
+    and NDCG compare the outputs found with the targets."""
+
+    implementation: ClassVar[str] = "pretrain.evaluate.retrieval.Retrieval"
+
+    hook: Literal["retrieval"] = "retrieval"
+    at: Annotated[list[PositiveInt], Field(min_length=1)] = [1, 10]
+    """The cutoffs k: the metrics count the first k outputs found."""
+    allowed: LocalPath | None = None
+    """A file of the allowed outputs, one text a line; in a .jsonl file, a string or a list of ids. null: the distinct
+    targets of the whole corpus, or of `file`."""
+    num_beams: Annotated[int, Field(ge=2)] = 10
+    """Number of beams in beam search, at least the largest cutoff."""
+    length_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Outputs are ordered by log probability divided by length^penalty. 0: by probability."""
+
+    @model_validator(mode="after")
+    def _enough_beams(self) -> Self:
+        if max(self.at) > self.num_beams:
+            raise ValueError(f"at: {max(self.at)} exceeds num_beams, {self.num_beams}")
+        return self
+
     def problems(self, held_out: Mapping[str, str]) -> list[str]:
-        if self.file is not None:
-            return [] if Path(self.file).is_file() else [f"file: {self.file}: no such file"]
-        there = ", ".join(held_out) or "none"
-        if self.corpus is not None and self.corpus not in held_out:
-            return [f"corpus: no held-out corpus is named {self.corpus!r}; there is {there}"]
-        objectives = [*held_out.values()] if self.corpus is None else [held_out[self.corpus]]
-        if not any(objective.endswith("text_to_text") for objective in objectives):
-            return [f"corpus: {self.corpus or there} has no text-to-text pairs"]
-        return []
+        return super().problems(held_out) + (_missing("allowed", self.allowed) if self.allowed else [])
 
 
 _SHIPPED: tuple[type[HookSettings], ...] = (
@@ -170,6 +206,7 @@ _SHIPPED: tuple[type[HookSettings], ...] = (
     InputUseSettings,
     SamplesSettings,
     TextToTextSettings,
+    RetrievalSettings,
 )
 
 
@@ -178,9 +215,9 @@ HOOKS |= offered("hooks", HookSettings, HOOKS, "hook")
 """The settings of shipped hooks and of hooks that installed packages offer, by name."""
 SUITES = {
     "fast": [ValidationLossSettings.model_fields["hook"].default],
-    "full": [settings.model_fields["hook"].default for settings in _SHIPPED],
+    "full": [settings.model_fields["hook"].default for settings in _SHIPPED if settings is not RetrievalSettings],
 }
-"""The hooks that `pretrain evaluate --suite` runs."""
+"""The hooks that `pretrain evaluate --suite` runs. Retrieval is for tasks whose targets are a catalogue."""
 
 if TYPE_CHECKING:
     AnyHookSettings = HookSettings

@@ -4,7 +4,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,17 +11,14 @@ from typing import Any, NamedTuple
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from data_pipeline.base.errors import DamagedInput, UserError
-from data_pipeline.corpus import Corpus
-from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.tokenizer import Tokenizer
-from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Input, ReadStats
 from pretrain.config.evaluation import TextToTextSettings
-from pretrain.evaluate.generation.blanks import held_out_documents
+from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, written
+from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
 from pretrain.evaluate.prompt_format import Prompt, PromptFormat
 from pretrain.models.model import Model
@@ -31,23 +27,6 @@ from pretrain.run import watchdog
 _AT_ONCE = 32  # rows that a rank answers between two checks of the budget
 _TOKENS_AT_ONCE = 16_384  # tokens of choices in one forward pass
 _MOST_CHOICES = 1000
-
-
-@dataclass(frozen=True)
-class Question:
-    """A held-out input with its right answers and, if choices are ranked, its choices."""
-
-    text: str
-    references: Sequence[str]
-    choices: Sequence[str] = ()
-
-
-class Task(NamedTuple):
-    """The held-out questions of a corpus or a file."""
-
-    name: str
-    objective: TextToText
-    questions: list[Question]
 
 
 class Answer(NamedTuple):
@@ -82,7 +61,10 @@ class TextToTextAnswers:
         tables: dict[str, list[Row]] = {}
         lines: list[str] = []
         if self._tasks is None:
-            self._tasks = self._read(evaluation)
+            found_tasks = held_out_pairs.tasks(self._settings, evaluation.held_out.corpora)
+            self._tasks = [
+                task._replace(questions=_with_choices(task.questions, self._settings)) for task in found_tasks
+            ]
         with evaluation.whole_model() as model:
             for task in self._tasks:
                 answerer = _Answerer(model, evaluation.held_out.tokenizer, task.objective, self._settings)
@@ -101,19 +83,6 @@ class TextToTextAnswers:
                 if evaluation.collectives.late:
                     break
         return EvalResult(metrics, tables, lines=lines)
-
-    def _read(self, evaluation: Evaluation) -> list[Task]:
-        settings, corpora = self._settings, evaluation.held_out.corpora
-        if settings.file is not None:
-            objectives = filter(None, (_of_pairs(one.objective) for one in corpora.values()))
-            return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings))]
-        found = []
-        for name, corpus in corpora.items():
-            objective = _of_pairs(corpus.objective)
-            if settings.corpus in (None, name) and objective is not None:
-                questions = list(islice(_corpus_questions(corpus), settings.rows))
-                found.append(Task(name, objective, _with_choices(questions, settings)))
-        return found
 
     def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
         references = [question.references for question in questions]
@@ -193,37 +162,6 @@ class _Answerer:
             sums += losses["labels"].double().sum(dim=1).tolist()
         means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
         return choices[sums.index(min(sums))], choices[means.index(min(means))]
-
-
-def _of_pairs(objective: Objective) -> TextToText | None:
-    """The text-to-text objective of a corpus, also inside `in_one_row`; None: no such objective."""
-    inner = objective.of if isinstance(objective, InOneRow) else objective
-    return inner if isinstance(inner, TextToText) else None
-
-
-def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
-    """The held-out pairs of `corpus`, from its documents, where texts aren't cut."""
-    if not any((corpus.directory / "documents").glob("part-*.parquet")):
-        raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
-    for document in held_out_documents(corpus, "text", "target"):
-        yield Question(document.text, [document.target])
-
-
-def _file_questions(settings: TextToTextSettings) -> list[Question]:
-    """The pairs of a file. Raises UserError for a file without pairs, and for a damaged line."""
-    stats = ReadStats()
-    file = Input(str(settings.file), options={"prefix": settings.prefix})
-    try:
-        records = list(islice(READERS["pairs"](file, stats), settings.rows))
-    except DamagedInput as error:
-        raise UserError(str(error)) from None
-    if stats.damage:
-        position, reason = stats.damage[0]
-        raise UserError(f"{settings.file}: {position}: {reason}")
-    if not records:
-        raise UserError(f"{settings.file}: has no pair; {stats.counters.read} lines without input or target")
-    questions = [Question(one.text, one.targets or [one.target], one.choices) for one in records]
-    return _with_choices(questions, settings)
 
 
 def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:

@@ -1,8 +1,8 @@
-"""`generate`: greedy decoding, sampling and beam search with key-value caches, for every family, by transformers'
-rules."""
+"""`generate` and `search`: greedy decoding, sampling and beam search with key-value caches, for every family, by
+transformers' rules."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from data_pipeline.base.errors import UserError, one_line
 from data_pipeline.corpus.objectives.randomness import random_bits, row_keys
 from pretrain.config.model_config import ModelConfig
+from pretrain.evaluate.generation.allowed import Trie
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models.attention import KeyValueCache, MemoryCache
 from pretrain.models.model import Model
@@ -21,15 +22,17 @@ class Search:
     """Greedy decoding or, at a temperature, sampling: one text for each example.
 
     Attributes:
-        texts: (examples, max_new_tokens), each ending with EOS, then padding.
-        decided: (examples,) True if further tokens don't change the text.
+        texts: (examples, num_return_sequences, max_new_tokens), each ending with EOS, then padding.
+        scores: (examples, num_return_sequences) fp32, of beam search; else 0.
+        decided: (examples,) True if further tokens don't change the texts.
     """
 
     def __init__(self, prompt: Tensor, config: ModelConfig, settings: GenerationSettings, numbers: Sequence[int]):
         self.settings = settings
         self.eos = config.eos_id
         self.pad = config.pad_id
-        self.texts = prompt.new_full((len(prompt), settings.max_new_tokens), config.pad_id)
+        self.texts = prompt.new_full((len(prompt), 1, settings.max_new_tokens), config.pad_id)
+        self.scores = torch.zeros_like(prompt[:, :1], dtype=torch.float32)
         self.decided = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
         self.draws = uniform_draws(settings, numbers).to(prompt.device) if settings.temperature > 0.0 else None
 
@@ -40,7 +43,7 @@ class Search:
             tokens = scores.argmax(dim=1)
         else:
             tokens = sample(warped(scores, self.settings), self.draws[:, step, None])[:, 0]
-        self.texts[:, step] = tokens = tokens.masked_fill(self.decided, self.pad)
+        self.texts[:, 0, step] = tokens = tokens.masked_fill(self.decided, self.pad)
         self.decided = self.decided | (tokens == self.eos)
         return tokens[:, None], None
 
@@ -60,10 +63,12 @@ class BeamSearch(Search):
 
     def __init__(self, prompt: Tensor, config: ModelConfig, settings: GenerationSettings, numbers: Sequence[int]):
         super().__init__(prompt, config, settings, numbers)
-        self.sums = torch.zeros_like(prompt[:, :1], dtype=torch.float32)  # log probabilities of running hypotheses
-        self.running = self.texts[:, None]  # one at first
+        self.sums = self.scores  # log probabilities of running hypotheses
+        self.running = self.texts  # one at first
         self.finished = self.running.repeat(1, settings.num_beams, 1)
         self.worth = self.sums.new_full((len(prompt), settings.num_beams), -torch.inf)  # scores of finished hypotheses
+        self.texts = self.finished[:, : settings.num_return_sequences]
+        self.scores = self.worth[:, : settings.num_return_sequences]
         self.beaten = self.decided[:, None]  # True if no running hypothesis can beat the finished ones
 
     def choose(self, scores: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
@@ -82,7 +87,8 @@ class BeamSearch(Search):
         new[:, beams:] = -torch.inf
         self.worth, best = torch.cat([self.worth, new], dim=1).topk(beams)
         self.finished = _chosen(torch.cat([self.finished, continued], dim=1), best)
-        self.texts = self.finished[:, 0]
+        self.texts = self.finished[:, : self.settings.num_return_sequences]
+        self.scores = self.worth[:, : self.settings.num_return_sequences]
 
         self.sums, best = sums.masked_fill(ended, -torch.inf).topk(beams)
         self.running = _chosen(continued, best)
@@ -167,7 +173,19 @@ _NO_MEMORY = "can't allocate memory"  # PyTorch has no exception class for this 
 NO_TOKEN = -1  # padding before a prompt, in a history
 
 
-@torch.no_grad()
+class Found(NamedTuple):
+    """What `search` found.
+
+    Attributes:
+        tokens: (batch, num_return_sequences, at most max_new_tokens) ids; a row ends with EOS, then padding.
+        scores: (batch, num_return_sequences) fp32: the log probability divided by length^length_penalty, the largest
+            first; 0 without beam search. −∞: no text, since fewer are `allowed`.
+    """
+
+    tokens: Tensor
+    scores: Tensor
+
+
 def generate(
     model: Model,
     input_ids: Tensor,
@@ -176,64 +194,96 @@ def generate(
     *,
     numbers: Sequence[int] | None = None,
 ) -> Tensor:
-    """Generates ids (batch, at most max_new_tokens) for inputs (batch, length). A row ends with EOS, then padding.
+    """Generates ids (batch · num_return_sequences, at most max_new_tokens) for inputs (batch, length), as `search`
+    does. A row ends with EOS, then padding."""
+    return search(model, input_ids, attention_mask, settings, numbers=numbers).tokens.flatten(0, 1)
+
+
+@torch.no_grad()
+def search(
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    settings: GenerationSettings | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    allowed: Trie | None = None,
+    row_multiple: int = 1,
+) -> Found:
+    """Generates texts for inputs (batch, length).
 
     Args:
         input_ids: the encoder's inputs or, for a causal model, prompts padded on the left.
         attention_mask: of the shape of `input_ids`, nonzero at real tokens. None: no padding.
         settings: default: greedy decoding.
         numbers: the numbers of the rows, which with the seed determine their samples. None: from 0.
+        allowed: the only texts to generate. Probabilities still count all other tokens.
+        row_multiple: the model reads a multiple of this number of rows in each step. CPUs round products of a multiple
+            of 8 rows alike, so a row without padding is the same to the bit in any batch.
 
     As in training and in transformers, probabilities count all rows of a padded vocabulary, but padding is never
     chosen. Raises UserError for settings that the model doesn't support, and if there is too little memory.
     """
     settings, config = settings or GenerationSettings(), model.config
-    _check(model, input_ids.size(1), settings)
+    _check(model, input_ids.size(1), settings, allowed)
     was_training = model.training
     model.eval()
     try:
+        given = len(input_ids)
+        numbers = range(given) if numbers is None else numbers
+        if more := -given % row_multiple:
+            repeated = torch.arange(given + more, device=input_ids.device).clamp(max=given - 1)
+            input_ids, numbers = input_ids[repeated], [*numbers, *[numbers[-1]] * more]
+            attention_mask = None if attention_mask is None else attention_mask[repeated]
         decoder = Decoder(model, input_ids, attention_mask)
         tokens, history = decoder.prompt, decoder.history
-        numbers = range(len(tokens)) if numbers is None else numbers
-        search = (BeamSearch if settings.num_beams > 1 else Search)(tokens, config, settings, numbers)
-        result = search.texts.clone()
+        searched = (BeamSearch if settings.num_beams > 1 else Search)(tokens, config, settings, numbers)
+        texts, worth = searched.texts.clone(), searched.scores.clone()
         rows = torch.arange(len(tokens), device=tokens.device)  # the examples still in the batch
+        allowed = None if allowed is None else allowed.to(tokens.device)
+        nodes = torch.zeros_like(rows)  # of `allowed`, for each hypothesis
         for step in range(settings.max_new_tokens):
             scores = decoder.step(tokens).float()
             scores = scores.log_softmax(dim=1) if settings.num_beams > 1 else scores
             scores = without_forbidden(scores[:, : config.vocab_size], history, step, settings, config.eos_id)
-            tokens, origin = search.choose(scores, step)
-            left = int((~search.decided).sum())
+            scores = scores if allowed is None else allowed.only(scores, nodes)
+            tokens, origin = searched.choose(scores, step)
+            left = int((~searched.decided).sum())
             if left == 0:
                 break
             if origin is not None:
                 decoder.select(origin)
-                history = history[origin]
+                history, nodes = history[origin], nodes[origin]
             history = torch.cat([history, tokens], dim=1)
+            nodes = nodes if allowed is None else allowed.after(nodes, tokens[:, 0])
+            left += -left % row_multiple
             if left <= LEAVE_AT * len(rows):
-                result[rows] = search.texts
-                stay = (~search.decided).nonzero()[:, 0]
+                texts[rows], worth[rows] = searched.texts, searched.scores
+                stay = searched.decided.int().argsort(stable=True)[:left].sort().values
                 hypotheses = torch.arange(len(tokens), device=tokens.device).view(len(rows), -1)[stay].flatten()
                 decoder.select(hypotheses)
-                search.keep(stay)
+                searched.keep(stay)
                 rows = rows[stay]
-                tokens = tokens[hypotheses]
+                tokens, nodes = tokens[hypotheses], nodes[hypotheses]
                 history = history[hypotheses]
-        result[rows] = search.texts
-        before_eos = (result == config.eos_id).cumsum(dim=1) == 0
-        return result[:, : int(before_eos.sum(dim=1).max()) + 1]
+        texts[rows], worth[rows] = searched.texts, searched.scores
+        texts, worth = texts[:given], worth[:given]
+        before_eos = (texts == config.eos_id).cumsum(dim=2) == 0
+        return Found(texts[:, :, : int(before_eos.sum(dim=2).max()) + 1], worth)
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and _NO_MEMORY not in str(error):
             raise
-        texts = f"{len(input_ids)} texts of up to {input_ids.size(1):,} tokens together"
-        raise UserError(f"too little memory for {texts}: {one_line(error)}; give shorter texts, or fewer") from None
+        together = f"{len(input_ids)} texts of up to {input_ids.size(1):,} tokens together"
+        raise UserError(f"too little memory for {together}: {one_line(error)}; give shorter texts, or fewer") from None
     finally:
         model.train(was_training)
 
 
-def _check(model: Model, length: int, settings: GenerationSettings) -> None:
+def _check(model: Model, length: int, settings: GenerationSettings, allowed: Trie | None) -> None:
     vocab_size, longest = model.config.vocab_size, model.config.longest_sequence
     assert vocab_size is not None
+    if allowed is not None:
+        allowed.check(settings)
     if 2 * settings.num_beams > vocab_size:
         raise UserError(f"num_beams: {settings.num_beams} beams need twice as many ids, not {vocab_size}")
     if longest is not None and length > longest:

@@ -1,22 +1,33 @@
-"""Generates text from text: `answer_texts`, for `pretrain generate` and samples."""
+"""Generates text from text: `Answers`, for `pretrain generate` and samples."""
 
+import hashlib
+import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.engine.checkpoint.trained import TrainedModel
-from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.allowed import AllowedOutputs
+from pretrain.evaluate.generation.decoding import generate, search
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.models import FAMILIES, Family
 from pretrain.models.model import Model
+
+_TOKENS = 16_384  # tokens of a batch, inputs and answers together
+_WINDOW = 512  # rows that are sorted by length together, so that their answers come soon
+_DIGITS = 16  # of a checksum
+_ROWS_ALIKE = 8  # samples: see `row_multiple` of `search`
 
 
 @dataclass(frozen=True)
@@ -29,39 +40,169 @@ class Answer:
         whole: the continued text, or the text with its masked spans filled in brackets; the answer itself for a text
             without masked spans.
         has_blanks: whether the text has masked spans.
+        sample: the number of the sample, from 0; None: not one of several samples.
+        score: of several returned beams: the log probability divided by length^length_penalty; None: one answer.
     """
 
     text: str
     generated: str
     whole: str
     has_blanks: bool
+    sample: int | None = None
+    score: float | None = None
+
+    def fields(self) -> dict[str, object]:
+        """The keys and values of the answer as a JSON line."""
+        optional = {"sample": self.sample, "score": self.score}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"text": self.text, **given, "generated": self.generated, "whole": self.whole}
 
 
 def answer_texts(
-    trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int = 16
+    trained: TrainedModel, texts: Sequence[str], settings: GenerationSettings, batch_size: int | None = None
 ) -> Iterator[Answer]:
-    """Generates an answer to each text, in order, `batch_size` texts at a time.
+    """Generates an answer to each text, in order. See `Answers`."""
+    return Answers(trained, texts, settings, batch_size).following(0)
 
-    An encoder-decoder reads a text and answers; a causal model continues the text. Seed and number of a text determine
-    its samples. Raises UserError at once if the model doesn't generate, or a text is too long for it.
+
+class Answers:
+    """The answers to some texts: all answers to the first text, then all answers to the second text, and so on.
+
+    An encoder-decoder reads a text and answers; a causal model continues the text. The seed, the text and the number of
+    a sample determine the sample, whatever the other texts and the batches are. Equal texts have different samples.
+
+    Attributes:
+        settings: the settings of generation; with `allowed`, max_new_tokens is at most its longest output.
+        per_row: the number of answers that one search gives: the returned beams.
     """
-    model, tokenizer = trained.model, trained.tokenizer
-    family = FAMILIES[model.config.family]
-    if family.generates is None:
-        raise UserError(f"models of the family {model.config.family} don't generate text")
-    causal = family.generates == "continuations"
-    inputs = [input_ids(tokenizer, text, family) for text in texts]
-    _check_lengths(inputs, causal, settings.max_new_tokens, model.config.longest_sequence)
 
-    def answers() -> Iterator[Answer]:
-        for start in range(0, len(texts), batch_size):
-            batch = inputs[start : start + batch_size]
-            numbers = range(start, start + len(batch))
-            rows = written(model, batch, tokenizer.vocabulary, settings, causal, numbers)
-            for number, given, row in zip(numbers, batch, rows, strict=True):
-                yield _answer(tokenizer, texts[number], given, row, causal)
+    def __init__(
+        self,
+        trained: TrainedModel,
+        texts: Sequence[str],
+        settings: GenerationSettings,
+        batch_size: int | None = None,
+        samples: int | None = None,
+        allowed: AllowedOutputs | None = None,
+    ):
+        """`batch_size`: texts per batch; None: by length. `samples`: samples of each text; None: one answer. Raises
+        UserError if the model doesn't generate, or a text is too long for it."""
+        model, tokenizer = trained.model, trained.tokenizer
+        family = FAMILIES[model.config.family]
+        if family.generates is None:
+            raise UserError(f"models of the family {model.config.family} don't generate text")
+        self.per_row = settings.num_return_sequences
+        if allowed is not None:
+            allowed.trie.check(settings)
+            settings = settings.model_copy(update={"max_new_tokens": allowed.trie.longest})
+            self.per_row = min(self.per_row, allowed.number)
+        self.settings = settings
+        self._trained, self._texts, self._samples = trained, texts, samples
+        self._causal = family.generates == "continuations"
+        self._batch_size, self._allowed = batch_size, allowed
+        self._inputs = [input_ids(tokenizer, text, family) for text in texts]
+        _check_lengths(self._inputs, self._causal, settings.max_new_tokens, model.config.longest_sequence)
+        counts: Counter[str] = Counter()
+        self._repeats: list[int] = []  # for each text: how many equal texts precede it
+        for text in texts:
+            self._repeats.append(counts[text])
+            counts[text] += 1
 
-    return answers()
+    def __len__(self) -> int:
+        return len(self._texts) * (self._samples or 1) * self.per_row
+
+    def identity(self) -> dict[str, object]:
+        """What the answers depend on, as JSON: checksums of the model, the texts and the allowed outputs; the settings.
+
+        Computes a checksum of all weights, which takes a second for each 1 to 2 GB.
+        """
+        allowed = None if self._allowed is None else self._allowed.checksum
+        return {
+            "model": _checksum(self._trained),
+            "texts": fingerprint(self._texts)[:_DIGITS],
+            "samples": self._samples,
+            "allowed": allowed and allowed[:_DIGITS],
+            **self.settings.model_dump(),
+        }
+
+    def following(self, number: int) -> Iterator[Answer]:
+        """The answers from number `number` on."""
+        first, passed = divmod(number, self.per_row)
+        return itertools.islice(itertools.chain.from_iterable(self._rows(first)), passed, None)
+
+    def has_blanks(self, number: int) -> bool:
+        """Whether the text of answer `number` has masked spans to fill."""
+        inputs = self._inputs[number // (self.per_row * (self._samples or 1))]
+        return not self._causal and any(id_ in self._trained.tokenizer.vocabulary.sentinel_ids for id_ in inputs)
+
+    def _rows(self, first: int) -> Iterator[list[Answer]]:
+        """The answers of each row from row `first` on. A row is a text, or a sample of a text."""
+        samples, most = self._samples or 1, self._batch_size or _WINDOW
+        window, end = max(most, _WINDOW), len(self._texts) * samples
+        for start in range(first - first % window, end, window):
+            found: dict[int, list[Answer]] = {}
+            following = max(start, first)
+            for batch in self._batches(range(start, min(start + window, end))):
+                if max(batch) < first:
+                    continue
+                found |= zip(batch, self._answers(batch), strict=True)
+                while following in found:
+                    yield found.pop(following)
+                    following += 1
+
+    def _batches(self, rows: range) -> Iterator[list[int]]:
+        """Batches of rows of similar length, short texts first. Samples share a batch only with texts of the same
+        length: without padding, they are the same to the bit in any batch."""
+        samples, sampled = self._samples or 1, self.settings.temperature > 0.0
+        batch: list[int] = []
+        for row in sorted(rows, key=lambda row: len(self._inputs[row // samples])):
+            length = len(self._inputs[row // samples])
+            tokens = (len(batch) + 1) * (length + self.settings.num_beams * self.settings.max_new_tokens)
+            full = tokens > _TOKENS if self._batch_size is None else len(batch) == self._batch_size
+            if batch and (full or (sampled and length != len(self._inputs[batch[0] // samples]))):
+                yield batch
+                batch = []
+            batch.append(row)
+        yield batch
+
+    def _answers(self, rows: Sequence[int]) -> list[list[Answer]]:
+        """The answers of some rows."""
+        samples = self._samples or 1
+        vocabulary = self._trained.tokenizer.vocabulary
+        inputs = [self._inputs[row // samples] for row in rows]
+        ids, mask = padded(inputs, vocabulary.pad, self._causal, self._trained.device)
+        found = search(
+            self._trained.model,
+            ids,
+            mask,
+            self.settings,
+            numbers=[self._stream(*divmod(row, samples)) for row in rows],
+            allowed=None if self._allowed is None else self._allowed.trie,
+            row_multiple=_ROWS_ALIKE if self.settings.temperature > 0.0 else 1,
+        )
+        several = self.settings.num_return_sequences > 1
+        return [
+            [
+                self._answer(row, tokens, score if several else None)
+                for tokens, score in zip(texts[: self.per_row], scores, strict=False)
+            ]
+            for row, texts, scores in zip(rows, found.tokens.tolist(), found.scores.tolist(), strict=True)
+        ]
+
+    def _stream(self, text: int, sample: int) -> int:
+        """The number of the random stream of a sample, below 2⁶³."""
+        sample += self._repeats[text] * (self._samples or 1)
+        return hashed(f"{sample}/{self._texts[text]}") >> 1
+
+    def _answer(self, row: int, tokens: list[int], score: float | None) -> Answer:
+        number, sample = divmod(row, self._samples or 1)
+        tokenizer = self._trained.tokenizer
+        one = _answer(tokenizer, self._texts[number], self._inputs[number], tokens, self._causal)
+        if self._allowed is not None:
+            output = self._allowed.output([*before_eos(tokens, tokenizer.vocabulary), tokenizer.vocabulary.eos])
+            assert output is not None  # the search allows no other
+            one = replace(one, generated=output, whole=output if one.whole == one.generated else one.whole)
+        return replace(one, sample=None if self._samples is None else sample, score=score)
 
 
 def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], causal: bool) -> Answer:
@@ -76,17 +217,21 @@ def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], c
     return Answer(text, generated, generated, has_blanks=False)
 
 
+def _checksum(trained: TrainedModel) -> str:
+    """A checksum of a model's config, weights and tokenizer."""
+    digest = hashlib.sha256(fingerprint([trained.model.config, trained.tokenizer.sha256]).encode())
+    for name, tensor in trained.model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:_DIGITS]
+
+
 def written(
-    model: Model,
-    inputs: Sequence[Sequence[int]],
-    vocabulary: Vocabulary,
-    settings: GenerationSettings,
-    causal: bool,
-    numbers: Sequence[int] | None = None,
+    model: Model, inputs: Sequence[Sequence[int]], vocabulary: Vocabulary, settings: GenerationSettings, causal: bool
 ) -> list[list[int]]:
     """The generated ids for each of `inputs`: answers or, if the model is `causal`, continuations. See `generate`."""
     ids, mask = padded(inputs, vocabulary.pad, causal, next(model.parameters()).device)
-    return generate(model, ids, mask, settings, numbers=numbers).tolist()
+    return generate(model, ids, mask, settings).tolist()
 
 
 def before_eos(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
@@ -110,9 +255,13 @@ def input_ids(tokenizer: Tokenizer, text: str, family: Family) -> list[int]:
     to continue, EOS for an empty text."""
     if family.generates == "continuations":
         return tokenizer.encode([text])[0] or [tokenizer.vocabulary.eos]
-    bos = tokenizer.vocabulary.bos
-    begin = [bos] if family.inputs_begin_with_bos and bos is not None else []
-    return [*begin, *tokenizer.encode_with_sentinels(text)]
+    bos = bos_of(tokenizer, family)
+    return [*([] if bos is None else [bos]), *tokenizer.encode_with_sentinels(text)]
+
+
+def bos_of(tokenizer: Tokenizer, family: Family) -> int | None:
+    """The BOS that inputs and answers of a family begin with, such as BART's; None: no BOS."""
+    return tokenizer.vocabulary.bos if family.inputs_begin_with_bos else None
 
 
 def _check_lengths(inputs: Sequence[list[int]], causal: bool, new: int, longest: int | None) -> None:

@@ -22,9 +22,9 @@ from pretrain.cli.generate import show
 from pretrain.config.model_config import ModelConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.blanks import blank_out, likeliest_fillings
-from pretrain.evaluate.generation.decoding import generate, repeating, sample, uniform_draws, warped
+from pretrain.evaluate.generation.decoding import generate, repeating, sample, search, uniform_draws, warped
 from pretrain.evaluate.generation.settings import GenerationSettings
-from pretrain.evaluate.generation.texts import Answer, answer_texts, padded, split_spans
+from pretrain.evaluate.generation.texts import Answer, Answers, answer_texts, padded, split_spans
 from pretrain.models.functional.attention_backends import attention_weights
 from pretrain.models.model import Model
 from pretrain.models.stacks import EncoderDecoder
@@ -131,6 +131,22 @@ def test_greedy_and_beam_search_equal_transformers(family, seed, padding, tmp_pa
         endings += [eos in row for row in found]
     assert any(endings)
     assert not all(endings)  # others reached the maximum length
+
+
+def test_returned_beams_and_their_scores_equal_those_of_transformers(tmp_path):
+    model = random_model("t5", vocab_size=24, pad_vocab_to_multiple_of=24)  # small logits, for scores in fp32
+    theirs = in_transformers(model, tmp_path).double()
+    _, ids, _ = rows_of(random.Random(0), 4, causal=False)
+    options = {"max_new_tokens": 7, "num_beams": 5, "num_return_sequences": 3, "length_penalty": 0.6}
+    found = search(model, ids, None, GenerationSettings(**options))
+    start = model.config.decoder_start_id
+    expected = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, decoder_start_token_id=start, output_scores=True,
+        return_dict_in_generate=True, **options,
+    )  # fmt: skip
+    rows = found.tokens.flatten(0, 1).tolist()
+    assert [until_eos(row) for row in rows] == [until_eos(row) for row in expected.sequences[:, 1:].tolist()]
+    torch.testing.assert_close(found.scores.flatten(), expected.sequences_scores.float())
 
 
 class AfterEachToken(Model):
@@ -248,6 +264,7 @@ def test_padding_before_a_prompt_repeats_nothing():
         ({"num_beams": 2, "temperature": 1.0}, "temperature must be 0"),
         ({"length_penalty": 2.0}, "num_beams must exceed 1"),
         ({"early_stopping": "never"}, "num_beams must exceed 1"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "3 exceeds num_beams, 2"),
         ({"num_beams": 2, "early_stopping": "soon"}, "expected true, false or never, got 'soon'"),
         ({"top_k": 5}, "temperature must exceed 0"),
         ({"beams": 5}, "Extra inputs"),
@@ -364,6 +381,42 @@ def test_texts_are_answered_in_order_whatever_the_batches(trained):
     assert one[2].whole.startswith("A [")
 
 
+@pytest.fixture
+def in_fp32(tokenizer):
+    """As users sample: here rounding could decide between two tokens."""
+    return TrainedModel(random_model("t5", std=0.5, vocab_size=320).float(), tokenizer)
+
+
+def test_a_sample_depends_on_seed_text_and_number_alone(in_fp32):
+    """To the bit, in fp32: batches have any size, and other texts of another length are in between."""
+    chosen = settings(temperature=1.0, max_new_tokens=12)
+    texts = ["The Work", "A <extra_id_0> license", "The Work"]
+    whole = list(Answers(in_fp32, texts, chosen, samples=20).following(0))
+    assert [(one.text, one.sample) for one in whole] == [(text, number) for text in texts for number in range(20)]
+    assert len({one.generated for one in (*whole[:20], *whole[40:])}) > 30  # equal texts have different samples
+    for size in (1, 3, 7, 64):
+        assert list(Answers(in_fp32, texts, chosen, size, samples=20).following(0)) == whole
+    assert list(Answers(in_fp32, texts, chosen, samples=20).following(37)) == whole[37:]
+    assert list(Answers(in_fp32, texts[:1], chosen, samples=5).following(0)) == whole[:5]
+    alone = list(Answers(in_fp32, texts[1:2], chosen, samples=20).following(0))
+    assert alone == whole[20:40]
+    other = list(Answers(in_fp32, texts[:1], settings(temperature=1.0, max_new_tokens=12, seed=1)).following(0))
+    assert other[0].generated != whole[0].generated
+
+
+def test_batches_hold_a_number_of_tokens(in_fp32, monkeypatch):
+    texts = [LINES[0]] * 50 + [LINES[0] * 3] * 3
+    rows = []
+    monkeypatch.setattr("pretrain.evaluate.generation.texts._TOKENS", 1000)
+    in_fp32.model.encoder.register_forward_pre_hook(lambda _, given: rows.append(tuple(given[0].shape[:2])))
+    answers = list(answer_texts(in_fp32, texts, settings(max_new_tokens=20)))
+    assert [one.text for one in answers] == texts
+    assert sum(number for number, _ in rows) == 53
+    assert all(number * (length + 20) <= 1000 for number, length in rows)
+    assert len(rows) > 1
+    assert all((number + 1) * (length + 20) > 1000 for number, length in rows[:-1])
+
+
 def test_the_likeliest_fillings_of_a_blank_come_first(trained, monkeypatch):
     """None of the empty filling and those of one token is likelier than what is found in its place. None is listed
     twice, though the empty filling and a lone mark of a word's beginning are both shown as []."""
@@ -433,12 +486,13 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
     assert invoke(monkeypatch, trained, *options, piped=file.read_text()).stdout == by_argument.stdout
 
     out = tmp_path / "answers.jsonl"
-    done = invoke(monkeypatch, trained, "--file", file, *options, "--jsonl", "--out", out)
+    done = invoke(monkeypatch, trained, "--file", file, *options, "--output", out)
     assert (done.exit_code, done.stdout) == (0, "")
     assert [json.loads(line) for line in out.read_text().splitlines()] == [
         {"text": answer.text, "generated": answer.generated, "whole": answer.whole} for answer in answers
     ]
-    again = invoke(monkeypatch, trained, "--file", file, "--out", out)
+    out.with_name("answers.jsonl.command.json").unlink()
+    again = invoke(monkeypatch, trained, "--file", file, *options, "--output", out)
     assert isinstance(again.exception, UserError)
     assert "exists already" in str(again.exception)
 
@@ -450,7 +504,7 @@ def test_texts_from_arguments_a_file_or_a_pipe_give_the_same(trained, tmp_path, 
         (["a text", "--file", "lines.txt"], "give texts as arguments or with --file, not both"),
         (["--file", "nowhere.txt"], "nowhere.txt: can't be read: "),
         ([], "stdin: has no line of text"),
-        (["a text", "--out", "/nowhere/else"], "/nowhere/else: can't be written: No such file or directory"),
+        (["a text", "--output", "/nowhere/else"], "/nowhere/else: can't be written: No such file or directory"),
         (["a text", "--max-new-tokens", 65], "max_new_tokens: 65, but the model takes sequences of 64 at most"),
         (["ok", "0 " * 70], "text 2: its "),
     ],

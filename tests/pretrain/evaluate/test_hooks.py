@@ -19,6 +19,7 @@ import torch
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import SamplesSettings, ValidationLossSettings
@@ -29,6 +30,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate import hook as hooks
 from pretrain.evaluate.hook import Collectives, EvalResult, Evaluation, Outcome, StepHook, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
+from pretrain.loaded import PretrainedModel
 from pretrain.models.model import recording_hits
 from pretrain.run.metrics_file import read_metrics
 from pretrain.tools.evaluate import Standalone
@@ -39,7 +41,7 @@ from tests.support.forked import run_forked
 from tests.support.in_process import done_here
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import install, install_page, losses, run_file, train_ranks
-from tests.support.small_evaluations import evaluated, evaluated_alone
+from tests.support.small_evaluations import T5, evaluated, evaluated_alone, evaluation_of
 from tests.support.small_models import as_at_the_start, ids, logits_of
 from tests.support.small_runs import engine_of, micro_batches, own_layout, run_config
 from tests.support.tables import each as table
@@ -296,6 +298,27 @@ def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
     assert 0 < copied < 1
     page = (TOP / "docs/how-to/write-a-hook.md").read_text()
     assert f"`during({list(inspect.signature(StepHook.during).parameters)[1]})`" in page
+
+
+def test_the_metric_of_generated_texts_on_the_page(small_corpus):
+    """The share of samples from which pairs of brackets can be removed until none is left."""
+    page = (TOP / "docs/how-to/write-a-hook.md").read_text()
+    (code,) = re.findall(r"```python\n# my_package/balanced.py\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code, found)
+    model, evaluation = evaluation_of(T5, open_corpus(small_corpus).tokenizer)
+    metric = found["Balanced"](None).evaluate(evaluation).metrics["balanced"]
+    trained = PretrainedModel(TrainedModel(model, evaluation.held_out.tokenizer))
+    balanced = 0
+    for seed in range(4):
+        for one in trained.generate("", samples=25, seed=seed, max_new_tokens=64):
+            brackets = re.sub(r"[^()]", "", one.generated)
+            while "()" in brackets:
+                brackets = brackets.replace("()", "")
+            balanced += not brackets
+    assert metric == balanced / 100
+    assert 0 < metric < 1
+    assert [found["is_balanced"](text) for text in ("", "C(=O)(N)", ")(", "(()")] == [True, True, False, False]
 
 
 def test_a_hook_that_is_unknown_or_broken_is_one_line(package, small_corpus, tmp_path):

@@ -1,0 +1,81 @@
+"""Reads the held-out text-to-text pairs that hooks answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.objectives.objective import Objective
+from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
+from data_pipeline.sources.formats import READERS
+from data_pipeline.sources.record import Input, ReadStats
+from pretrain.config.evaluation import PairsSettings
+from pretrain.evaluate.generation.blanks import held_out_documents
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out input with its right answers and, if choices are ranked, its choices."""
+
+    text: str
+    references: Sequence[str]
+    choices: Sequence[str] = ()
+
+
+class Task(NamedTuple):
+    """The held-out questions of a corpus or a file.
+
+    Attributes:
+        corpus: the corpus of the questions; None: a file.
+    """
+
+    name: str
+    objective: TextToText
+    questions: list[Question]
+    corpus: Corpus | None
+
+
+def tasks(settings: PairsSettings, corpora: Mapping[str, Corpus]) -> list[Task]:
+    """The questions of `settings.file`, or of each corpus of pairs that `settings` selects. Raises UserError for a copy
+    of a corpus without documents, and for a file without pairs."""
+    if settings.file is not None:
+        objectives = filter(None, (_of_pairs(one.objective) for one in corpora.values()))
+        return [Task(settings.name, next(objectives, TextToText()), _file_questions(settings), None)]
+    found = []
+    for name, corpus in corpora.items():
+        objective = _of_pairs(corpus.objective)
+        if settings.corpus in (None, name) and objective is not None:
+            found.append(Task(name, objective, list(islice(_corpus_questions(corpus), settings.rows)), corpus))
+    return found
+
+
+def _of_pairs(objective: Objective) -> TextToText | None:
+    """The text-to-text objective of a corpus, also inside `in_one_row`; None: no such objective."""
+    inner = objective.of if isinstance(objective, InOneRow) else objective
+    return inner if isinstance(inner, TextToText) else None
+
+
+def _corpus_questions(corpus: Corpus) -> Iterator[Question]:
+    """The held-out pairs of `corpus`, from its documents, where texts aren't cut."""
+    if not any((corpus.directory / "documents").glob("part-*.parquet")):
+        raise UserError(f"{corpus.location}: this copy has no documents/, where the held-out pairs are")
+    for document in held_out_documents(corpus, "text", "target"):
+        yield Question(document.text, [document.target])
+
+
+def _file_questions(settings: PairsSettings) -> list[Question]:
+    """The pairs of a file. Raises UserError for a file without pairs, and for a damaged line."""
+    stats = ReadStats()
+    file = Input(str(settings.file), options={"prefix": settings.prefix})
+    try:
+        records = list(islice(READERS["pairs"](file, stats), settings.rows))
+    except DamagedInput as error:
+        raise UserError(str(error)) from None
+    if stats.damage:
+        position, reason = stats.damage[0]
+        raise UserError(f"{settings.file}: {position}: {reason}")
+    if not records:
+        raise UserError(f"{settings.file}: has no pair; {stats.counters.read} lines without input or target")
+    return [Question(one.text, one.targets or [one.target], one.choices) for one in records]
