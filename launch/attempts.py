@@ -32,7 +32,6 @@ _REPLACE = (
     "Remove the node, or replace the processor or GPU that the log names, and run the same command again. On several "
     "nodes, --min-nodes lets the others continue at once"
 )
-_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s between tries to reach a lost node, which may be rebooting
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Attempts:
 
         Raises FailedError if a node can't be reached, UserError if its GPUs or its network don't suffice.
         """
-        waits = iter(_WAITS if self._reached and self._access.tries_again else ())
+        waits = iter(self._access.waits if self._reached else ())
         while self._pool is None and not self._requests.made:
             if (problem := self._reach()) is None or self._requests.made:
                 break
@@ -214,7 +213,7 @@ class Attempts:
         """Makes the next attempt begin without the nodes `lost`; returns whether the other nodes can continue."""
         self._close(run_goes_on=True)  # agents of the other nodes, too: their ranks get new numbers
         if self._run.min_nodes is None:
-            return self._access.tries_again and self._faults.max_restarts > 0
+            return bool(self._access.waits) and self._faults.max_restarts > 0
         left = [node for node in self.nodes if node.name not in lost]
         firsts = (left[:number] for number in range(len(left), self._run.min_nodes - 1, -1))
         shared = (some for some in firsts if not BatchPlan(self._batch, _number_of_ranks(some)).problems())

@@ -17,6 +17,7 @@ _OF_THIS_MACHINE = re.compile(
     r"HOME|HOSTNAME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|TERM|TMPDIR|MAIL|DISPLAY|LS_COLORS|_|CUDA_VISIBLE_DEVICES"
     r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_SIZE|MASTER_ADDR|MASTER_PORT|(SSH|XDG|DBUS|SLURM|LC)_.*"
 )
+_WAITS = (1, 2, 4, 8, 16, 32, 60, 60, 60, 60)  # s between tries to reach a lost host
 
 
 def access(ssh: list[str]) -> Access:
@@ -27,7 +28,7 @@ def access(ssh: list[str]) -> Access:
     def command(host: str) -> list[str]:
         return [*_SSH, *ssh, "--", host, remote_command()]
 
-    return Access(command, portable_environment(), tries_again=True)
+    return Access(command, portable_environment(), waits=_WAITS)
 
 
 def read(hostfile: Path) -> list[Node]:

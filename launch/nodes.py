@@ -34,13 +34,13 @@ class Access:
         command: returns the command that starts an agent on a named node. None: the head's own machine.
         environment: variables that are added to the agent's environment.
         head: the head's address in the network of the nodes. None: ssh tells it.
-        tries_again: True if a lost node may be reached again.
+        waits: seconds between tries to reach a lost node, which may be rebooting. (): a lost node is given up.
     """
 
     command: Callable[[str], list[str]] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     head: str | None = None
-    tries_again: bool = False
+    waits: Sequence[float] = ()
 
 
 class Agent:

@@ -48,25 +48,28 @@ def _compared(name: str, path: Path, group: int = 0) -> Iterator[tuple[Line, lis
 
 @table("experiments-small")
 def _experiments_small(folder: Path) -> Iterator[list[str]]:
-    experiment, published = _experiment("autoregressive-small"), _experiment("autoregressive").published
-    path = folder / "experiments/small.csv"
-    for place, group in enumerate(experiment.groups):
+    path, published = folder / "experiments/small.csv", dict[str, float]()
+    for row in rows_of(folder / "experiments/published.csv"):
+        published[row["row"]] = float(row["validation_loss"])
+    for place, group in enumerate(_experiment("autoregressive-small").groups):
         yield [f"**{group.title}**", *[""] * 8]
         found = sorted(_compared("autoregressive-small", path, place), key=lambda one: not one[0].is_baseline)
         for line, (end, difference, p), runs in found:
             own, base = (published.get(row) for row in (line.row, group.baseline))
-            known = own and base and not line.is_baseline and own.validation_loss and base.validation_loss
-            rank, embedding_loss = (line.spread(name) for name in ("effective_rank", "embedding_loss"))
+            rank, embedding_loss = (
+                fmean(values) if (values := [run.others[name] for run in runs if name in run.others]) else None
+                for name in ("effective_rank", "embedding_loss")
+            )
             yield [
                 f"`{line.row}`" + "*" * line.is_baseline,
                 f"{runs[0].parameters:,}",
                 spread([run.train_loss for run in runs], 3),
                 end,
-                power(embedding_loss.mean) if embedding_loss else "",
-                number(rank.mean if rank else None, 1),
+                power(embedding_loss) if embedding_loss else "",
+                number(rank, 1),
                 difference,
                 p,
-                number(own.validation_loss - base.validation_loss, 3, sign=True) if known else "",
+                number(own - base, 3, sign=True) if own and base and not line.is_baseline else "",
             ]
 
 

@@ -184,21 +184,22 @@ def _work_off(
     done: dict[str, Finished[ResultType]] = {}
     errors = list[UserError]()
     sizes = {unit.name: unit.bytes for unit in todo}
-    alike, times = "", 0  # the last unit's failure without its name, and how many units in a row have failed so
+    alike, in_a_row = "", 0  # the last unit's failure without its name, and how many units in a row have failed so
     try:
         for name, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
             if isinstance(answer, Failed):
                 errors.append(answer.error)
                 failure = str(answer.error).replace(name, "")
-                alike, times = failure, times + 1 if failure == alike else 1
+                alike, in_a_row = failure, in_a_row + 1 if failure == alike else 1
                 if isinstance(answer.error, StoreError):  # every other unit would wait for the store, too
                     break
-                if times == _SAME_FAILURES:
+                if in_a_row == _SAME_FAILURES:
                     kind = UserError if answer.error.exit_code == UserError.exit_code else FailedError
-                    errors[-times:] = [kind(f"{answer.error}; the last {times} units failed alike, so the stage ends")]
+                    line = f"{answer.error}; the last {in_a_row} units failed alike, so the stage ends"
+                    errors[-in_a_row:] = [kind(line)]
                     break
             else:
-                alike, times = "", 0
+                alike, in_a_row = "", 0
                 done[answer.name] = answer
                 record(answer)
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed

@@ -45,4 +45,4 @@ def ladder(
     write_bytes(out / "ladder.md", report.markdown().encode())
     write_bytes(out / "ladder.png", png(report.picture()))
     files = [out / f"ladder.{kind}" for kind in ("json", "md", "png")]
-    return conclude(code, runs, files, report.text(), out)
+    return conclude(code, files, report.text(), out)

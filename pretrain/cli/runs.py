@@ -148,19 +148,17 @@ def _numbers(gpus: str) -> list[int]:
 @app.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
 def dashboard_command(
     run_dir: Annotated[
-        Path | None, path_argument("RUN_DIR", "The run whose charts to show. Default: all runs of --uri.")
+        Path | None, path_argument("RUN_DIR", "The run whose charts to show. Default: all runs.")
     ] = None,
     uri: Annotated[
-        str,
+        str | None,
         path_option(
             "--uri",
-            "MLflow's tracking URI. With RUN_DIR: the run's own, with its password if it needs one.",
+            "MLflow's tracking URI. Default: the run's own, else sqlite:///runs/mlflow.db.",
             paths.mlflow_uri,
         ),
-    ] = "sqlite:///runs/mlflow.db",
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="The port. If it is in use, a free port is taken.")
-    ] = 5000,
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the UI.")] = 5000,
 ) -> None:
     """Serve the MLflow UI until Ctrl-C."""
     from pretrain.training.tracking import dashboard

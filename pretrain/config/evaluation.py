@@ -13,7 +13,6 @@ from data_pipeline.base.packages import offered
 
 AnswerMetric = Literal[
     "exact_match",
-    "accuracy",
     "squad_exact_match",
     "squad_f1",
     "bleu",
@@ -23,7 +22,6 @@ AnswerMetric = Literal[
     "rougeL",
     "rougeLsum",
     "rank_accuracy",
-    "rank_accuracy_per_token",
 ]
 _INPUTS_ARE_TARGETS = ("causal_lm", "causal_infilling", "full_lm", "in_one_row", "masked_lm")
 
@@ -166,12 +164,12 @@ class TextToTextSettings(PairsSettings):
     @property
     def ranks(self) -> bool:
         """True if a metric ranks choices."""
-        return any(name.startswith("rank_") for name in self.metrics)
+        return "rank_accuracy" in self.metrics
 
     @property
     def writes(self) -> bool:
         """True if a metric needs generated answers."""
-        return any(not name.startswith("rank_") for name in self.metrics)
+        return {*self.metrics} != {"rank_accuracy"}
 
 
 class RetrievalSettings(PairsSettings):

@@ -13,19 +13,17 @@ from sacrebleu.metrics.chrf import CHRF
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.text_to_text import TextToText
-from data_pipeline.corpus.tokenizer import Tokenizer
 from pretrain.config.evaluation import TextToTextSettings
 from pretrain.evaluate import held_out_pairs
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import before_eos, written
 from pretrain.evaluate.held_out_pairs import Question, Task
 from pretrain.evaluate.hook import EvalResult, Evaluation, Row
-from pretrain.evaluate.prompt_format import Prompt, PromptFormat
+from pretrain.evaluate.prompt_format import Prompt, PromptFormat, PromptScores
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
 _AT_ONCE = 32  # rows that a rank answers between two checks of the budget
-_TOKENS_AT_ONCE = 16_384  # tokens of choices in one forward pass
 _MOST_CHOICES = 1000
 
 
@@ -36,13 +34,11 @@ class Answer(NamedTuple):
         written: the generated answer.
         unfinished: True if the generated answer was cut.
         chosen: the likeliest choice.
-        chosen_per_token: the choice whose tokens are likeliest on average.
     """
 
     written: str = ""
     unfinished: bool = False
     chosen: str = ""
-    chosen_per_token: str = ""
 
 
 class TextToTextAnswers:
@@ -58,21 +54,21 @@ class TextToTextAnswers:
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         metrics: dict[str, float] = {}
-        tables: dict[str, list[Row]] = {}
+        tables: dict[str, Sequence[Row]] = {}
         lines: list[str] = []
         if self._tasks is None:
             found_tasks = held_out_pairs.tasks(self._settings, evaluation.held_out.corpora)
             self._tasks = [
                 task._replace(questions=_with_choices(task.questions, self._settings)) for task in found_tasks
             ]
+        step = _AT_ONCE * evaluation.held_out.layout.ranks
         with evaluation.whole_model() as model:
             for task in self._tasks:
-                answerer = _Answerer(model, evaluation.held_out.tokenizer, task.objective, self._settings)
                 answers: list[Answer] = []
-                step = _AT_ONCE * evaluation.held_out.layout.ranks
                 for start in range(0, len(task.questions), step):
                     watchdog.alive()
-                    answers += evaluation.shared(task.questions[start : start + step], answerer.answers, Answer)
+                    some = task.questions[start : start + step]
+                    answers += self._answers(some, task.objective, model, evaluation)
                     if evaluation.collectives.late:
                         break
                 answered = task.questions[: len(answers)]
@@ -84,13 +80,48 @@ class TextToTextAnswers:
                     break
         return EvalResult(metrics, tables, lines=lines)
 
+    def _answers(
+        self, questions: Sequence[Question], objective: TextToText, model: Model, evaluation: Evaluation
+    ) -> list[Answer]:
+        """The answers, in order. The ranks divide the questions."""
+        tokenizer, settings = evaluation.held_out.tokenizer, self._settings
+        vocabulary = tokenizer.vocabulary
+        form = PromptFormat.choose(model.config, vocabulary, None, objective.name)
+        causal = form.form == "continuation"
+        inputs = [
+            [*ids[: objective.inputs_length - 1], vocabulary.eos]
+            for ids in tokenizer.encode([question.text for question in questions])
+        ]
+        answers = [Answer() for _ in inputs]
+        if settings.writes:
+            most = settings.max_new_tokens or objective.targets_length
+            decoding = GenerationSettings(max_new_tokens=most, num_beams=settings.num_beams)
+
+            def write(mine: Sequence[list[int]]) -> list[Answer]:
+                rows = written(model, mine, vocabulary, decoding, causal) if mine else []
+                texts = [tokenizer.decode(before_eos(row, vocabulary)) for row in rows]
+                return [Answer(text, vocabulary.eos not in row) for text, row in zip(texts, rows, strict=True)]
+
+            answers = evaluation.shared(inputs, write, Answer)
+        if settings.ranks:
+            prompts = [
+                Prompt([], ids, target) if causal else Prompt(ids, [], target)
+                for ids, question in zip(inputs, questions, strict=True)
+                for target in ([*choice, vocabulary.eos] for choice in tokenizer.encode(list(question.choices)))
+            ]
+            scores = iter(PromptScores(form, evaluation, evaluation.held_out.layout.micro_batch)(prompts))
+            for number, question in enumerate(questions):
+                log_p = [next(scores)[0] for _ in question.choices]
+                answers[number] = answers[number]._replace(chosen=question.choices[log_p.index(max(log_p))])
+        return answers
+
     def _metrics(self, questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, float]:
         references = [question.references for question in questions]
-        kinds = {"rank_accuracy": "chosen", "rank_accuracy_per_token": "chosen_per_token"}
         found: dict[str, float] = {}
         for name in self._settings.metrics:
-            texts = [getattr(answer, kinds.get(name, "written")) for answer in answers]
-            found[name] = ANSWER_METRICS["exact_match" if name in kinds else name](texts, references)
+            ranked = name == "rank_accuracy"
+            texts = [answer.chosen if ranked else answer.written for answer in answers]
+            found[name] = ANSWER_METRICS["exact_match" if ranked else name](texts, references)
         return found
 
     def _table(self, questions: Sequence[Question], answers: Sequence[Answer]) -> list[Row]:
@@ -98,9 +129,8 @@ class TextToTextAnswers:
         rows: list[Row] = []
         for question, answer in islice(zip(questions, answers, strict=True), self._settings.shown):
             written = {"answer": answer.written} if self._settings.writes else {}
-            ranked = {"choice": answer.chosen, "choice per token": answer.chosen_per_token}
-            references = {"reference": " | ".join(question.references)}
-            rows.append({"input": question.text, **written, **(ranked if self._settings.ranks else {}), **references})
+            ranked = {"choice": answer.chosen} if self._settings.ranks else {}
+            rows.append({"input": question.text, **written, **ranked, "reference": " | ".join(question.references)})
         return rows
 
     def _lines(self, task: Task, answers: Sequence[Answer], found: dict[str, float]) -> Iterator[str]:
@@ -112,56 +142,6 @@ class TextToTextAnswers:
         if unfinished := sum(answer.unfinished for answer in answers):
             most = self._settings.max_new_tokens or task.objective.targets_length
             yield f"warning: {task.name}: {unfinished:,} of {len(answers):,} answers were cut after {most} tokens"
-
-
-class _Answerer:
-    """Answers questions with a model, whose training objective was `objective`."""
-
-    def __init__(self, model: Model, tokenizer: Tokenizer, objective: TextToText, settings: TextToTextSettings):
-        self.model = model
-        self.tokenizer = tokenizer
-        self.objective = objective
-        self.settings = settings
-        self._form = PromptFormat.choose(model.config, tokenizer.vocabulary, None, objective.name)
-        self._causal = self._form.form == "continuation"
-        most = settings.max_new_tokens or objective.targets_length
-        self._decoding = GenerationSettings(max_new_tokens=most, num_beams=settings.num_beams)
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers, in order."""
-        if not questions:
-            return []
-        eos = self.tokenizer.vocabulary.eos
-        ids = self.tokenizer.encode([question.text for question in questions])
-        inputs = [[*row[: self.objective.inputs_length - 1], eos] for row in ids]
-        answers = self._written(inputs) if self.settings.writes else [Answer()] * len(inputs)
-        if self.settings.ranks:
-            chosen = [self._chosen(row, question.choices) for row, question in zip(inputs, questions, strict=True)]
-            answers = [
-                answer._replace(chosen=by_sum, chosen_per_token=by_mean)
-                for answer, (by_sum, by_mean) in zip(answers, chosen, strict=True)
-            ]
-        return answers
-
-    def _written(self, inputs: Sequence[list[int]]) -> list[Answer]:
-        vocabulary = self.tokenizer.vocabulary
-        rows = written(self.model, inputs, vocabulary, self._decoding, self._causal)
-        return [Answer(self.tokenizer.decode(before_eos(row, vocabulary)), vocabulary.eos not in row) for row in rows]
-
-    def _chosen(self, inputs: list[int], choices: Sequence[str]) -> tuple[str, str]:
-        """The likeliest of `choices`, and the choice whose tokens, with EOS, are likeliest on average."""
-        targets = [[*ids, self.tokenizer.vocabulary.eos] for ids in self.tokenizer.encode(list(choices))]
-        sums: list[float] = []
-        at_once = max(1, _TOKENS_AT_ONCE // (len(inputs) + max(map(len, targets))))
-        for start in range(0, len(targets), at_once):
-            some = targets[start : start + at_once]
-            prompts = [Prompt([], inputs, target) if self._causal else Prompt(inputs, [], target) for target in some]
-            device = next(self.model.parameters()).device
-            batch = {name: tensor.to(device) for name, tensor in self._form.batch(prompts).items()}
-            losses = self.model(**batch)
-            sums += losses["labels"].double().sum(dim=1).tolist()
-        means = [loss / len(target) for loss, target in zip(sums, targets, strict=True)]
-        return choices[sums.index(min(sums))], choices[means.index(min(means))]
 
 
 def _with_choices(questions: list[Question], settings: TextToTextSettings) -> list[Question]:
@@ -226,7 +206,6 @@ def word_f1(answer: str, reference: str) -> float:
 
 ANSWER_METRICS: dict[str, Callable[[Answers, References], float]] = {
     "exact_match": partial(equal, str.strip),
-    "accuracy": partial(equal, lambda text: " ".join(text.casefold().split())),  # for labels
     "squad_exact_match": partial(equal, normalized),
     "squad_f1": partial(mean_of_best, word_f1),
     "bleu": partial(of_corpus, BLEU),  # Papineni et al. 2002; 13a, exponential smoothing

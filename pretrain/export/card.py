@@ -2,12 +2,14 @@
 comes from. Unknown facts are left out, never guessed."""
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import ModelCardData
 
 from data_pipeline.base.atomic import sha256
 from data_pipeline.base.config_file import load
@@ -18,7 +20,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import AVERAGE_OF
-from pretrain.models import FAMILIES, ModelConfig, meta_model
+from pretrain.models import ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
 
@@ -35,116 +37,90 @@ LICENCES = {
 
 @dataclass(frozen=True)
 class Lineage:
-    """Where a checkpoint comes from. An imported model has no steps and no rows.
+    """Where a checkpoint comes from.
 
     Attributes:
         name: the run's name.
-        facts: the rows of the card's first table.
-        corpora: the training corpora that still exist, with the number of rows read.
-        results: the last metrics of held-out texts before the checkpoint, by name.
-        settings: the run's settings that shape the model, with defaults.
         objective: the name of the training objective; None: unknown.
+        sources: the sources of the training corpora that still exist.
+        sections: the card's sections on the run, in Markdown.
     """
 
     name: str | None = None
-    facts: dict[str, str] = field(default_factory=dict)
-    corpora: list[tuple[Corpus, int]] = field(default_factory=list)
-    results: dict[str, float] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
+    sources: Sequence[Mapping[str, Any]] = ()
+    sections: Sequence[str] = ()
 
 
 def lineage(checkpoint: Path) -> Lineage:
     """The lineage of `checkpoint`, from its files and, as far as they exist, its run and corpora."""
-    index = checkpoint_index.read(checkpoint)
-    facts = {"its weights": f"the mean of {index.identity[AVERAGE_OF]}"} if AVERAGE_OF in index.identity else {}
-    if index.step:
-        facts |= {"steps": f"{index.step:,}", "rows read": f"{index.train_state.position:,}"}
-    config = None
+    index, sections, config = checkpoint_index.read(checkpoint), list[str](), None
+    if AVERAGE_OF in index.identity:
+        sections.append(f"## Training\n\nThe weights are the mean of {index.identity[AVERAGE_OF]}.")
+    elif index.step:  # an imported model has no steps
+        sections.append(f"## Training\n\n{index.step:,} steps on {index.train_state.position:,} rows.")
     with suppress(UserError):  # of a run file that is no longer valid
         config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
     if config is None:
-        return Lineage(facts=facts)
+        return Lineage(sections=sections)
     trained_on = {one["corpus"] for one in index.identity.get("data", {}).get("train", [])}
-    corpora = []
+    sources, objectives = [], [config.data.objective]
     for entry, rows in zip(config.data.train, index.consumed, strict=False):
         with suppress(UserError):  # of a corpus that no longer exists, or is another one now
             if Path(entry.corpus).is_dir() and (corpus := open_corpus(entry.corpus)).fingerprint in trained_on:
-                corpora.append((corpus, rows))
-    objectives = [config.data.objective, *(corpus.objective for corpus, _ in corpora)]
+                sources += corpus.manifest.config["sources"]
+                objectives.append(corpus.objective)
+                sections.append(_training_data(corpus, rows))
+    if results := _results(checkpoint, index.step):
+        table = markdown(["metric", "value"], [[name, f"{results[name]:.6g}"] for name in sorted(results)])
+        sections.append("\n".join(["## Evaluation\n\nThe last values up to this checkpoint.\n", *table]))
     settings = {
         "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
         "model": index.model.model_dump(mode="json"),
         **config.model_dump(mode="json", include=set(_SETTINGS)),
-        "objective": config.data.objective and config.data.objective.model_dump(mode="json"),
     }
-    return Lineage(
-        name=config.run.name,
-        facts=facts,
-        corpora=corpora,
-        results=_results(checkpoint, index.step),
-        settings=masked_values({name: values for name, values in settings.items() if values}),
-        objective=next((one.name for one in objectives if one is not None), None),
-    )
+    if config.data.objective:
+        settings["objective"] = config.data.objective.model_dump(mode="json")
+    sections.append(f"## Settings\n\n```yaml\n{yaml.safe_dump(masked_values(settings), sort_keys=False)}```")
+    return Lineage(config.run.name, next((one.name for one in objectives if one is not None), None), sources, sections)
+
+
+def _training_data(corpus: Corpus, rows: int) -> str:
+    lines = [f"## Training data: {corpus.name}\n\n{rows:,} rows read.\n"]
+    for source in corpus.manifest.config["sources"]:
+        licence = LICENCES.get(source["format"], "not known")
+        facts = ", ".join(filter(None, dict.fromkeys([source["name"], source["format"], source["language"]])))
+        lines.append(f"- {facts}; licence of the texts: {licence}")
+    digest = sha256(corpus.directory / "manifest.json")
+    return "\n".join([*lines, f"- sha256 of the corpus's manifest: `{digest}`"])
 
 
 def _results(checkpoint: Path, step: int) -> dict[str, float]:
-    """The last metrics of held-out texts up to `step`."""
-    if checkpoint.parent.name != "checkpoints":
-        return {}
-    rows = [row.metrics for row in read_metrics(checkpoint.parent.parent) if row.step <= step]
+    """The last metrics of held-out texts up to `step`, if the checkpoint is in a run's directory."""
+    run = checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else None
+    rows = [row.metrics for row in read_metrics(run) if row.step <= step] if run else []
     found = {name: value for metrics in rows for name, value in metrics.items() if name.startswith(_RESULTS)}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def page(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
-    """The card of an export."""
+    """The card of an export. Its metadata name no licence: the model's owner chooses it."""
+    repositories = {name for source in lineage.sources for name in source.get("commits", ())}
+    datasets = sorted(name.removeprefix("datasets/") for name in repositories if name.startswith("datasets/"))
+    metadata = ModelCardData(
+        language=sorted({source["language"] for source in lineage.sources if source["language"]}) or None,
+        datasets=datasets or None,
+        library_name="transformers",
+        tags=[hf.model_type, "encdec-pretrain"],
+    )
     name, arguments = hf.class_name, '"DIRECTORY", trust_remote_code=True' if hf.code else '"DIRECTORY"'
-    facts = {"parameters": f"{meta_model(config).num_parameters():,}", **lineage.facts}
     parts = [
-        f"---\n{_metadata(lineage, config, hf)}---",
+        f"---\n{metadata.to_yaml()}\n---",
         f"# {lineage.name or config.family}",
-        f"A model of the family `{config.family}`, pretrained with encdec-pretrain.",
-        _table(["", ""], [list(fact) for fact in facts.items()]),
-        "## How to load it",
-        f"transformers 5:\n\n```python\nfrom transformers import AutoTokenizer, {name}\n\n"
+        f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, pretrained "
+        "with encdec-pretrain.",
+        f"## How to load it\n\ntransformers 5:\n\n```python\nfrom transformers import AutoTokenizer, {name}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})\n```",
+        *lineage.sections,
     ]
-    for corpus, rows in lineage.corpora:
-        parts += [f"## Training data: {corpus.name}", _corpus(corpus, rows)]
-    if lineage.results:
-        parts += ["## Evaluation", "On held-out texts, the last values up to this checkpoint."]
-        results = [[name, f"{value:.6g}"] for name, value in sorted(lineage.results.items())]
-        parts.append(_table(["metric", "value"], results))
-    if lineage.settings:
-        parts += ["## Settings", f"```yaml\n{yaml.safe_dump(lineage.settings, sort_keys=False)}```"]
     return "\n\n".join(parts) + "\n"
-
-
-def _metadata(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
-    """YAML for the Hub. It names no licence: the model's owner chooses it."""
-    sources = [source for corpus, _ in lineage.corpora for source in corpus.manifest.config["sources"]]
-    repositories = {name for source in sources for name in source.get("commits", ())}
-    tasks = {"continuations": "text-generation", None: "fill-mask"}  # the Hub has no task for answers
-    values = {
-        "language": sorted({source["language"] for source in sources if source["language"]}),
-        "datasets": sorted(name.removeprefix("datasets/") for name in repositories if name.startswith("datasets/")),
-        "library_name": "transformers",
-        "pipeline_tag": tasks.get(FAMILIES[config.family].generates),
-        "tags": [hf.model_type, "encdec-pretrain"],
-    }
-    return yaml.safe_dump({name: value for name, value in values.items() if value}, sort_keys=False)
-
-
-def _corpus(corpus: Corpus, rows: int) -> str:
-    facts = [["rows read", f"{rows:,}"], ["sha256 of its manifest", f"`{sha256(corpus.directory / 'manifest.json')}`"]]
-    sources = [
-        [one["name"] or one["format"], one["format"], one["language"] or "", LICENCES.get(one["format"], "not known")]
-        for one in corpus.manifest.config["sources"]
-    ]
-    header = ["source", "format", "language", "licence of the texts"]
-    return f"{_table(['', ''], facts)}\n\n{_table(header, sources)}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(markdown(header, [[cell.replace("|", "\\|") for cell in row] for row in rows], numbers=False))

@@ -4,7 +4,9 @@ Only rank 0 writes, except that the first rank of each machine sends MLflow the 
 """
 
 import contextlib
+import platform
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +34,7 @@ from pretrain.run.status import Status
 from pretrain.training.picture import draw
 from pretrain.training.prepare import PreparedRun
 from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
-from pretrain.training.tracking.tracker import SystemMetrics, Tracker
+from pretrain.training.tracking.tracker import Tracker, sample_machine
 
 
 class RunReport:
@@ -45,7 +47,7 @@ class RunReport:
         self.run, self._stop_at_step, self.machines = run, stop_at_step, machines
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
-        self._system_metrics: SystemMetrics | None = None
+        self._ended = threading.Event()
 
     @classmethod
     def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
@@ -53,7 +55,7 @@ class RunReport:
         own = environment.this_machine(run.rank)
         report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
-        report._system_metrics = _system_metrics(run, report.machines)
+        report._sample_machine()
         watchdog.alive()
         return report
 
@@ -93,7 +95,7 @@ class RunReport:
         Returns the exit code: 0 or 75.
         """
         finished = step >= self.run.config.run.max_steps
-        self._end_system_metrics()
+        self._ended.set()
         dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
@@ -131,15 +133,20 @@ class RunReport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
-        self._end_system_metrics()
+        self._ended.set()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
                 self._tracker.close("FAILED")
         self._held.close()
 
-    def _end_system_metrics(self) -> None:
-        if self._system_metrics is not None:
-            self._system_metrics.close()
+    def _sample_machine(self) -> None:
+        """On the first rank of each machine, has MLflow sample the machine."""
+        mlflow, uri = self.run.config.tracking.mlflow, _mlflow_uri(self.run.config, self.machines)
+        host = next((one["host"] for one in self.machines if one["ranks"][0] == self.run.rank), None)
+        if mlflow and mlflow.log_system_metrics and uri and host:
+            node = None if len(self.machines) == 1 else host
+            arguments = (self.run.directory, uri, node, self._ended)
+            threading.Thread(target=sample_machine, args=arguments, name="system-metrics", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -198,6 +205,7 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
+            "host": platform.node(),
             "ranks": str(run.ranks),
             "zero_stage": str(config.zero_stage),
             "precision": config.precision,
@@ -213,7 +221,6 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
             )
             for split, name, corpus in uses
         ],
-        artifacts=[CONFIG, "environment.json", environment.DIFF],
     )
     uri = _mlflow_uri(config, machines)
     if mlflow and not uri:
@@ -237,15 +244,6 @@ def _description(run: PreparedRun, parameters: int) -> str:
     return (
         f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
         f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
-        "Curves and pictures: tab *Model metrics*, losses first. Tab *Artifacts*: `evaluation/samples.json`, what the "
+        "Curves and pictures: tab *Model metrics*. Tab *Artifacts*: `evaluation/samples.json`, what the "
         "model writes, and once the run has ended `picture.png`, its held-out loss."
     )
-
-
-def _system_metrics(run: PreparedRun, machines: list[Machine]) -> SystemMetrics | None:
-    """The monitor of this machine, on its first rank; None on other ranks, and where it is off."""
-    mlflow, uri = run.config.tracking.mlflow, _mlflow_uri(run.config, machines)
-    host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
-    if not (mlflow and mlflow.log_system_metrics and uri and host):
-        return None
-    return SystemMetrics(run.directory, uri, None if len(machines) == 1 else host)

@@ -43,11 +43,12 @@ STOPPED = """echo '{{"state": "stopped", "attempt": 1, "step": 3, "stop_file": t
 class Supervised:
     """A run that is supervised in this process, whose ranks are lines of shell; `ends` says how.
 
-    `hosts`: what stands for ssh, try by try; none: this machine.
+    `hosts`: what stands for ssh, try by try; none: this machine. `wait`: seconds between two tries.
     """
 
     folder: Path
     hosts: list[list[str]] = field(default_factory=list)
+    wait: float = 0.01
 
     @property
     def run(self) -> Path:
@@ -63,7 +64,7 @@ class Supervised:
         path = run_file(self.folder, self.folder / "corpus", tracking={"mlflow": None})
         self.run.mkdir()
         TrackedRun("experiment", "test", 1).save(self.run)
-        access = Access(lambda host: self.hosts.pop(0), tries_again=True) if self.hosts else Access()
+        access = Access(lambda host: self.hosts.pop(0), waits=[self.wait]) if self.hosts else Access()
         requests, config = StopRequests(self.run), load(path, [], RunConfig)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Run, "rank", ["sh", "-c", rank.format(run=self.run)])
@@ -143,9 +144,8 @@ LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
 
 @each("asks", ASKS)
 def test_while_a_lost_node_is_waited_for(tmp_path, monkeypatch, capfd, asks):
-    monkeypatch.setattr(attempts, "_WAITS", (3600,))
     monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
-    one = Supervised(tmp_path)
+    one = Supervised(tmp_path, wait=3600.0)
     one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {NO_ROUTE}"]]
     assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
     stopped_after_an_attempt(one, capfd.readouterr().err)
@@ -227,11 +227,10 @@ def test_while_a_process_without_a_supervisor_starts(small_corpus, tmp_path):
         assert on_ranks(1, started, path, cleared, joined=False) == [(75, 1)]
 
 
-def test_a_lost_node_that_stays_away_ends_the_run_as_failed(tmp_path, monkeypatch, capfd):
+def test_a_lost_node_that_stays_away_ends_the_run_as_failed(tmp_path, capfd):
     """A scheduler may requeue its job."""
-    monkeypatch.setattr(attempts, "_WAITS", ())
     one = Supervised(tmp_path)
-    one.hosts = [agent(), ["sh", "-c", NO_ROUTE]]
+    one.hosts = [agent(), ["sh", "-c", NO_ROUTE], ["sh", "-c", NO_ROUTE]]
     assert one.ends(LOSES_ITS_NODE) == Ended(1, True)
     failed_after_an_attempt(one, capfd.readouterr().err, "a: sh ended with exit code 255: No route to host")
 

@@ -362,7 +362,7 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     path = run_file(tmp_path, tmp_path / "corpus", batch={"global_batch_size": 12, "micro_batch_size": 2})
     config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
     requests = StopRequests(tmp_path / "run")
-    attempts = Attempts(run, config, [Node(name, 1) for name in "abc"], Access(agent, tries_again=True), requests)
+    attempts = Attempts(run, config, [Node(name, 1) for name in "abc"], Access(agent, waits=(0.1, 0.2)), requests)
     attempts._pool = pool = Mock()  # of agents that are sent away
     ends = []
     for number, node in enumerate(found, 1):
@@ -394,7 +394,7 @@ def test_a_node_that_is_lost_again_and_again_counts_as_a_failure_unless_it_is_le
         run,
         config,
         [Node(name, 1) for name in nodes],
-        Access(agent, tries_again=True),
+        Access(agent, waits=(0.1, 0.2)),
         Mock(signals=[], stop_signal=None, made=False),
     )
     ends = []
@@ -420,16 +420,15 @@ def test_a_full_disk_is_recorded_as_one(tmp_path, monkeypatch):
         assert "the disk refuses to be written" in (restarts.refusal([recorded], 3) or "")
 
 
-def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys, monkeypatch):
+def test_a_lost_node_that_is_not_back_yet_is_tried_again(tmp_path, capsys):
     """The first time it can't be reached, a run ends: its name may be wrong."""
-    monkeypatch.setattr("launch.attempts._WAITS", (0.1, 0.2))
     path = run_file(tmp_path, tmp_path / "corpus")
     config, run, left = load(path, [], RunConfig), Run(path, []), ["works", "fails", "fails", "works", *["fails"] * 4]
 
     def ssh(host: str) -> list[str]:
         return agent() if left.pop(0) == "works" else ["sh", "-c", "echo No route to host; exit 255"]
 
-    nodes, access, requests = [Node("a", 1)], Access(ssh, tries_again=True), StopRequests(Path(config.run.directory))
+    nodes, access, requests = [Node("a", 1)], Access(ssh, waits=(0.1, 0.2)), StopRequests(Path(config.run.directory))
     with Attempts(run, config, nodes, access, requests) as attempts:
         assert attempts.ready()
         assert attempts.leave_out(["a"])

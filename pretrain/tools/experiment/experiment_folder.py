@@ -4,12 +4,12 @@ runs that these give: which run file, with which seed, where, and how long by th
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import Section, load
@@ -26,26 +26,11 @@ _BASELINE = "baseline"  # a row
 _NAME = re.compile(r"[\w.-]+")
 
 
-class Published(Section):
-    """A publication's numbers of a row."""
-
-    row: str
-    """The row, by the name of its run file without .yaml."""
-    parameters: PositiveInt | None = None
-    """Trained parameters, as the publication counts them."""
-    train_loss: float | None = None
-    """The training loss, in nats per token."""
-    validation_loss: float | None = None
-    """The loss on held-out text, in nats per token."""
-    embedding_loss: float | None = None
-    """The auxiliary loss of the autoregressive encoder-decoder."""
-
-
 class Group(Section):
     """Rows that are compared with one of them."""
 
     title: str
-    """The group's question, above its rows in the table and its panel in the picture."""
+    """The group's question, above its rows in the table."""
     baseline: str
     """The row that the others are compared with."""
     rows: Annotated[list[str], Field(min_length=1)]
@@ -67,30 +52,16 @@ class ExperimentFile(Section):
     name: str | None = None
     """The experiment's name, in curves.png and in the default of `--out`. null: the folder's name."""
     groups: list[Group] = []
-    """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first that has
-    finished."""
-    published: list[Published] = []
-    """A publication's numbers, which the table has beside the rows."""
+    """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`rows`: the run files by name, those of groups first and in their order. `by_default`: whether nobody has chosen
-    the baseline of the last group."""
+    """`rows`: the run files by name, those of groups first and in their order."""
 
     name: str
     rows: dict[str, Path]
     groups: list[Group]
-    published: dict[str, Published]
-    by_default: bool = False
-
-    def compared_with(self, finished: Collection[str]) -> "Experiment":
-        """The experiment once the rows `finished` have: a baseline that nobody has chosen is one of them."""
-        *groups, last = self.groups
-        if not self.by_default or last.baseline in finished:
-            return self
-        first = next((row for row in last.rows if row in finished), last.baseline)
-        return replace(self, groups=[*groups, last.model_copy(update={"baseline": first})])
 
 
 def read(directory: Path, baseline: str | None = None) -> Experiment:
@@ -106,23 +77,18 @@ def read(directory: Path, baseline: str | None = None) -> Experiment:
         raise UserError(f"{directory}: no run file (*.yaml) there")
     name, groups = settings.name or directory.resolve().name, list(settings.groups)
     grouped = dict.fromkeys(row for group in groups for row in group.rows)
-    published = {one.row: one for one in settings.published}
-    problems = [f"{FILE}: {row}.yaml isn't in the folder" for row in {**grouped, **published} if row not in files]
+    problems = [f"{FILE}: {row}.yaml isn't in the folder" for row in grouped if row not in files]
     problems += [f"{one!r}: expected letters, digits, - and ." for one in (name, *files) if not _NAME.fullmatch(one)]
     if problems:
         raise UserError("\n".join(f"{directory}: {problem}" for problem in problems))
     others = [row for row in files if row not in grouped]
     if baseline is not None and baseline not in others:
-        ungrouped = (
-            f"; rows in no group are {', '.join(others)}" if others else f", and {FILE} has a group for each row"
-        )
-        raise UserError(f"--baseline: {baseline}: expected a row in no group{ungrouped}")
+        raise UserError(f"--baseline: {baseline}: expected a row in no group: {', '.join(others) or 'there is none'}")
     if others:
         first = baseline or (_BASELINE if _BASELINE in others else others[0])
-        others = [first, *(row for row in others if row != first)]
-        groups.append(Group(title="Other rows" if groups else name, baseline=others[0], rows=others))
-    by_default = bool(others) and baseline is None and others[0] != _BASELINE
-    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups, published, by_default)
+        others.sort(key=lambda row: row != first)  # stable
+        groups.append(Group(title="Other rows" if groups else name, baseline=first, rows=others))
+    return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups)
 
 
 _FILE = "overrides.json"
@@ -177,9 +143,8 @@ def plan_runs(
 
     They come seed by seed, so that all rows have one run before any has two. Seeds count from `run.seed` of a file.
 
-    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, if a run starts
-    from the weights of another in `out`, which may not be there yet, and if `out` holds runs of a row with other
-    overrides.
+    `threads`: CPU threads of a run whose file doesn't set them. Raises UserError for a wrong run file, and if `out`
+    holds runs of a row with other overrides.
     """
     runs = []
     for row, (file, overrides) in rows.items():
@@ -190,11 +155,6 @@ def plan_runs(
             directory = json.dumps(str(out / row / f"seed-{seed}"))
             all_ = (*given, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
             runs.append(PlannedRun(row, seed, file, all_, load(file, all_, RunConfig)))
-    starts = {run.row: run.config.checkpoint.init_from for run in runs}
-    if inside := [
-        row for row, start in starts.items() if start and Path(start).absolute().is_relative_to(out.absolute())
-    ]:
-        raise UserError(f"{out}: {', '.join(inside)}: starts from a run of the same experiment; give that one its own")
     _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
     return sorted(runs, key=lambda run: run.seed)  # stable
 
@@ -254,8 +214,8 @@ def of_length(config: RunConfig, steps: int) -> list[str]:
         lengths[f"evaluation.{number}.every_steps"] = shorter(hook.every_steps)
     saved, kept = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
     lengths["checkpoint.every_steps"] = every = shorter(saved)
-    if kept:  # a multiple stays one: only what is saved is kept
-        lengths["checkpoint.keep_every_steps"] = every * (kept // saved) if kept % saved == 0 else shorter(kept)
+    if kept:  # only what is saved is kept
+        lengths["checkpoint.keep_every_steps"] = every * max(1, round(kept / saved))
     lengths["tracking.log_every_steps"] = shorter(config.tracking.log_every_steps)
     return [f"{key}={value}" for key, value in {**lengths, "run.max_steps": steps}.items()]
 

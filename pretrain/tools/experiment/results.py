@@ -31,10 +31,9 @@ class Result:
     - `train_loss`: the mean since the line of metrics before the last.
     - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
     - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
-    - `embedding_loss`: without its coefficient, like `train_loss`. `effective_rank`: of the embedding matrix.
-    - `others`: the last values of other metrics, by name.
     - `tokens`: of text that were trained on. `seconds`, `processor_seconds`: of the steps alone, by the clock
       and of all ranks' processors.
+    - `others`: the last values of all metrics, by name.
     """
 
     row: str
@@ -43,8 +42,6 @@ class Result:
     parameters: int
     train_loss: float | None
     validation_loss: float | None
-    embedding_loss: float | None
-    effective_rank: float | None
     curve: list[tuple[int, float]] = field(default_factory=list, compare=False)
     text_loss: float | None = None
     input_worth: float | None = None
@@ -57,10 +54,9 @@ class Result:
 _OWN = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
 
 
-def results(runs: Iterable[PlannedRun], metrics: Iterable[str] = ()) -> list[Result]:
-    """The results of those of `runs` that have finished, with these `metrics` besides their own."""
-    others = sorted({*metrics})
-    return [_result(run, others) for run in runs if run.finished]
+def results(runs: Iterable[PlannedRun]) -> list[Result]:
+    """The results of those of `runs` that have finished."""
+    return [_result(run) for run in runs if run.finished]
 
 
 def ends_by_seed(results: Iterable[Result], row: str, metric: str | None = None) -> dict[int, float]:
@@ -96,35 +92,30 @@ def read_csv(path: Path) -> list[Result]:
     return found
 
 
-def _result(run: PlannedRun, others: Sequence[str]) -> Result:
+def _result(run: PlannedRun) -> Result:
     checkpoint = newest(run.directory)
     assert checkpoint is not None, "a finished run has saved"
-    model, curves = checkpoint_index.read(checkpoint).model, defaultdict[str, list[tuple[int, float]]](list)
+    curves = defaultdict[str, list[tuple[int, float]]](list)
     for line in read_metrics(run.directory):
         for name, value in line.metrics.items():
             curves[name].append((line.step, value))
     ends = {name: curve[-1][1] for name, curve in curves.items()}
     totals = {name: sum(value for _, value in curve) for name, curve in curves.items()}
     corpus = next((found[1] for name in curves if (found := _VALIDATION.fullmatch(name))), "")
-    embedding_loss = ends.get("train/embedding_loss")
-    if embedding_loss is not None:
-        embedding_loss /= getattr(model, "embedding_loss").coefficient  # noqa: B009 - of one family alone
     return Result(
         run.row,
         run.seed,
         run.config.run.max_steps,
-        parameters=meta_model(model).num_parameters(),
+        parameters=meta_model(checkpoint_index.read(checkpoint).model).num_parameters(),
         train_loss=ends.get("train/loss"),
         validation_loss=ends.get(f"validation/{corpus}/loss"),
-        embedding_loss=embedding_loss,
-        effective_rank=ends.get("embedding/effective_rank"),
         curve=curves[f"validation/{corpus}/loss"],
         text_loss=ends.get(f"validation/{corpus}/text_loss"),
         input_worth=ends.get(f"input_use/{corpus}/worth"),
         tokens=ends.get("train/tokens"),
         seconds=totals.get("train/seconds"),
         processor_seconds=totals.get("train/processor_seconds"),
-        others={name: ends[name] for name in others if name in ends},
+        others=ends,
     )
 
 

@@ -1,29 +1,21 @@
 """Trains the run files of a folder with several seeds, through `launch local`, and compares them."""
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.command import STOPPED
-from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import counted, duration
+from data_pipeline.base.formatting import counted
 from data_pipeline.base.processes import PYTHON, Process, ProcessGroup, announce, caught
 from data_pipeline.base.progress import set_activity
-from pretrain.config.run_config import MLFLOW_FILE
 from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
-from pretrain.run import metrics_file
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
 from pretrain.tools.experiment.results import as_csv, results
-from pretrain.training.tracking.tracker import sync
-
-_SECONDS_TO_PROGRESS = 30.0
 
 
 class Outcome(NamedTuple):
@@ -66,8 +58,7 @@ def train_all(
     print(f"{title}, {done} of {len(runs)} runs finished", flush=True)
     if not train:
         return 0
-    free, codes, slots = list(environments), set[int](), len(environments)
-    seconds = list[float]()  # of the runs that have ended
+    free, codes = list(environments), set[int]()
     working: dict[Process, tuple[PlannedRun, Mapping[str, str]]] = {}
     with ProcessGroup() as group:
 
@@ -84,47 +75,17 @@ def train_all(
                     working[process] = run, environment
                     if received:  # a signal that came while it started
                         process.send_signal(received[0])
-                next_line = time.monotonic() + (1.0 if sys.stderr.isatty() else _SECONDS_TO_PROGRESS)
-                first = group.watch(partial(_is_over, next_line))
-                if first is None:
-                    took = {process: time.monotonic() - process.started for process in working}
-                    states = [(run, took[process]) for process, (run, _) in working.items()]
-                    line = _progress(done, len(runs), states, len(waiting), seconds, slots)
-                    set_activity(line)  # which a terminal shows all the time
-                    if not sys.stderr.isatty():
-                        print(line, flush=True)
-                else:
-                    run, environment = working.pop(first)
-                    free.append(environment)
-                    group.remove(first)
-                    code = first.code or 0
-                    codes.add(code)
-                    done += code == 0
-                    seconds.append(time.monotonic() - first.started)
-                    print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds[-1]:.0f} s)", flush=True)
+                set_activity(f"{done}/{len(runs)}  training {', '.join(run.name for run, _ in working.values())}")
+                ended = group.watch()
+                assert ended is not None, "a run is training"
+                run, environment = working.pop(ended)
+                free.append(environment)
+                group.remove(ended)
+                code, seconds = ended.code or 0, time.monotonic() - ended.started
+                codes.add(code)
+                done += code == 0
+                print(f"{done}/{len(runs)}  {run.name}: {_outcome(run, code)} ({seconds:.0f} s)", flush=True)
     return 1 if codes - {0, STOPPED} else STOPPED if received or STOPPED in codes else 0
-
-
-def _is_over(end: float) -> bool:
-    return time.monotonic() > end
-
-
-def _progress(
-    done: int, all_: int, working: Sequence[tuple[PlannedRun, float]], waiting: int, ended: Sequence[float], slots: int
-) -> str:
-    """How far the runs are that train, each with its seconds so far, and the time left: that of the runs that have
-    `ended`, else of those that train, by their steps. A run that resumed has had some of its steps before."""
-    last = ((run, metrics_file.last_row(run.directory / metrics_file.FILE_NAME)) for run, _ in working)
-    steps = [(run, row.step if row else 0) for run, row in last]
-    shares = [step / run.config.run.max_steps for run, step in steps]
-    whole = [taken / share for (_, taken), share in zip(working, shares, strict=True) if share]
-    known = ended or whole
-    left = ""
-    if known:
-        runs_left = waiting + sum(1 - share for share in shares)
-        left = f"; about {duration(runs_left * sum(known) / len(known) / slots)} left"
-    now = ", ".join(f"{run.name} step {step}/{run.config.run.max_steps}" for run, step in steps)
-    return f"{done}/{all_}  {now}{left}"
 
 
 def _outcome(run: PlannedRun, code: int) -> str:
@@ -170,30 +131,19 @@ def experiment(
     compared = ", ".join(dict.fromkeys(group.baseline for group in found.groups))
     code = train_all(runs, environments, f"{out}: {size}, compared with {compared}", train)
     set_activity("making the table and curves.png")
-    ended = results(runs, filter(None, (group.metric for group in found.groups)))
-    found = found.compared_with({one.row for one in ended})
-    lines = report.lines(found, ended)
-    text = report.text(lines)
+    ended = results(runs)
+    text = report.text(report.lines(found, ended))
     contents = {"table.txt": f"{text}\n".encode(), "runs.csv": as_csv(ended).encode()}
     if any(one.curve for one in ended):
         contents["curves.png"] = png(report.picture(found, ended))
     files = [out / name for name in contents]
     for file, content in zip(files, contents.values(), strict=True):
         write_bytes(file, content)
-    return Outcome(conclude(code, runs, files, text, out), out)
+    return Outcome(conclude(code, files, text, out), out)
 
 
-def conclude(code: int, runs: Sequence[PlannedRun], files: Sequence[Path], text: str, out: Path) -> int:
-    """Sends MLflow what it was too slow to take when the runs ended, and prints the table `text`. Returns `code`, that
-    of `train_all`."""
-    set_activity("sending MLflow the runs")
-    for run in runs:
-        if run.finished and (mlflow := run.config.tracking.mlflow):
-            try:
-                sync(run.directory, mlflow.uri or MLFLOW_FILE)
-            except UserError as error:  # an MLflow that is away ends nothing
-                print(f"warning: {error}")
-                break
+def conclude(code: int, files: Sequence[Path], text: str, out: Path) -> int:
+    """Prints the table `text`. Returns `code`, that of `train_all`."""
     does = "continues" if code == STOPPED else "tries those that failed again"
     again = f"; the same command {does}" if code else ""
     print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")

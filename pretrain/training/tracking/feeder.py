@@ -6,42 +6,35 @@ RUN/metrics.jsonl       the metrics
 RUN/artifacts/          every file here is uploaded, under its own path, except
   evaluation/NAME.json                 a table: MLflow's UI lists it as one
   evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
-Feeding again is safe, for instance after a kill before the offset was saved: MLflow keeps equal points (name, step,
-time, value) once.
+Feeding again is safe: MLflow keeps equal points (name, step, time, value) once.
 """
 
 import contextlib
 import json
 import re
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import mlflow
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
 
 from data_pipeline.base.atomic import TEMPORARY_SUFFIX
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.formatting import masked, printable
-from pretrain.run import ARTIFACTS_DIRECTORY, metrics_file
+from pretrain.engine.checkpoint import CONFIG
+from pretrain.run import ARTIFACTS_DIRECTORY, environment, metrics_file
 from pretrain.training.tracking.mlflow_store import (
-    ARTIFACTS,
-    KEY_LENGTH,
     NOTE,
     FeedState,
     TrackedRun,
     absolute_uri,
     client,
     create_tables,
-    in_mlflow,
     one_line,
-    safe_key,
     sqlite_file,
 )
 
@@ -49,172 +42,142 @@ from pretrain.training.tracking.mlflow_store import (
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY = "run_key"  # a tag
 _ROWS_AT_ONCE = 100
-_STEP = re.compile(r"step-(\d+)\.png")
-_TABLE = re.compile(rf"{ARTIFACTS_DIRECTORY}/evaluation/.+\.json")
-_PARAMETER_LENGTH, _DATASET_LENGTH, _DIGEST_LENGTH = 6000, 500, 36  # MLflow's limits
-_FILE_LENGTH = 60  # of names of folders and images: a letter may take four bytes, and MLflow adds to an image's name
-_MOST_FAILURES = 5  # files that fail in one feed; then it looks as if none can be sent
+_IMAGE = re.compile(r"step-(\d+)\.png")
+_KEY_LENGTH, _DIGEST_LENGTH = 250, 36  # MLflow's limits
 
 
-@dataclass
-class MlflowRun:
-    """A run, MLflow's client, and the part of the run that MLflow has."""
+class Feeder:
+    """The run of a run directory in MLflow, which is found there or created.
 
-    client: MlflowClient
-    directory: Path
-    description: TrackedRun
-    state: FeedState
-    described: bool = False
-
-    def save(self) -> None:
-        with contextlib.suppress(OSError):  # what was sent may be sent again, which is harmless
-            self.state.save(self.directory)
-
-
-def connected(run_dir: Path, run: TrackedRun, uri: str) -> MlflowRun:
-    """Creates or reopens the run in MLflow. Raises all errors of MLflow; calling it again continues."""
-    uri = absolute_uri(uri)
-    create_tables(uri)
-    mlflow_client = client(uri)
-    experiment_id = _experiment(mlflow_client, run.experiment, sqlite_file(uri))
-    found = mlflow_client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{run.key}'", max_results=1)
-    started, tags = int(run.started * 1000), {_RUN_KEY: run.key}
-    opened = found[0] if found else mlflow_client.create_run(experiment_id, started, tags, run.run_name[:KEY_LENGTH])
-    state, before = FeedState(masked(uri), experiment_id, opened.info.run_id), FeedState.load(run_dir)
-    if before and (before.tracking_uri, before.run_id) == (state.tracking_uri, state.run_id):
-        state = before
-    connection = MlflowRun(mlflow_client, run_dir, run, state)
-    connection.save()
-    return connection
-
-
-def feed(run: MlflowRun) -> int:
-    """Sends new metrics, the description, the end of the run, and new files. Returns the number of metrics sent.
-
-    If files can't be sent, the others are sent, and FailedError is raised with the first of them. Raises all errors of
-    MLflow. Calling it again continues.
+    Methods raise all errors of MLflow. Calling them again continues.
     """
-    sent = _feed_rows(run, metrics_file.FILE_NAME)
-    if not run.described:
-        _describe(run)
-        run.described = True
-    if run.description.status != "RUNNING":
-        end = int((run.description.ended or time.time()) * 1000)
-        run.client.set_terminated(run.state.run_id, run.description.status, end_time=end)
-    _upload_files(run)
-    return sent
 
+    def __init__(self, run_dir: Path, run: TrackedRun, uri: str):
+        uri = absolute_uri(uri)
+        create_tables(uri)
+        self._directory, self._run, self._client = run_dir, run, client(uri)
+        experiment_id = self._experiment(sqlite_file(uri))
+        found = self._client.search_runs([experiment_id], f"tags.{_RUN_KEY} = '{run.key}'", max_results=1)
+        (opened,) = found or [self._client.create_run(experiment_id, int(run.started * 1000), {_RUN_KEY: run.key})]
+        self._state, before = FeedState(masked(uri), experiment_id, opened.info.run_id), FeedState.load(run_dir)
+        if before and (before.tracking_uri, before.run_id) == (self._state.tracking_uri, self._state.run_id):
+            self._state = before
+        self._described = False
+        self._save()
 
-def _experiment(mlflow_client: MlflowClient, name: str, database: Path | None) -> str:
-    """The id of the experiment `name`, which is created if MLflow lacks it."""
-    if experiment := mlflow_client.get_experiment_by_name(name):
-        return experiment.experiment_id
-    # a server has a place for artifacts; with a sqlite file, artifacts would land in the working directory
-    location = (database.parent / ARTIFACTS / safe_key(name, _FILE_LENGTH)).as_uri() if database else None
-    try:
-        return mlflow_client.create_experiment(name, location, _EXPERIMENT_TAGS)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by a run that started at the same time
-            raise
-        return mlflow_client.get_experiment_by_name(name).experiment_id
+    def feed(self) -> int:
+        """Sends new metrics, the description, the end of the run, and new files. Returns the number of metrics sent.
 
+        If files can't be sent, the others are sent, and FailedError is raised with the first of them.
+        """
+        sent = self._send_metrics()
+        if not self._described:
+            self._describe()
+            self._described = True
+        if self._run.status != "RUNNING":
+            end = self._run.ended and int(self._run.ended * 1000)
+            self._client.set_terminated(self._state.run_id, self._run.status, end_time=end)
+        self._send_files()
+        return sent
 
-def _describe(run: MlflowRun) -> None:
-    """Sends parameters, tags and datasets. MLflow never changes a parameter, so a changed value becomes a tag."""
-    description, run_id = run.description, run.state.run_id
-    data = run.client.get_run(run_id).data
-    run.client.update_run(run_id, status="RUNNING", name=description.run_name[:KEY_LENGTH])
-    known, parameters = data.params, flatten(description.parameters)
-    tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
-    tags |= {"attempts": str(description.attempt), "run_directory": printable(str(run.directory.resolve()))}
-    for key in parameters.keys() & known.keys():
-        if parameters[key] != known[key]:
-            tags[f"changed.{key}"] = f"{known[key]} → {parameters[key]} (attempt {description.attempt})"
-    tags |= {key: value for key, value in description.tags.items() if key != NOTE or NOTE not in data.tags}
-    params = [Param(key, value) for key, value in parameters.items() if key not in known]
-    run.client.log_batch(run_id, params=params, tags=[RunTag(safe_key(key), str(tags[key])) for key in tags])
-    inputs = []
-    for info in description.datasets:
-        # MLflow keeps one input of each name and digest, and a corpus may be both trained and validated on
-        name, digest = f"{info.name} ({info.context})"[:_DATASET_LENGTH], info.digest[:_DIGEST_LENGTH]
-        source, profile = json.dumps({"uri": info.source}), json.dumps(info.profile)
-        dataset = Dataset(name, digest, source_type="local", source=source, profile=profile)
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
-    if inputs:
-        run.client.log_inputs(run_id, inputs)
+    def _save(self) -> None:
+        with contextlib.suppress(OSError):  # what was sent may be sent again, which is harmless
+            self._state.save(self._directory)
 
-
-def _feed_rows(run: MlflowRun, name: str) -> int:
-    """Sends the new rows of a file of metrics. Returns the number of metrics."""
-    path, offset = run.directory / name, run.state.offsets.get(name, 0)
-    if not path.exists() or path.stat().st_size < offset:  # the file system lost the end of the file
-        offset = 0
-    rows, sent = metrics_file.rows_from(path, offset), 0
-    while batch := list(islice(rows, _ROWS_AT_ONCE)):
-        metrics = [
-            Metric(in_mlflow(name), value, int(row.time * 1000), row.step)
-            for row, _ in batch
-            for name, value in row.metrics.items()
-        ]
-        run.client.log_batch(run.state.run_id, metrics=metrics)
-        sent += len(metrics)
-        _, run.state.offsets[name] = batch[-1]
-        run.save()
-    return sent
-
-
-def _upload_files(run: MlflowRun) -> None:
-    """Uploads new and changed files. A changed file replaces the earlier one; a changed image is added to it. Raises
-    FailedError if some can't be uploaded."""
-    failures = []
-    for path, target in _files(run):
-        name = printable(str(path.relative_to(run.directory)))
+    def _experiment(self, database: Path | None) -> str:
+        """The id of the run's experiment, which is created if MLflow lacks it."""
+        name = self._run.experiment
+        if experiment := self._client.get_experiment_by_name(name):
+            return experiment.experiment_id
+        # a server has a place for artifacts; with a sqlite file, artifacts would land in the working directory
+        location = (database.parent / "mlartifacts").as_uri() if database else None
         try:
-            _upload(run, path, target, name)
-        except Exception as error:  # of MLflow, the connection, the place for artifacts or the file
-            failures.append((name, error))
-        if len(failures) == _MOST_FAILURES:
-            break
-    if failures:
-        name, first = failures[0]
-        raise FailedError(f"{name}: {one_line(first)}") from first
+            return self._client.create_experiment(name, location, _EXPERIMENT_TAGS)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by a run that started at the same time
+                raise
+            return self._client.get_experiment_by_name(name).experiment_id
+
+    def _describe(self) -> None:
+        """Sends parameters, tags and datasets. MLflow never changes a parameter, so a changed value becomes a tag."""
+        run, run_id = self._run, self._state.run_id
+        data, parameters = self._client.get_run(run_id).data, flatten(run.parameters)
+        self._client.update_run(run_id, status="RUNNING", name=run.run_name)
+        tags = {**resolve_tags(), "mlflow.source.name": "pretrain train"}
+        tags |= {"attempts": str(run.attempt), "run_directory": printable(str(self._directory.resolve()))}
+        for key in parameters.keys() & data.params.keys():
+            if parameters[key] != data.params[key]:
+                tags[safe_key(f"changed.{key}")] = f"{data.params[key]} → {parameters[key]} (attempt {run.attempt})"
+        tags |= {key: value for key, value in run.tags.items() if key != NOTE or NOTE not in data.tags}
+        params = [Param(key, value) for key, value in parameters.items() if key not in data.params]
+        self._client.log_batch(run_id, params=params, tags=[RunTag(key, str(value)) for key, value in tags.items()])
+        inputs = []
+        for info in run.datasets:
+            # MLflow keeps one input of each name and digest, and a corpus may be both trained and validated on
+            name, source = f"{info.name} ({info.context})", json.dumps({"uri": info.source})
+            dataset = Dataset(name, info.digest[:_DIGEST_LENGTH], "local", source, profile=json.dumps(info.profile))
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
+        self._client.log_inputs(run_id, inputs)
+
+    def _send_metrics(self) -> int:
+        """Sends the new rows of metrics.jsonl. Returns the number of metrics."""
+        sent, rows = 0, metrics_file.rows_from(self._directory / metrics_file.FILE_NAME, self._state.offset)
+        while batch := list(islice(rows, _ROWS_AT_ONCE)):
+            metrics = [
+                Metric(safe_key(name), value, int(row.time * 1000), row.step)
+                for row, _ in batch
+                for name, value in row.metrics.items()
+            ]
+            self._client.log_batch(self._state.run_id, metrics=metrics)
+            sent += len(metrics)
+            _, self._state.offset = batch[-1]
+            self._save()
+        return sent
+
+    def _send_files(self) -> None:
+        """Uploads new and changed files. A changed file replaces the earlier one; a changed image is added to it."""
+        described_by = [self._directory / name for name in (CONFIG, "environment.json", environment.DIFF)]
+        failures = []
+        for path in [*described_by, *sorted((self._directory / ARTIFACTS_DIRECTORY).rglob("*"))]:
+            if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
+                continue
+            name, stat = printable(str(path.relative_to(self._directory))), path.stat()
+            version = [stat.st_mtime_ns, stat.st_size]
+            if version == self._state.files.get(name):
+                continue
+            try:
+                self._upload(path)
+            except Exception as error:  # of MLflow, the connection, the place for artifacts or the file
+                failures.append((name, error))
+                continue
+            self._state.files[name] = version
+            self._save()
+        if failures:
+            name, first = failures[0]
+            raise FailedError(f"{name}: {one_line(first)}") from first
+
+    def _upload(self, path: Path) -> None:
+        run_id, artifacts = self._state.run_id, self._directory / ARTIFACTS_DIRECTORY
+        folder = path.parent.relative_to(artifacts if path.is_relative_to(artifacts) else self._directory)
+        if image := _IMAGE.fullmatch(path.name):
+            key = re.sub(r"[^\w\-./ ]", "_", "/".join(["pictures", *folder.parts[1:]]), flags=re.ASCII)
+            self._client.log_image(run_id, mlflow.Image(str(path)), key=key, step=int(image[1]))
+            return
+        self._client.log_artifact(run_id, str(path), "/".join(folder.parts) or None)
+        if folder.parts[:1] == ("evaluation",) and path.suffix == ".json":
+            tables = sorted(path.relative_to(artifacts) for path in artifacts.glob("evaluation/**/*.json"))
+            listed = [{"path": str(table), "type": "table"} for table in tables]
+            self._client.set_tag(run_id, "mlflow.loggedArtifacts", json.dumps(listed))
 
 
-def _files(run: MlflowRun) -> Iterator[tuple[Path, PurePosixPath]]:
-    """The files to upload, each with its path among the run's artifacts in MLflow."""
-    for name in run.description.artifacts:
-        yield run.directory / name, PurePosixPath(name)
-    directory = run.directory / ARTIFACTS_DIRECTORY
-    for path in sorted(directory.rglob("*")):
-        yield path, PurePosixPath(path.relative_to(directory))
+def safe_key(name: str) -> str:
+    """A name as MLflow takes it: without unusual characters and empty or dotted parts, not longer than 250 characters.
 
-
-def _upload(run: MlflowRun, path: Path, target: PurePosixPath, name: str) -> None:
-    """Uploads a file, if it is new or has changed."""
-    if not path.is_file() or path.name.endswith(TEMPORARY_SUFFIX):
-        return
-    stat = path.stat()
-    version = [stat.st_mtime_ns, stat.st_size]
-    if version == run.state.files.get(name):
-        return
-    if found := _STEP.fullmatch(target.name):
-        shown = "/".join(["pictures", *target.parent.parts[1:]])
-        key = safe_key(shown, _FILE_LENGTH, r"[^A-Za-z0-9_\-./ ]")
-        run.client.log_image(run.state.run_id, mlflow.Image(str(path)), key=key, step=int(found[1]))
-    else:
-        folder = str(target.parent)
-        run.client.log_artifact(run.state.run_id, str(path), None if folder == "." else folder)
-    run.state.files[name] = version
-    if _TABLE.fullmatch(name):
-        _list_tables(run)
-    run.save()
-
-
-def _list_tables(run: MlflowRun) -> None:
-    """Tells MLflow's UI which artifacts are tables."""
-    tables = sorted(one.removeprefix(f"{ARTIFACTS_DIRECTORY}/") for one in run.state.files if _TABLE.fullmatch(one))
-    listed = json.dumps([{"path": table, "type": "table"} for table in tables])
-    run.client.set_tag(run.state.run_id, "mlflow.loggedArtifacts", listed)
+    >>> safe_key("loss [en]")
+    'loss _en_'
+    """
+    parts = re.sub(r"[^/\w.\- :]", "_", name)[:_KEY_LENGTH].split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -231,5 +194,5 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{name}.")
         else:
-            flat[safe_key(name)] = str(value)[:_PARAMETER_LENGTH]
+            flat[safe_key(name)] = str(value)
     return flat

@@ -40,7 +40,7 @@ def test_metrics_of_answers_are_those_of_their_papers():
     assert found["rouge2"] == pytest.approx(3 / 5)
     assert found["rougeL"] == found["rougeLsum"] == pytest.approx(5 / 6)
     assert found["squad_f1"] == pytest.approx(3 / 4)  # without articles: cat, on and mat of four words
-    assert found["exact_match"] == found["accuracy"] == found["squad_exact_match"] == 0
+    assert found["exact_match"] == found["squad_exact_match"] == 0
     six = ANSWER_METRICS["bleu"](["a b c d e f"], [["a b c d e g"]])
     assert six == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     # chrF2 with equal precision and recall of 1- to 6-grams of "abcdef" and "abcdeg" is their mean
@@ -62,7 +62,6 @@ def test_squad_compares_words_without_case_punctuation_and_articles():
     assert word_f1("dog dog", "dog cat") == pytest.approx(1 / 2)  # a word counts as often as in both
     assert word_f1("", "dog") == 0
     assert ANSWER_METRICS["squad_exact_match"](["The Dog."], [["dog"]]) == 1
-    assert ANSWER_METRICS["accuracy"]([" Not  entailment"], [["not entailment"]]) == 1
 
 
 # --- a task
@@ -107,7 +106,7 @@ def test_pairs_that_are_empty_or_too_long_are_counted_and_a_source_may_be_held_o
     assert (splits["validation"]["cut_inputs"], splits["validation"]["cut_targets"]) == (0, 0)
 
 
-HOOK = {"hook": "text_to_text", "metrics": ["exact_match", "bleu", "rank_accuracy", "rank_accuracy_per_token"]}
+HOOK = {"hook": "text_to_text", "metrics": ["exact_match", "bleu", "rank_accuracy"]}
 
 
 def mixture(folder: Path, corpora: list[Path], held_out: list[Path], **sections: object) -> Path:
@@ -163,7 +162,7 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
     tokenizer = open_corpus(small_corpus).tokenizer
     model, evaluation = evaluation_of(family, tokenizer)
     randomise(model, std=0.3)
-    metrics = ["exact_match", "rank_accuracy", "rank_accuracy_per_token"]
+    metrics = ["exact_match", "rank_accuracy"]
     given = {"file": str(tmp_path / "dev.jsonl"), "prefix": "p: ", "max_new_tokens": 9, "shown": 40}
     settings = check({"metrics": metrics, **given}, TextToTextSettings, "hook")
     found = TextToTextAnswers(settings).evaluate(evaluation)
@@ -179,10 +178,8 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
             log_p_after(model, read, ids) if "num_layers" in family else log_p(model, read, [], ids)[0]
             for ids in choices
         ]
-        means = [total / len(ids) for total, ids in zip(sums, choices, strict=True)]
         assert row["choice"] == line["choices"][sums.index(max(sums))]
-        assert row["choice per token"] == line["choices"][means.index(max(means))]
-    for name, column in zip(metrics, ("answer", "choice", "choice per token"), strict=True):
+    for name, column in zip(metrics, ("answer", "choice"), strict=True):
         right = [row[column] in line["targets"] for row, line in zip(rows, lines, strict=True)]
         assert found.metrics[f"text_to_text/dev/{name}"] == sum(right) / len(rows)
 

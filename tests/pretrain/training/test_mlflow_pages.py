@@ -36,12 +36,12 @@ def run_dir(whole, tmp_path):
 def test_feeding_a_run_again_changes_nothing(run_dir, uri, client):
     sync(run_dir, uri)
     state = FeedState.load(run_dir)
-    curve = [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")]
+    curve = [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")]
     assert curve == [(row.step, row.metrics["train/loss"]) for row in read_metrics(run_dir)]
     (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
     sync(run_dir, uri)
     assert FeedState.load(run_dir).run_id == state.run_id
-    assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "loss/train")] == curve
+    assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")] == curve
 
 
 def test_tables_and_images_are_what_mlflow_itself_would_log(tmp_path, uri, client):
@@ -178,7 +178,7 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages.see("pictures/norms")
     pages.count("//*[contains(@class, 'js-plotly-plot')]", 1)
     sections = re.findall(r"^(\w+)\n\(\d+\)$", browser.find_element("tag name", "body").text, re.MULTILINE)
-    assert sections == ["loss", "pictures", "train", "usage"]
+    assert sections == ["checkpoint", "pictures", "train"]
     pages.count("//*[@role='slider']", 1)
     browser.find_element("xpath", "//*[@role='slider']").send_keys("\ue014")  # to the first step that has an image
     pages.count("//img[contains(@src, 'norms') or starts-with(@src, 'blob:')]", 1)

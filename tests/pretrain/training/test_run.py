@@ -188,14 +188,14 @@ def test_mlflow_has_the_metrics_parameters_datasets_and_config(reference, small_
     state = json.loads((reference.parent / "run/mlflow.json").read_text())
     client = MlflowClient(state["tracking_uri"])
     found = client.get_run(state["run_id"])
-    history = client.get_metric_history(state["run_id"], "loss/train")
+    history = client.get_metric_history(state["run_id"], "train/loss")
     assert {metric.step: metric.value for metric in history} == losses(reference)
     assert {"train/gradient_norm", "train/learning_rate", "train/tokens_per_second"} <= found.data.metrics.keys()
     parameters = int(found.data.params["parameters"])
     assert f"of {parameters:,} parameters learns `span_corruption` on small " in found.data.tags["mlflow.note.content"]
     split = json.loads((small_corpus / "manifest.json").read_text())["splits"]["train"]
     assert found.data.metrics["train/tokens"] == pytest.approx(128 * split["tokens"] / split["rows"])  # 8 × 16 rows
-    assert 0.1 < found.data.metrics["usage/peak_memory_gigabytes"] < 16
+    assert 0.1 < found.data.metrics["train/peak_memory_gigabytes"] < 16
     assert found.info.status == "FINISHED"
     assert found.data.params["optimizer.learning_rate"] == "0.01"
     fingerprint = json.loads((small_corpus / "manifest.json").read_text())["fingerprint"]
