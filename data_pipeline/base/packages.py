@@ -49,7 +49,13 @@ def git(*arguments: str, source: Path = _SOURCE) -> str:
 
 T = TypeVar("T")
 # By key of a config file, or of a file written from one: the entry points that offer the key's values.
-_OFFERED_UNDER = {"objective": "objectives", "of": "objectives", "model": "families", "evaluation": "hooks"}
+_OFFERED_UNDER = {
+    "objective": "objectives",
+    "of": "objectives",
+    "model": "families",
+    "evaluation": "hooks",
+    "tokenizer": "tokenizers",
+}
 
 
 def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str | None = None) -> dict[str, type[T]]:

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
 from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
+from data_pipeline.corpus.tokenizer.byt5 import CLASS as BYT5
+from data_pipeline.corpus.tokenizer.byt5 import Bytes
 from data_pipeline.corpus.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SPACE, UNK, SentencePiece
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, TextModel
+from data_pipeline.corpus.tokenizer.symbols import from_tokenizer_json
+from data_pipeline.corpus.tokenizer.text_model import TextModel
 from data_pipeline.corpus.tokenizer.tokenizer_json import (
     TokenizerJson,
     optional_json,
@@ -56,7 +60,7 @@ _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPre
 
 
 def read(directory: Path) -> Tokenizer:
-    """Reads the tokenizer in `directory`: sentencepiece like T5's, WordPiece like BERT's, or any BPE.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, ByT5's, WordPiece like BERT's, or any BPE.
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. The ids
     above the model's own must be special tokens, then sentinels, with <extra_id_0> last. Raises UserError for any other
@@ -65,17 +69,24 @@ def read(directory: Path) -> Tokenizer:
     path = directory / TOKENIZER
     saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
     config = optional_json(directory / CONFIG)
-    if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
+    in_bytes = _is_bytes(saved) if saved else config.get("tokenizer_class") == BYT5
+    if (
+        not in_bytes
+        and saved.get("model", {}).get("type") == "BPE"
+        and not (_is_gpt2s(saved) and not config.get("add_prefix_space"))
+    ):
         published, sentinels = tokenizer_json.without_sentinels(tokenizer_json.read(directory))
         return Tokenizer(published, (), sentinels)
     added = optional_json(directory / ADDED)
     if config.get("add_prefix_space"):
         raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
-    model = _model(saved, directory)
+    model = Bytes() if in_bytes else _model(saved, directory)
     try:
         if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
             sentinels = config.get("extra_ids", 100)
             names = {model.size + sentinels - 1 - number: _SENTINEL.format(number) for number in range(sentinels)}
+        elif isinstance(model, Bytes) and not saved:
+            names = {model.size + number: _SENTINEL.format(number) for number in range(config.get("extra_ids", 125))}
         else:
             names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
         names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
@@ -86,16 +97,23 @@ def read(directory: Path) -> Tokenizer:
     if above != list(range(model.size, model.size + len(above))):
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
     added_names = [names[id_] for id_ in above]
-    special = added_names[: len(above) - sentinels_at_the_end(added_names)]
+    if model.sentinels_ascend:
+        sentinels = sum(1 for _ in takewhile(lambda one: one[1] == _SENTINEL.format(one[0]), enumerate(added_names)))
+        special = added_names[sentinels:]
+    else:
+        special = added_names[: len(above) - sentinels_at_the_end(added_names)]
     if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
         raise UserError(
-            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end"
+            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end; "
+            "behind ByT5's bytes they come first, from <extra_id_0> on"
         )
     return Tokenizer(model, special, len(above) - len(special))
 
 
 def _model(saved: Json, directory: Path) -> TextModel:
     path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
+    if symbols := from_tokenizer_json(saved):
+        return symbols
     if kind == "Unigram":
         if not (directory / MODEL).exists():
             return _sentencepiece(saved, path)
@@ -118,6 +136,11 @@ def _model(saved: Json, directory: Path) -> TextModel:
         return WordPiece.read(directory)
     files = f"neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, nor {TOKENIZER}"
     raise UserError(f"{directory}: no supported tokenizer: {files}")
+
+
+def _is_bytes(saved: Json) -> bool:
+    """Whether `write` wrote this tokenizer for ByT5's bytes."""
+    return bool(saved["model"].get("vocab") == json.loads(Bytes().backend().to_str())["model"]["vocab"])
 
 
 def _is_gpt2s(saved: Json) -> bool:
@@ -231,6 +254,9 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     a model that fills spans.
     """
     model = tokenizer.model
+    if isinstance(model, Bytes) and hf.ends and not hf.begins:
+        _write_byt5(tokenizer, hf, directory)
+        return
     for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
         # for other programs: transformers reads tokenizer.json and tokenizer_config.json
         (directory / name).write_bytes(model.files[name])
@@ -240,15 +266,32 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
         write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
 
 
+def _write_byt5(tokenizer: Tokenizer, hf: HFModel, directory: Path) -> None:
+    """Writes tokenizer_config.json for ByT5Tokenizer, which ends a text with EOS and needs no other file."""
+    vocabulary, names = tokenizer.vocabulary, tokenizer.names
+    settings = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(id_): {"content": name, **settings} for id_, name in sorted(names.items())}
+    roles = {role: getattr(vocabulary, role) for role in ("bos", "eos", "unk", "pad", "mask")}
+    config = {
+        "tokenizer_class": BYT5,
+        "extra_ids": 0,  # the tokens above the bytes are named below
+        "added_tokens_decoder": added,
+        "extra_special_tokens": [name for id_, name in sorted(names.items()) if id_ >= tokenizer.vocab_size],
+        **{f"{role}_token": names[id_] for role, id_ in roles.items() if id_ is not None},
+    }
+    if hf.model_type == "t5gemma2":  # as in _write_fast
+        config |= {"processor_class": BYT5}
+    write_json(directory / CONFIG, config)
+
+
 def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or for an imported tokenizer's
     class."""
     model, vocabulary = tokenizer.model, tokenizer.vocabulary
-    if isinstance(model, FastTokenizer):
-        backend, keeps_text = model.backend(), False
-    else:
-        assert isinstance(model, SentencePiece)
+    if isinstance(model, SentencePiece):
         backend, keeps_text = _unigram(tokenizer, model), model.keeps_text
+    else:
+        backend, keeps_text = model.backend(), False
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     there: Collection[int] = ()
     if isinstance(model, TokenizerJson):
@@ -260,7 +303,7 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
                 name,
                 special=True,
                 normalized=keeps_text and _absorbs(tokenizer, id_),
-                lstrip=isinstance(model, FastTokenizer) and _absorbs(tokenizer, id_),
+                lstrip=not isinstance(model, SentencePiece) and model.gap == " " and _absorbs(tokenizer, id_),
             )
             for id_, name in sorted(tokenizer.names.items())
             if id_ not in there

@@ -8,13 +8,16 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, read_file
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, read_file
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 _GPT2_NAMES = ("encoder.json", "vocab.bpe")
@@ -28,6 +31,7 @@ class ByteLevelBPE(FastTokenizer):
     """`ids` maps tokens, written in GPT-2's byte alphabet, to ids. `merges` lists pairs of tokens in merge order."""
 
     kind = "byte_level_bpe"
+    file_names = (VOCABULARY, MERGES)
 
     def __init__(self, ids: dict[str, int], merges: Merges):
         self._ids, self._merges = ids, merges
@@ -118,3 +122,16 @@ def _tokens_of(merges: Merges) -> set[str]:
     """All tokens that text can become: bytes and their merges."""
     merged = (token for left, right in merges for token in (left, right, left + right))
     return {*pre_tokenizers.ByteLevel.alphabet(), *merged}
+
+
+class ByteLevelBPEConfig(TokenizerConfig):
+    """GPT-2's or BART's tokenizer."""
+
+    model: ClassVar[type[TextModel]] = ByteLevelBPE
+
+    kind: Literal["byte_level_bpe"] = "byte_level_bpe"
+    path: LocalPath
+    """The directory of the tokenizer's files."""
+
+    def existing(self) -> ByteLevelBPE:
+        return ByteLevelBPE.read(Path(self.path))

@@ -15,15 +15,17 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import tokenizers
 from tokenizers import AddedToken, decoders
 
 from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import read_json
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, parts, read_file
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, parts, read_file
 
 Json = dict[str, Any]
 
@@ -42,6 +44,7 @@ class TokenizerJson(FastTokenizer):
     """
 
     kind = "tokenizer_json"
+    file_names = (MODEL, CONFIG, ROLES)
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
@@ -141,6 +144,12 @@ class TokenizerJson(FastTokenizer):
         return separately == whole and not any(_WITHIN.search(text) for _, text in self.token_texts())
 
 
+def existing(path: Path, sentinels: int) -> TokenizerJson:
+    """The tokenizer at `path`; without the sentinels of an export if `sentinels` come again above special tokens."""
+    model = read(path)
+    return without_sentinels(model)[0] if sentinels else model
+
+
 def without_sentinels(model: TokenizerJson) -> tuple[TokenizerJson, int]:
     """The model without the sentinels that an export has at the end, and their number."""
     sentinels = sentinels_at_the_end([model.names.get(id_, "") for id_ in range(model.size)])
@@ -218,7 +227,7 @@ def read(path: Path) -> TokenizerJson:
     if set(ids) != set(range(len(ids))):
         raise UserError(f"{file}: {len(ids)} tokens with ids up to {max(ids)}: the ids have gaps")
     roles, notes = _roles(directory, backend, named)
-    return TokenizerJson(_normal(backend, roles, file), config, roles, file, tuple(notes))
+    return TokenizerJson(normal(backend, roles, file), config, roles, file, tuple(notes))
 
 
 def read_backend(file: Path) -> tokenizers.Tokenizer:
@@ -286,7 +295,7 @@ def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int 
     return Roles(pad, eos, None if unk in (pad, eos, bos) else unk, bos, named["mask"]), notes
 
 
-def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
+def normal(backend: tokenizers.Tokenizer, roles: Roles, file: str | Path) -> str:
     """A tokenizer.json in which no merge makes a special token, and nothing truncates or pads text.
 
     Raises UserError if text can still become a special token.
@@ -310,3 +319,20 @@ def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
         if wrong := [special[id_] for id_ in found.ids if id_ in special and id_ != roles.unk]:
             raise UserError(f"{file}: the text {text!r} becomes the special token {wrong[0]}; text must stay text")
     return content
+
+
+class TokenizerJsonConfig(TokenizerConfig):
+    """An existing tokenizer.json, such as Llama's, Qwen's or Gemma's."""
+
+    model: ClassVar[type[TextModel]] = TokenizerJson
+
+    kind: Literal["tokenizer_json"] = "tokenizer_json"
+    path: LocalPath
+    """The file, or its directory, with tokenizer_config.json and config.json where there are."""
+
+    @property
+    def on_unknown(self) -> str:
+        return f"{self.path} doesn't know this text: choose a tokenizer that does, or train one"
+
+    def existing(self) -> TokenizerJson:
+        return existing(Path(self.path), self.sentinels)

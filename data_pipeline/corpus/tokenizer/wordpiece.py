@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.json_file import read_json
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, read_file
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, read_file
 from data_pipeline.text.vocabulary import Vocabulary
 
 LISTING, SETTINGS = "vocab.txt", "wordpiece.json"
@@ -40,6 +43,7 @@ class WordPiece(FastTokenizer):
     """`tokens` are in the order of their ids."""
 
     kind = "wordpiece"
+    file_names = (LISTING, SETTINGS)
 
     def __init__(self, tokens: list[str], normalization: Normalization, origin: str | Path):
         """`origin` names the model in error messages. Raises UserError for a list that isn't BERT's."""
@@ -108,3 +112,16 @@ class _AsInTransformers:
     do_lower_case: bool = True
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool = True
+
+
+class WordPieceConfig(TokenizerConfig):
+    """BERT's tokenizer."""
+
+    model: ClassVar[type[TextModel]] = WordPiece
+
+    kind: Literal["wordpiece"] = "wordpiece"
+    path: LocalPath
+    """The directory of the tokenizer's files."""
+
+    def existing(self) -> WordPiece:
+        return WordPiece.read(Path(self.path))

@@ -154,7 +154,7 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("split.validation_fraction=1.5", "split.validation_fraction"),
         ("sources=[]", "sources"),
         *(
-            (f"tokenizer.kind={kind}", f"tokenizer.path: kind {kind} needs the directory of an existing")
+            (f"tokenizer.kind={kind}", "tokenizer.path: missing")
             for kind in ("byte_level_bpe", "wordpiece", "tokenizer_json")
         ),
         ("tokenizer.kind=unigram", "tokenizer.kind"),

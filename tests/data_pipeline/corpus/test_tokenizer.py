@@ -16,14 +16,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save
+from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
 from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, train
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
 from data_pipeline.stages import report
-from data_pipeline.stages.tokenizer_training import train
 from data_pipeline.stages.tokens import Coverage
 from tests.conftest import write_c4, write_corpus_file
 from tests.support.builds import documents_of, trained
@@ -200,7 +200,7 @@ def test_words_start_with_white_space(gpt2, bart):
 
 def in_bytes(pieces: int = 280, **settings: object) -> SentencePiece:
     sample = ["the cat sat on the mat.", "the dog ate the cat.", "King Zog: a ☃!"] * 20
-    config = TokenizerConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
+    config = SentencePieceConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
     return train(config, [text.encode() for text in sample])
 
 
@@ -239,7 +239,7 @@ KEPT = [
 
 @pytest.fixture(scope="module")
 def exact():
-    config = TokenizerConfig(vocab_size=290, normalization="identity")
+    config = SentencePieceConfig(vocab_size=290, normalization="identity")
     return train(config, [text.encode() for text in CODE * 20])
 
 
@@ -258,12 +258,12 @@ def test_with_identity_every_text_comes_back_as_it_was(exact):
     with pytest.raises(
         ValueError, match="vocab_size: 262 tokens are too few for byte_fallback, which takes 256 of them b"
     ):
-        TokenizerConfig(vocab_size=262, normalization="identity")
+        SentencePieceConfig(vocab_size=262, normalization="identity")
     lines, tab, (indentation, *_) = (exact.encode([text])[0] for text in ("\n", "\t", "        return"))
     assert (len(lines), len(tab), exact.decode([indentation]).strip(" ")) == (1, 1, "")
     assert exact.vocabulary.word_starts[[*lines, *tab, indentation]].all()
     without = train(
-        TokenizerConfig(vocab_size=35, normalization="identity", byte_fallback=False), map(str.encode, CODE)
+        SentencePieceConfig(vocab_size=35, normalization="identity", byte_fallback=False), map(str.encode, CODE)
     )
     assert without.encode(["a\n\t  b☃▁☃"])[0].count(2) == 1  # neighbouring unknown characters are one token
     for text in CODE:
@@ -276,8 +276,8 @@ def test_by_default_a_model_is_t5s(spiece):
     model = in_bytes()
     assert model.decode(model.encode(["  T² \n\n\tﬁ  "])[0]) == "T2 fi"
     assert not model.keeps_text
-    with pytest.raises(ValueError, match="identity is for kind sentencepiece; a tokenizer of kind wordpiece has"):
-        TokenizerConfig(kind="wordpiece", path="x", normalization="identity")
+    with pytest.raises(ValueError, match="normalization"):  # a key of sentencepiece alone
+        BytesConfig(normalization="identity")
 
 
 def test_what_normalization_changes_is_counted(exact):
@@ -304,18 +304,18 @@ def test_what_normalization_changes_is_counted(exact):
 
 def test_without_bytes_every_character_of_the_sample_has_a_token_by_default():
     """B and r are 2 of 40,005 characters: the most frequent 0.9995 of them leave both out."""
-    assert TokenizerConfig().character_coverage == 0.9995
+    assert SentencePieceConfig().character_coverage == 0.9995
     sample = [b"CCOCCNCC=O" * 200] * 20 + [b"BrCCO"]
     ids = {}
     for size, coverage in ((10, {}), (10, {"character_coverage": None}), (8, {"character_coverage": 0.9995})):
-        config = TokenizerConfig.model_validate({"vocab_size": size, "byte_fallback": False, **coverage})
+        config = SentencePieceConfig.model_validate({"vocab_size": size, "byte_fallback": False, **coverage})
         (ids[config.character_coverage],) = train(config, sample).encode(["CCBrO"])
     assert 2 not in ids[1.0]
     assert 2 in ids[0.9995]
 
 
 def test_unknown_tokens_above_a_ten_thousandth_are_a_warning():
-    config = TokenizerConfig(byte_fallback=False)
+    config = SentencePieceConfig(byte_fallback=False)
     assert report.unknown_tokens(report.Coverage(10_000, 1, 0, {"X": 1}), config) == ""
     said = report.unknown_tokens(report.Coverage(10_000, 2, 0, {"X": 2}), config)
     lost = "2 of 10,000 tokens (0.02%) are unknown, and their text is lost, most often X 2"
