@@ -1,7 +1,7 @@
-"""BPE in a tokenizer.json of the library `tokenizers`, such as Llama's, Qwen's and Gemma's.
+"""BPE, WordPiece and WordLevel in a tokenizer.json of the library `tokenizers`, such as Llama's, Qwen's and BERT's.
 
 The library normalizes, splits and merges text as the file says. Special tokens never match text: text that spells one
-is merged from its letters like any other text. Added tokens that aren't special, such as Qwen's <think>, match text, as
+is read like any other text. Added tokens that aren't special, such as Qwen's <think>, match text, as
 in transformers.
 
 transformers doesn't always do what tokenizer.json says: for Llama 2's class, for example, it takes only the tokens and
@@ -34,10 +34,12 @@ _CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between letters
 _WITHIN = re.compile(r"\S ")
 _BEFORE = "\ue000"  # a character for private use
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_UNUSED = re.compile(r"\[unused\d+\]")  # no text becomes such a token of BERT's
+_READ = ("BPE", "WordPiece", "WordLevel")
 
 
 class TokenizerJson(FastTokenizer):
-    """A BPE model.
+    """A model of BPE, WordPiece or WordLevel.
 
     `content`: a tokenizer.json whose merges make no special token. `config`: a tokenizer_config.json that lets
     transformers read `content` unchanged. `notes`: lines for the user on how the roles were chosen.
@@ -78,7 +80,13 @@ class TokenizerJson(FastTokenizer):
     def glue(self, first: int) -> str:
         """A space if the decoder is of a type that drops the space before a text, and `first` has one."""
         drops = {"Strip", "Metaspace"} & types(self.saved["decoder"])
-        return " " if drops and self.tokens[first].startswith("\u2581") else ""
+        return " " if self._are_words or (drops and self.tokens[first].startswith("\u2581")) else ""
+
+    @cached_property
+    def _are_words(self) -> bool:
+        """Whether decoding puts a space before each token that doesn't continue a word."""
+        found = types(self.saved["decoder"])
+        return "WordPiece" in found or (self.saved["model"]["type"] == "WordLevel" and not found)
 
     def encode_rest(self, text: str) -> list[int]:
         """As in an export: what the model puts before each text, such as Llama 2's ▁, stands behind no other token."""
@@ -98,10 +106,14 @@ class TokenizerJson(FastTokenizer):
     def token_texts(self) -> Iterator[tuple[int, str]]:
         of_bytes = "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
         decode = decoders.ByteLevel().decode
+        continues = self.saved["model"].get("continuing_subword_prefix") or ""
         for id_, token in self.tokens.items():
             if _BYTE.fullmatch(token):
                 yield id_, ""
-            elif id_ not in self.names:
+            elif self._are_words and not _UNUSED.fullmatch(token) and id_ not in self.names:
+                goes_on = bool(continues) and token.startswith(continues)
+                yield id_, token.removeprefix(continues) if goes_on else f" {token}"
+            elif not self._are_words and id_ not in self.names:
                 yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
 
     @cached_property
@@ -193,8 +205,9 @@ _OF_THE_MODEL = ("config.json", "generation_config.json")
 _ROLES = ("pad", "eos", "unk", "bos", "mask")
 # The usual spellings of roles, for a tokenizer.json alone, and for padding if no file names it.
 _SPELLED = {
-    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>"),
-    "bos": ("<s>", "<bos>", "<|begin_of_text|>"),
+    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "[SEP]"),
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]"),
+    "mask": ("[MASK]",),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
 }
 
@@ -202,8 +215,8 @@ _SPELLED = {
 def read(path: Path) -> TokenizerJson:
     """The tokenizer at `path`: a tokenizer.json, its directory, or `tokenizer/` of a checkpoint or corpus.
 
-    Raises UserError if there is none, if its model isn't BPE or if no file names its EOS; FailedError if a file is
-    damaged.
+    Raises UserError if there is none, if its model is of another kind or if no file names its EOS; FailedError if a
+    file is damaged.
     """
     directory, file = (path, path / MODEL) if path.is_dir() else (path.parent, path)
     if file.name != MODEL:
@@ -211,13 +224,17 @@ def read(path: Path) -> TokenizerJson:
     if (directory / ROLES).exists():
         return TokenizerJson.read(directory)
     backend = read_backend(file)
-    if (kind := type(backend.model).__name__) != "BPE":
-        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads BPE alone")
+    if (kind := type(backend.model).__name__) not in _READ:
+        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads {', '.join(_READ)}")
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if any((directory / name).exists() for name in (CONFIG, _OF_THE_MODEL[0])):
         theirs = _in_transformers(directory)
         backend = theirs.backend_tokenizer
         named = {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
+        if named["eos"] is None and named["bos"] is None:  # BERT's texts are between these two
+            named |= {"eos": theirs.sep_token_id, "bos": theirs.cls_token_id}
+        if named["unk"] is None and kind != "BPE":
+            named["unk"] = _spelled(backend, "unk")
         config = {**(optional_json(directory / CONFIG) or config), **theirs.special_tokens_map}
         config.pop("added_tokens_decoder", None)  # tokenizer.json has them
     else:
@@ -304,11 +321,12 @@ def normal(backend: tokenizers.Tokenizer, roles: Roles, file: str | Path) -> str
     model = saved["model"]
     special = {token["id"]: token["content"] for token in saved["added_tokens"] if token["special"]}
     prefix = model.get("continuing_subword_prefix") or ""
-    model["merges"] = [
-        [left, right]
-        for left, right in model["merges"]
-        if model["vocab"].get(left + right.removeprefix(prefix)) not in special
-    ]
+    if "merges" in model:
+        model["merges"] = [
+            [left, right]
+            for left, right in model["merges"]
+            if model["vocab"].get(left + right.removeprefix(prefix)) not in special
+        ]
     saved["truncation"] = saved["padding"] = None
     content = json.dumps(saved, ensure_ascii=False)
     checked = tokenizers.Tokenizer.from_str(content)
@@ -322,7 +340,7 @@ def normal(backend: tokenizers.Tokenizer, roles: Roles, file: str | Path) -> str
 
 
 class TokenizerJsonConfig(TokenizerConfig):
-    """An existing tokenizer.json, such as Llama's, Qwen's or Gemma's."""
+    """An existing tokenizer.json of BPE, WordPiece or WordLevel, such as Llama's, Qwen's, Gemma's or BERT's."""
 
     model: ClassVar[type[TextModel]] = TokenizerJson
 
