@@ -9,12 +9,10 @@ from pydantic import BeforeValidator, Field
 from data_pipeline.base.packages import offered
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPEConfig
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
 from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
 from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJsonConfig
-from data_pipeline.corpus.tokenizer.wordpiece import WordPieceConfig
 
 _SHIPPED: tuple[type[TokenizerConfig], ...] = (
     SentencePieceConfig,
@@ -22,8 +20,6 @@ _SHIPPED: tuple[type[TokenizerConfig], ...] = (
     SymbolsConfig,
     BPEConfig,
     TokenizerJsonConfig,
-    ByteLevelBPEConfig,
-    WordPieceConfig,
 )
 KINDS: dict[str, type[TokenizerConfig]] = {kind.model_fields["kind"].default: kind for kind in _SHIPPED}
 KINDS |= offered("tokenizers", TokenizerConfig, KINDS, "kind")

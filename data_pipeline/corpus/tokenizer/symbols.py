@@ -28,11 +28,13 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK = 0, 1, 2
 NAMES = ("<pad>", "</s>", "<unk>")
-MODEL, EXPORTED = "symbols.json", "tokenizer.json"
+MODEL = "symbols.json"
 CHARACTERS = "."
 _SENTINEL = "<extra_id_"
 _AROUND = 20  # characters that a message shows of a text, before and behind a place
-_IN_RUBY = re.compile(r"\(\?m:(.*)\)", re.DOTALL)  # a pattern in a tokenizer.json, where m is Python's DOTALL
+_LETTERS = r"\p{L}\p{N}_"
+_SPACES = r"\t-\r\x{1c}-\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+_CLASSES = {r"\w": _LETTERS, r"\W": _LETTERS, r"\s": _SPACES, r"\S": _SPACES}
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Symbols(TextModel):
         )
 
     @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token, pad, eos and unk included."""
+        return {**dict(zip(NAMES, range(len(NAMES)), strict=True)), **self._ids}
+
+    @property
     def names(self) -> Mapping[int, str]:
         return dict(enumerate(NAMES))
 
@@ -136,10 +143,9 @@ class Symbols(TextModel):
 
     def backend(self) -> tokenizers.Tokenizer:
         """WordLevel behind a Split. Raises UserError if the library doesn't read the pattern as Python does."""
-        ids = {**dict(zip(NAMES, range(len(NAMES)), strict=True)), **self._ids}
-        backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=NAMES[UNK]))
+        backend = tokenizers.Tokenizer(models.WordLevel(self.ids, unk_token=NAMES[UNK]))
         try:
-            pattern = Regex(f"(?m:{self.pattern})")
+            pattern = Regex(in_oniguruma(self.pattern))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"tokenizer.pattern: {self.pattern!r} has no form in a tokenizer.json: {error}") from None
         backend.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="removed", invert=True)
@@ -167,18 +173,28 @@ def matches(pattern: re.Pattern[str], text: str) -> list[str]:
     return found
 
 
-def from_tokenizer_json(saved: Mapping[str, object]) -> Symbols | None:
-    """The model whose `backend` was saved, among other tokens, as the content of a tokenizer.json; else None."""
-    model, split = saved.get("model"), saved.get("pre_tokenizer")
-    if not isinstance(model, dict) or model.get("type") != "WordLevel" or not isinstance(split, dict):
-        return None
-    if (split.get("type"), split.get("behavior"), split.get("invert")) != ("Split", "Removed", True):
-        return None
-    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    pattern = _IN_RUBY.fullmatch(split["pattern"].get("Regex", ""))
-    if pattern is None or tuple(tokens[: len(NAMES)]) != NAMES:
-        return None
-    return Symbols(pattern[1], tokens[len(NAMES) :])
+def in_oniguruma(pattern: str) -> str:
+    r"""Python's `pattern` in the syntax of the library `tokenizers`, for the classes and brackets that differ.
+
+    In Oniguruma, \w has combining marks, \s lacks U+001C to U+001F, and a bracket or && in a class has a meaning.
+
+        \w+|[^\w\s]  ->  (?m:[\p{L}\p{N}_]+|[^\p{L}\p{N}_\t-\r …])
+    """
+    written, inside, first = list[str](), False, False
+    for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):
+        opens = part in ("[", "[^") and not inside
+        if opens:
+            written.append(part)
+        elif part in _CLASSES:
+            one = _CLASSES[part]
+            written.append(one if inside and not part[1].isupper() else f"[{'^' * part[1].isupper()}{one}]")
+        elif inside and (part[0] in "[&" or (part == "]" and first)):
+            written.append(f"\\{part}")
+        else:
+            written.append(part)
+            inside = inside and part != "]"
+        inside, first = inside or opens, opens
+    return f"(?m:{''.join(written)})"  # m: a dot matches a line break
 
 
 class SymbolsConfig(TrainedConfig):
@@ -225,15 +241,7 @@ class SymbolsConfig(TrainedConfig):
         path = Path(self.path)
         if not path.is_dir():
             return Symbols(self.pattern, self._listed(path))
-        folder = path / "tokenizer" if (path / "tokenizer" / MODEL).exists() else path
-        if (folder / MODEL).exists():
-            model: Symbols | None = Symbols.read(folder)
-        elif (folder / EXPORTED).exists():
-            model = from_tokenizer_json(read_json(folder / EXPORTED, dict))
-        else:
-            raise UserError(f"{path}: expected {MODEL} or {EXPORTED}, as kind symbols has them")
-        if model is None:
-            raise UserError(f"{folder / EXPORTED}: not a tokenizer of kind symbols; tokenizer_json reads others")
+        model = Symbols.read(path / "tokenizer" if (path / "tokenizer" / MODEL).exists() else path)
         if "pattern" in self.model_fields_set and self.pattern != model.pattern:
             raise UserError(f"tokenizer.pattern: {self.path} has {model.pattern!r}; leave pattern out")
         return model

@@ -24,10 +24,12 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import read_json
+from data_pipeline.corpus.tokenizer import vocabulary_lists
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
 from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, parts, read_file
 
 Json = dict[str, Any]
+Named = dict[str, int | None]
 
 MODEL, CONFIG, ROLES = "tokenizer.json", "tokenizer_config.json", "roles.json"
 _CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between letters
@@ -35,7 +37,8 @@ _WITHIN = re.compile(r"\S ")
 _BEFORE = "\ue000"  # a character for private use
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _UNUSED = re.compile(r"\[unused\d+\]")  # no text becomes such a token of BERT's
-_READ = ("BPE", "WordPiece", "WordLevel")
+_PLAIN: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+READ = ("BPE", "WordPiece", "WordLevel")
 
 
 class TokenizerJson(FastTokenizer):
@@ -75,7 +78,19 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def names(self) -> Mapping[int, str]:
-        return {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
+        """Special tokens, and tokens of a BPE that no text becomes, such as BART's madeupword0000."""
+        special = {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
+        return {**special, **self._never_made}
+
+    @cached_property
+    def _never_made(self) -> Mapping[int, str]:
+        model, others = self.saved["model"], ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+        if model["type"] != "BPE" or any(model.get(option) for option in others):
+            return {}
+        made = {left + right for left, right in model["merges"]}
+        made |= {token["content"] for token in self.saved["added_tokens"]}
+        rest = ((id_, token) for token, id_ in model["vocab"].items() if len(token) > 1 and token not in made)
+        return {id_: token for id_, token in rest if not _BYTE.fullmatch(token)}
 
     def glue(self, first: int) -> str:
         """A space if the decoder is of a type that drops the space before a text, and `first` has one."""
@@ -108,7 +123,7 @@ class TokenizerJson(FastTokenizer):
         decode = decoders.ByteLevel().decode
         continues = self.saved["model"].get("continuing_subword_prefix") or ""
         for id_, token in self.tokens.items():
-            if _BYTE.fullmatch(token):
+            if _BYTE.fullmatch(token) and not self._are_words:
                 yield id_, ""
             elif self._are_words and not _UNUSED.fullmatch(token) and id_ not in self.names:
                 goes_on = bool(continues) and token.startswith(continues)
@@ -127,6 +142,13 @@ class TokenizerJson(FastTokenizer):
     def sha256(self) -> str:
         deciding = [self.saved[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
         return fingerprint([*deciding, asdict(self.roles)])
+
+    def without(self, special_tokens: Sequence[str]) -> "TokenizerJson":
+        """The tokenizer without the last added tokens, which are `special_tokens`, and without their roles."""
+        size = self.size - len(special_tokens)
+        kept = {role: id_ if id_ is not None and id_ < size else None for role, id_ in asdict(self.roles).items()}
+        roles = Roles(**{**kept, "pad": self.roles.pad, "eos": self.roles.eos})
+        return TokenizerJson(self._content, self.config, roles, self._origin, self.notes).first(size)
 
     def first(self, size: int) -> "TokenizerJson":
         """The tokenizer without the added tokens from id `size` on.
@@ -215,6 +237,8 @@ _SPELLED = {
 def read(path: Path) -> TokenizerJson:
     """The tokenizer at `path`: a tokenizer.json, its directory, or `tokenizer/` of a checkpoint or corpus.
 
+    Of a directory without a tokenizer.json, transformers reads GPT-2's, BART's or BERT's lists of tokens.
+
     Raises UserError if there is none, if its model is of another kind or if no file names its EOS; FailedError if a
     file is damaged.
     """
@@ -223,23 +247,37 @@ def read(path: Path) -> TokenizerJson:
         raise UserError(f"{path}: expected {MODEL}, or the directory with it")
     if (directory / ROLES).exists():
         return TokenizerJson.read(directory)
+    if path.is_dir() and not file.exists() and vocabulary_lists.are_in(directory):
+        config = optional_json(directory / CONFIG)
+        names_class = (directory / _OF_THE_MODEL[0]).exists() or "tokenizer_class" in config
+        theirs = _in_transformers(directory) if names_class else vocabulary_lists.read(directory)
+        return _of_transformers(theirs, directory, {})
     backend = read_backend(file)
-    if (kind := type(backend.model).__name__) not in _READ:
-        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads {', '.join(_READ)}")
-    config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if (kind := type(backend.model).__name__) not in READ:
+        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads {', '.join(READ)}")
     if any((directory / name).exists() for name in (CONFIG, _OF_THE_MODEL[0])):
-        theirs = _in_transformers(directory)
-        backend = theirs.backend_tokenizer
-        named = {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
-        if named["eos"] is None and named["bos"] is None:  # BERT's texts are between these two
-            named |= {"eos": theirs.sep_token_id, "bos": theirs.cls_token_id}
-        if named["unk"] is None and kind != "BPE":
-            named["unk"] = _spelled(backend, "unk")
-        config = {**(optional_json(directory / CONFIG) or config), **theirs.special_tokens_map}
-        config.pop("added_tokens_decoder", None)  # tokenizer.json has them
-    else:
-        named = {role: _spelled(backend, role) for role in _ROLES}
-        config |= {f"{role}_token": backend.id_to_token(id_) for role, id_ in named.items() if id_ is not None}
+        return _of_transformers(_in_transformers(directory), directory, optional_json(directory / CONFIG))
+    named = {role: _spelled(backend, role) for role in _ROLES}
+    config = {f"{role}_token": backend.id_to_token(id_) for role, id_ in named.items() if id_ is not None}
+    return _with_roles(backend, {**_PLAIN, **config}, named, directory)
+
+
+def _of_transformers(theirs: Any, directory: Path, config: Json) -> TokenizerJson:
+    """The tokenizer that transformers has made of the files in `directory`. `config`: its tokenizer_config.json."""
+    backend, named = theirs.backend_tokenizer, {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
+    if named["eos"] is None and named["bos"] is None:  # BERT's texts are between these two
+        named |= {"eos": theirs.sep_token_id, "bos": theirs.cls_token_id}
+    if named["unk"] is None and type(backend.model).__name__ != "BPE":
+        named["unk"] = _spelled(backend, "unk")
+    config = {**(config or _PLAIN), **theirs.special_tokens_map}
+    config |= {f"{role}_token": backend.id_to_token(named[role]) for role in ("bos", "eos") if named[role] is not None}
+    config.pop("added_tokens_decoder", None)  # tokenizer.json has them
+    return _with_roles(backend, config, named, directory)
+
+
+def _with_roles(backend: tokenizers.Tokenizer, config: Json, named: Named, directory: Path) -> TokenizerJson:
+    """The model of `backend`. `named`: the ids of the roles that its own files name."""
+    file = directory / MODEL
     ids = backend.get_vocab(with_added_tokens=True).values()
     if set(ids) != set(range(len(ids))):
         raise UserError(f"{file}: {len(ids)} tokens with ids up to {max(ids)}: the ids have gaps")
@@ -280,7 +318,7 @@ def _spelled(backend: tokenizers.Tokenizer, role: str) -> int | None:
     return next((id_ for id_ in found if id_ is not None), None)
 
 
-def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int | None]) -> tuple[Roles, list[str]]:
+def _roles(directory: Path, backend: tokenizers.Tokenizer, named: Named) -> tuple[Roles, list[str]]:
     """(roles, lines for the user on roles that aren't plain). `named`: the tokenizer's own roles, which come first."""
     size = backend.get_vocab_size(with_added_tokens=True)
     saved = [optional_json(directory / name) for name in _OF_THE_MODEL]

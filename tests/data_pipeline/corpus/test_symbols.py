@@ -2,13 +2,15 @@
 
 import json
 import re
+import unicodedata
 from collections import Counter
 
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer, load, save
-from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig, from_tokenizer_json
+from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig, in_oniguruma
 from data_pipeline.stages.report import visible
 from tests.support.in_process import refused_here
 from tests.support.reading import c4_pages
@@ -133,7 +135,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     tokenizer = Tokenizer(model, ["[R]"], 10)
     save(tokenizer, tmp_path)
     assert load(tmp_path).describe() == tokenizer.describe()
-    (tmp_path / "tokenizer.json").write_text(model.backend().to_str())
     for path in (tmp_path, tmp_path / "tokenizer"):
         assert SymbolsConfig(path=str(path)).existing().sha256 == model.sha256
     with pytest.raises(UserError, match=r"tokenizer\.pattern: .* has .*; leave pattern out"):
@@ -147,11 +148,22 @@ def test_the_librarys_tokenizer_gives_the_same_ids(pattern, texts):
     ids = model.encode(texts)
     assert [one.ids for one in backend.encode_batch(texts)] == ids
     assert [backend.decode(one) for one in ids] == [model.decode(one) for one in ids]
-    assert from_tokenizer_json(json.loads(backend.to_str())).sha256 == model.sha256
+
+
+@each(
+    "pattern",
+    [".", r"\s", r"\S+", r"\w+", r"\W", r"\d", r"[^\W\d]+|.", r"[^\S\n]+|\w", "[]a[&&b-d]+", r"[\]x^]", "[^[]"],
+)
+def test_patterns_in_oniguruma_match_what_they_match_in_python(pattern):
+    """Beside every character up to U+FFFF and some above, each behind an a and before a b."""
+    codes = [*range(0xD800), *range(0xE000, 0x10000), *range(0x1F600, 0x1F650), *range(0x1D7CE, 0x1D7FF)]
+    text = "".join(f"a{chr(code)}b" for code in codes if unicodedata.category(chr(code)) != "Cn")
+    split = pre_tokenizers.Split(Regex(in_oniguruma(pattern)), behavior="removed", invert=True)
+    assert [part for part, _ in split.pre_tokenize_str(text)] == re.findall(pattern, text, re.DOTALL)
 
 
 def test_a_pattern_that_the_library_reads_otherwise_has_no_export():
-    """For Oniguruma h is a hexadecimal digit."""
+    """Names of groups are Python's own."""
     with pytest.raises(UserError, match=r"tokenizer\.pattern: .* (means something else|has no form)"):
         trained(["ab"], pattern=r"(?P<one>a)(?<!x)|b(?P=one)?").backend()
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save
+from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save, tokenizer_json
 from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, train
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
@@ -37,12 +36,12 @@ SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> m
 
 @pytest.fixture(scope="module")
 def gpt2(byte_level_bpe):
-    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"))
+    return Tokenizer(tokenizer_json.read(byte_level_bpe / "gpt2"))
 
 
 @pytest.fixture(scope="module")
 def bart(byte_level_bpe):
-    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"))
+    return Tokenizer(tokenizer_json.read(byte_level_bpe / "bart"))
 
 
 @pytest.fixture
@@ -153,9 +152,9 @@ def test_names_of_files_change_nothing(gpt2, bart, byte_level_bpe, tmp_path):
     """Hugging Face's names for GPT-2's files describe the same tokenizer."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
-    assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256 != bart.sha256
+    assert tokenizer_json.read(tmp_path).sha256 == gpt2.sha256 != bart.sha256
     save(bart, tmp_path)
-    theirs = transformers.BartTokenizer.from_pretrained(tmp_path / "tokenizer")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert theirs("Hello world").input_ids == [0, 31_414, 232, 2]
 
 
@@ -407,8 +406,11 @@ def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     done_here("data-pipeline", "tokenizer", config)
     path = f"tokenizer.path={byte_level_bpe}/gpt2"
-    done_here("data-pipeline", "tokenizer", config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257")
-    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
+    done_here("data-pipeline", "tokenizer", config, "tokenizer.kind=tokenizer_json", path)
+    names = {"tokenizer.json", "tokenizer_config.json", "roles.json"}
+    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == names
+    done_here("data-pipeline", "tokenizer", config, "tokenizer.kind=bytes")
+    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"tokenizer_config.json"}
 
 
 def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
@@ -451,10 +453,11 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
 @each(
     "changes, problem",
     [
-        ({"vocab.bpe": None}, "expected encoder.json and vocab.bpe, or vocab.json and merges.txt"),
+        ({"vocab.bpe": None}, "tokenizer.json: no such file"),
         ({"encoder.json": "[}"}, "encoder.json: damaged: not valid JSON"),
         ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with consecutive ids from 0, each used once"),
-        ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
+        ({"encoder.json": '{"a": 0}'}, "encoder.json: has no EOS: neither <|endoftext|> nor </s>"),
+        ({"encoder.json": '{"</s>": 0}'}, "vocab.bpe: line 2: encoder.json lacks the token 'Ġ'"),
         ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
         ({"dict.txt": "13 7\n"}, "dict.txt: fairseq's dictionary, by which BART's ids differ from GPT-2's; read vocab"),
     ],
@@ -467,7 +470,7 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
         if content is not None:
             (folder / name).write_text(content)
     with pytest.raises(UserError) as error:
-        ByteLevelBPE.read(folder)
+        tokenizer_json.read(folder)
     assert str(error.value).startswith(str(folder))
     assert problem in str(error.value)
 

@@ -182,7 +182,11 @@ def unigram(saved):
     "change, kind, problem",
     [
         (lambda saved: saved.update(model={"type": "BPE", "vocab": 3}), FailedError, r"tokenizer\.json: damaged: "),
-        (unigram, UserError, r"tokenizer\.json: a tokenizer of kind Unigram; tokenizer_json reads BPE, WordPiece, WordLevel"),
+        (
+            unigram,
+            UserError,
+            r"tokenizer\.json: a tokenizer of kind Unigram; tokenizer_json reads BPE, WordPiece, WordLevel",
+        ),
         (made_of_a_word, UserError, r"becomes the special token \w{4}; text must stay text"),
     ],
 )
