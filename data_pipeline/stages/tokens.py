@@ -134,8 +134,13 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
         settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
         inputs = [settings, [checksum for part in group for checksum in part.checksums], trained.checksums]
         size = sum(part.text_bytes for part in group)
-        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size))
+        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size, _tokens(config, size)))
     return units
+
+
+def _tokens(config: CorpusConfig, text_bytes: int) -> int:
+    """The number of tokens of so much text, at most about."""
+    return math.ceil(config.tokenizer.tokens_per_byte * text_bytes)
 
 
 def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
@@ -327,12 +332,13 @@ STAGE = Stage(
     4,
     tokenize,
     "lower characters_per_part",
-    memory=2,  # ids of 2 bytes, one for 3 or 4 characters, are held three times
+    memory=6,  # ids of 2 bytes are held three times
     unit="a part, or a group of small ones",
     reads=(DOCUMENTS, TOKENIZER),
     writes=TOKENS,
     units=lambda amounts: len(amounts.groups_left),
-    most=lambda amounts: largest(amounts.groups_left),
+    most=lambda amounts: _tokens(amounts.config, largest(amounts.groups_left)),
+    sized_by="token",
     merge=merge_tokens,
     readers=lambda amounts: amounts.shards,
 )

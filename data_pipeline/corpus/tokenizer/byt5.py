@@ -100,6 +100,7 @@ class BytesConfig(TokenizerConfig):
     Nothing is trained, and every text comes back to the byte."""
 
     model: ClassVar[type[TextModel]] = Bytes
+    tokens_per_byte: ClassVar[float] = 1.0
 
     kind: Literal["bytes"] = "bytes"
 

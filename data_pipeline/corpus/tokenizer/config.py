@@ -23,10 +23,12 @@ class TokenizerConfig(Section):
     Attributes:
         model: the class of the kind's models.
         memory: bytes that training takes for each byte of the sample.
+        tokens_per_byte: tokens for a byte of text, at most about.
     """
 
     model: ClassVar[type[TextModel]]
     memory: ClassVar[int] = 1
+    tokens_per_byte: ClassVar[float] = 1 / 3
 
     kind: str
     """The kind of tokenizer."""

@@ -202,7 +202,8 @@ class SymbolsConfig(TrainedConfig):
     most frequent ones come first. The ids are pad 0, eos 1, unk 2, then the symbols."""
 
     model: ClassVar[type[TextModel]] = Symbols
-    memory: ClassVar[int] = 8
+    memory: ClassVar[int] = 32  # of words that are all different; a word takes 100 bytes and more
+    tokens_per_byte: ClassVar[float] = 1.0
 
     kind: Literal["symbols"] = "symbols"
     path: LocalPath | None = None
@@ -274,7 +275,9 @@ class SymbolsConfig(TrainedConfig):
         for text in sample:
             counts.update(match[0] for match in pattern.finditer(text.decode(errors="ignore")))
         if sum(map(len, sample)) >= self.sample_bytes:  # the last text may be cut inside its last symbol
-            *_, last = ["", *(match[0] for match in pattern.finditer(sample[-1].decode(errors="ignore")))]
+            last = ""
+            for match in pattern.finditer(sample[-1].decode(errors="ignore")):
+                last = match[0]
             counts[last] -= 1
         most = None if self.vocab_size is None else self.vocab_size - len(NAMES)
         found = [symbol for symbol, count in counts.items() if count > 0 and not self._is_reserved(symbol)]
