@@ -40,6 +40,7 @@ class TokenizerDescription:
         sha256: a checksum of everything that decides which ids a text gets.
         size: the number of ids.
         pieces: the number of the model's own ids.
+        sentinel_step: what is added to a sentinel's id for the next one's.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class TokenizerDescription:
     mask: int | None
     special: dict[str, int]
     first_sentinel: int | None
+    sentinel_step: int = -1
 
 
 class Tokenizer:
@@ -177,6 +179,7 @@ class Tokenizer:
             mask=vocabulary.mask,
             special=vocabulary.special,
             first_sentinel=vocabulary.first_sentinel if self.sentinels else None,
+            sentinel_step=vocabulary.sentinel_step,
         )
 
 
