@@ -127,8 +127,9 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
     yield times("deduplicated", len(read), crawl.read)
     kept = [_part(round(crawl.kept / len(read)), crawl.documents / len(read))] * len(read)
     yield times("tokenizer-sample", len(plan_sampling(config.tokenizer, config.seed, kept)), crawl.kept)
-    trained = config.tokenizer.sample_bytes / 1e6 / speeds.stages["tokenizer"]  # as if it had one thread
-    yield stage_time("tokenizer", 1, trained, config.tokenizer.sample_bytes, 1, speeds.units_per_second)
+    sample = config.tokenizer.trained_on(int(crawl.kept))
+    trained = sample / 1e6 / speeds.stages["tokenizer"]  # as if it had one thread
+    yield stage_time("tokenizer", 1, trained, sample, 1, speeds.units_per_second)
     groups, buckets = len(grouped(kept, config)), config.buckets(crawl.tokens)
     yield times("tokens", groups, crawl.kept)
     if units := merging_units(groups, buckets):

@@ -16,11 +16,12 @@ from pydantic import (
 )
 
 from data_pipeline.base import stores
-from data_pipeline.base.config_file import LocalPath, Location, Locations, Section, problems
-from data_pipeline.corpus.objectives.objective import LONGEST
+from data_pipeline.base.config_file import Location, Locations, Section, problems
 from data_pipeline.corpus.objectives.registry import AnyObjective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
+from data_pipeline.corpus.tokenizer.registry import AnyTokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig
 from data_pipeline.engine.config import RayConfig
@@ -106,92 +107,6 @@ class SplitConfig(Section):
         return fraction.numerator, fraction.denominator
 
 
-_BYTES = 256
-_COVERED_WITH_BYTES = 0.9995  # sentencepiece's default
-
-
-class TokenizerConfig(Section):
-    """A sentencepiece unigram model, either trained on the corpus or read from a file; or an existing tokenizer of
-    another kind. The training sample is the first training documents in the order of a hash."""
-
-    kind: Literal["sentencepiece", "byte_level_bpe", "wordpiece", "tokenizer_json"] = "sentencepiece"
-    """The kind of tokenizer; only sentencepiece can be trained. `tokenizer_json` is that of Llama, Qwen or Gemma."""
-    path: LocalPath | None = Field(None, validate_default=True)
-    """An existing tokenizer: its directory, such as an export's, or a sentencepiece file. null: train one on the
-    corpus. `sentencepiece` has spiece.model; `byte_level_bpe` encoder.json and vocab.bpe, or vocab.json and merges.txt;
-    `wordpiece` vocab.txt; `tokenizer_json` tokenizer.json, with tokenizer_config.json and config.json where there
-    are."""
-    vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published vocabularies
-    """Number of tokens to train, without special tokens and sentinels; an existing tokenizer has its own number."""
-    special_tokens: list[str] = []
-    """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
-    sentinels."""
-    sentinels: int = Field(100, ge=0, le=LONGEST)
-    """Number of sentinels, the tokens that stand for masked spans."""
-    sample_documents: PositiveInt = 1_000_000
-    """Maximum number of documents to train on."""
-    sample_bytes: PositiveInt = 50_000_000
-    """Maximum size of the text to train on, in bytes of UTF-8; the trainer takes up to 23 bytes of memory for each."""
-    normalization: Literal["t5", "identity"] = "t5"
-    """What a model that is trained here changes in text. `t5`: characters become those of NFKC (² becomes 2), and line
-    breaks, tabs and runs of spaces one space. `identity`: nothing, so code and tables keep their lines and indentation.
-    An existing model has its own."""
-    byte_fallback: bool = True
-    """Encode characters without a token as UTF-8 bytes, which are 256 of the tokens. false: these characters are
-    unknown, and lost."""
-    character_coverage: float = Field(None, ge=0.98, le=1, validate_default=True)  # as sentencepiece requires
-    """The share of the sample's characters that get tokens of their own; other characters become bytes, or unknown. By
-    default 0.9995 with `byte_fallback`, else 1."""
-
-    @field_validator("path")
-    @classmethod
-    def _only_sentencepiece_is_trained(cls, path: str | None, others: ValidationInfo) -> str | None:
-        kind = others.data.get("kind", "sentencepiece")
-        if path is None and kind != "sentencepiece":
-            only = "only sentencepiece can be trained"
-            raise ValueError(f"kind {kind} needs the directory of an existing tokenizer; {only}")
-        return path
-
-    @field_validator("character_coverage", mode="before")
-    @classmethod
-    def _nothing_is_lost_by_default(cls, coverage: Any, others: ValidationInfo) -> Any:
-        return coverage if coverage is not None else _COVERED_WITH_BYTES if others.data.get("byte_fallback") else 1.0
-
-    @field_validator("normalization")
-    @classmethod
-    def _only_sentencepiece_normalizes(cls, normalization: str, others: ValidationInfo) -> str:
-        kind = others.data.get("kind", "sentencepiece")
-        if normalization == "identity" and kind != "sentencepiece":
-            raise ValueError(f"identity is for kind sentencepiece; a tokenizer of kind {kind} has its own")
-        return normalization
-
-    @model_validator(mode="after")
-    def _bytes_fit_into_the_vocabulary(self) -> "TokenizerConfig":
-        others = 6 if self.normalization == "identity" else 3  # it has tokens for the ends of lines and tabs
-        if self.path is None and self.byte_fallback and self.vocab_size <= _BYTES + others:
-            few = f"tokens are too few for byte_fallback, which takes {_BYTES} of them beside {others} special ones"
-            way_out = "ask for more, or set byte_fallback to false, and rare characters are unknown"
-            raise ValueError(f"vocab_size: {self.vocab_size} {few}: {way_out}")
-        return self
-
-    @field_validator("special_tokens")
-    @classmethod
-    def _names_are_distinct(cls, names: list[str]) -> list[str]:
-        for number, name in enumerate(names):
-            if not name or any(character.isspace() for character in name):
-                raise ValueError(f"a name is empty or has white space: {name!r}")
-            if name.startswith("<extra_id_"):
-                raise ValueError(f"{name} is a sentinel's name; set the number of sentinels with tokenizer.sentinels")
-            if name in names[:number]:
-                raise ValueError(f"{name} is listed twice")
-        return names
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """The settings that loading a tokenizer needs besides its files."""
-        return self.model_dump(include={"kind", "special_tokens", "sentinels"})
-
-
 class RowsConfig(Section):
     """How documents become rows, and rows become examples."""
 
@@ -261,7 +176,7 @@ class CorpusConfig(Section):
     """The evaluation sets whose items must not be in the corpus."""
     split: SplitConfig = SplitConfig()
     """Which documents are held out."""
-    tokenizer: TokenizerConfig = TokenizerConfig()
+    tokenizer: AnyTokenizer = SentencePieceConfig()
     """How text becomes tokens."""
     rows: RowsConfig = RowsConfig()
     """How documents become rows, and rows become examples."""

@@ -263,5 +263,5 @@ def published_tokenizers() -> Path:
 def bart_corpus(byte_level_bpe) -> Path:
     """The directory of a finished corpus with BART's ids, a special token and sentinels."""
     path = str(byte_level_bpe / "bart")
-    tokenizer = {"kind": "byte_level_bpe", "path": path, "special_tokens": ["[R]"], "sentinels": 20}
+    tokenizer = {"kind": "tokenizer_json", "path": path, "special_tokens": ["[R]"], "sentinels": 20}
     return built_once("bart", parts=1, tokenizer=tokenizer)

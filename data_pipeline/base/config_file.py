@@ -40,7 +40,15 @@ from data_pipeline.base.errors import UserError, one_line
 OmegaConf.register_resolver("samples", lambda: str(Path(data_pipeline.__file__).with_name("samples")), replace=True)
 
 # Sections of several kinds, and the key that selects the kind.
-_KINDS = {"objective": "name", "of": "name", "optimizer": "name", "schedule": "name", "model": "family"}
+_KINDS = {
+    "tokenizer": "kind",
+    "objective": "name",
+    "of": "name",
+    "optimizer": "name",
+    "schedule": "name",
+    "model": "family",
+}
+_DEFAULT_KINDS = {"tokenizer": "sentencepiece"}
 _LIMITS = {
     "minimum": "≥",
     "exclusiveMinimum": ">",
@@ -350,7 +358,7 @@ def _forget_other_kinds(config: DictConfig, update: DictConfig) -> None:
         if not isinstance(value, DictConfig) or not isinstance(config.get(key), DictConfig):
             continue
         kind = _KINDS.get(str(key), "")
-        if kind in value and config[key].get(kind, value[kind]) != value[kind]:
+        if kind in value and config[key].get(kind, _DEFAULT_KINDS.get(str(key), value[kind])) != value[kind]:
             config[key] = {}
         _forget_other_kinds(config[key], value)
 
@@ -454,7 +462,7 @@ def _is_mapping(section: type[BaseModel], key: str) -> bool:
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
     """The names that select this section, if it is one of several kinds."""
-    named = (section.model_fields.get(key) for key in ("name", "family", "hook"))
+    named = (section.model_fields.get(key) for key in ("name", "family", "hook", "kind"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 
 

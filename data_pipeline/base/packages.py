@@ -55,6 +55,7 @@ _OFFERED_UNDER = {
     "model": "families",
     "evaluation": "hooks",
     "optimizer": "optimizers",
+    "tokenizer": "tokenizers",
 }
 
 

@@ -16,7 +16,7 @@ _PACKAGES = (
     *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers"),
     *("zlib-ng", "zstandard"),
 )
-_OFFERED = ("dedup_steps", "objectives", "rules", "sources")
+_OFFERED = ("dedup_steps", "objectives", "rules", "sources", "tokenizers")
 _CODE, _NONE = "data_pipeline", "not installed"
 
 

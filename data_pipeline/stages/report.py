@@ -14,8 +14,8 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import counted
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
-from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus.corpus import refuse_file
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.engine.workers import Timing, timing_file
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
@@ -211,18 +211,20 @@ def unknown_tokens(found: Coverage, config: TokenizerConfig) -> str:
     """A warning if more than 0.01 % of all tokens are unknown; else ""."""
     if found.unknown <= _UNKNOWN * found.tokens:
         return ""
-    way_out = "set tokenizer.byte_fallback to true, or tokenizer.character_coverage to 1, and add text to the sample"
-    if config.path is not None:
-        way_out = f"{config.path} doesn't know this text: choose a tokenizer that does, or train one (path: null)"
     shown = ", ".join(f"{visible(character)} {n:,}" for character, n in found.characters.items())
     share = f"{found.unknown:,} of {found.tokens:,} tokens ({found.unknown / found.tokens:.2%})"
-    return f"warning: {share} are unknown, and their text is lost, most often {shown}; {way_out}"
+    return f"warning: {share} are unknown, and their text is lost, most often {shown}; {config.on_unknown}"
 
 
-def visible(character: str) -> str:
-    """A character, or its code point if it is invisible: "K", "U+00AD"."""
-    shows = character.isprintable() and not character.isspace() and not unicodedata.combining(character)
-    return character if shows else f"U+{ord(character):04X}"
+def visible(text: str) -> str:
+    """A character or a symbol, with its code points if they are invisible: "K", "U+00AD"."""
+    shows = text.isprintable() and not text.isspace() and not unicodedata.combining(text[0])
+    return text if shows else code_points(text)
+
+
+def code_points(text: str) -> str:
+    """ "K"  ->  "U+004B" """
+    return " ".join(f"U+{ord(character):04X}" for character in text)
 
 
 def cut_pairs(report: Report) -> list[str]:

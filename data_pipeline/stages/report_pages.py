@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from data_pipeline.base.formatting import human_size, markdown
 from data_pipeline.corpus.tokenizer import normalization
-from data_pipeline.stages.report import InputReport, Report, coverage, cut_pairs, visible
+from data_pipeline.stages.report import InputReport, Report, code_points, coverage, cut_pairs, visible
 from data_pipeline.text.document import LINE, SPAN, most_common
 
 _ROWS = 20  # maximum number of rows in a chart
@@ -76,7 +76,7 @@ def _tables(report: Report) -> Iterator[str]:
     yield from _table(
         "Characters without a token",
         ["character", "code point", "times", ""],
-        [[visible(one), f"U+{ord(one):04X}", n, _bar(n, characters)] for one, n in characters.items()],
+        [[visible(one), code_points(one), n, _bar(n, characters)] for one, n in characters.items()],
         f"{note[:1].upper()}{note[1:]}.{_ABOUT_CHARACTERS if characters else ''}" if note else "",
     )
     changed = report.coverage.changed if report.coverage else {}

@@ -1,4 +1,4 @@
-"""The tokenizer stage: one unit trains the tokenizer on a sample of the corpus, or copies an existing tokenizer.
+"""The tokenizer stage: one unit makes the tokenizer from a sample of the corpus, or copies an existing tokenizer.
 
 The sample has the first documents in the order of a hash. The size of a corpus gives a bound for these hashes. In a
 large corpus, a stage before has many units select the documents below the bound, and the tokenizer reads only these.
@@ -6,44 +6,28 @@ One core would need half an hour to read all documents of C4.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from pathlib import Path
 from typing import Any
 
+from data_pipeline.base import processes
 from data_pipeline.base.atomic import fingerprint
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import FailedError
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
-from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
-from data_pipeline.corpus.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
-from data_pipeline.corpus.tokenizer.text_model import TextModel
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig, TrainedConfig
+from data_pipeline.corpus.tokenizer.registry import AnyTokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece_training import MEMORY_PER_BYTE, THREADS
 from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.stages.parts import Part, PartsResult, part_file
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
-from data_pipeline.stages.tokenizer_training import MEMORY_PER_BYTE, THREADS, check_memory, train
 from data_pipeline.text.vocabulary import Vocabulary
 
-# Unit, files and reader by kind. Each kind has a unit of its own, so that a change of kind removes the old files.
-_KINDS: dict[str, tuple[str, tuple[str, ...], Callable[[Path], TextModel]]] = {
-    "sentencepiece": ("spiece", (sentencepiece.MODEL, sentencepiece.LISTING), sentencepiece.SentencePiece.read),
-    "byte_level_bpe": (
-        "byte-level-bpe",
-        (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES),
-        byte_level_bpe.ByteLevelBPE.read,
-    ),
-    "wordpiece": ("wordpiece", (wordpiece.LISTING, wordpiece.SETTINGS), wordpiece.WordPiece.read),
-    "tokenizer_json": (
-        "tokenizer-json",
-        (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES),
-        tokenizer_json.read,
-    ),
-}
-_NOT_OF_THE_MODEL = {"sentinels", "special_tokens", "normalization"}
+_NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
 _MORE = 2  # times the sample: documents differ in length, and some are held out
 _LARGE = 4  # times the sample: in a smaller corpus, half of all documents or more would be selected
 _UNIT_BYTES, _MOST_UNITS = 64_000_000, 1000  # least text of a unit, and most units: each writes a file
@@ -70,9 +54,11 @@ class Candidates(Result):
 def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> list[Unit[SamplingSpec]]:
     """A unit for each group of neighbouring parts; none if no tokenizer is trained, or the corpus has at most 4 times
     the text and the documents of the sample."""
+    if not isinstance(config, TrainedConfig) or not config.is_trained:
+        return []
     text, documents = sum(part.text_bytes for part in parts), sum(sum(part.documents.values()) for part in parts)
     is_large = text > _LARGE * config.sample_bytes or documents > _LARGE * config.sample_documents
-    if config.path is not None or not is_large:
+    if not is_large:
         return []
     share = min(config.sample_bytes / text, config.sample_documents / documents)
     below = int(_MORE * share * 2**64)
@@ -99,7 +85,7 @@ def keep_candidates(corpus: Store, spec: SamplingSpec) -> Candidates:
     return Candidates(file.documents.total(), file.text_bytes)
 
 
-def files_to_read(config: TokenizerConfig, parts: Sequence[Part], units: Sequence[Finished[Candidates]]) -> list[str]:
+def files_to_read(config: TrainedConfig, parts: Sequence[Part], units: Sequence[Finished[Candidates]]) -> list[str]:
     """The files with the selected documents if these are enough for the sample, else the files of all documents."""
     kept, text = sum(unit.result.kept for unit in units), sum(unit.result.bytes for unit in units)
     if kept >= config.sample_documents or text >= config.sample_bytes:
@@ -116,7 +102,7 @@ SAMPLING = Stage(
     reads=(DOCUMENTS,),
     writes=SAMPLE,
     units=lambda amounts: len(plan_sampling(amounts.config.tokenizer, amounts.config.seed, amounts.left)),
-    applies=lambda config: config.tokenizer.path is None,
+    applies=lambda config: config.tokenizer.is_trained,
 )
 
 
@@ -124,7 +110,7 @@ SAMPLING = Stage(
 class TokenizerSpec:
     """A tokenizer to train on a sample of the documents in the files `parts`. `text_bytes`: of all documents."""
 
-    config: TokenizerConfig
+    config: AnyTokenizer
     seed: int
     parts: list[str]
     text_bytes: int
@@ -150,30 +136,29 @@ def plan(
     config: TokenizerConfig, seed: int, parts: Sequence[Part], candidates: Sequence[Finished[Candidates]] = ()
 ) -> list[Unit[TokenizerSpec]]:
     """The only unit of this stage. `candidates`: the units that have selected documents for the sample."""
-    if config.path is not None:
-        tokenizer = Tokenizer(_existing(config), config.special_tokens, config.sentinels)
-        inputs: list[Any] = [tokenizer.sha256]
+    to_read: list[str] = []
+    if isinstance(config, TrainedConfig) and config.is_trained:
+        inputs: list[Any] = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
+        to_read = files_to_read(config, parts, candidates)
     else:
-        inputs = [config.model_dump(exclude=_NOT_OF_THE_MODEL), seed, [part.checksums for part in parts]]
-        inputs += [] if config.normalization == "t5" else [config.normalization]
-    to_read = files_to_read(config, parts, candidates)
+        inputs = [Tokenizer(config.existing(), config.special_tokens, config.sentinels).sha256]
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
-    name, files, _ = _KINDS[config.kind]
-    outputs = tuple(f"{FOLDER}/{file}" for file in files)
-    return [Unit(name, spec, fingerprint(inputs), outputs, size=_trained_on(config, spec.text_bytes))]
+    outputs = tuple(f"{FOLDER}/{file}" for file in config.model.file_names)
+    # A unit for each kind, so that a change of kind removes the old files.
+    return [Unit(config.kind, spec, fingerprint(inputs), outputs, size=config.trained_on(spec.text_bytes))]
 
 
 def make_tokenizer(corpus: Store, spec: TokenizerSpec) -> TokenizerResult:
     """Writes the tokenizer's files."""
     config, sample = spec.config, Sample()
-    if config.path is not None:
-        model = _existing(config)
+    if not isinstance(config, TrainedConfig) or not config.is_trained:
+        model = config.existing()
     else:
-        check_memory(min(config.sample_bytes, spec.text_bytes))
+        check_memory(config, config.trained_on(spec.text_bytes))
         texts = draw_sample(corpus, spec.parts, spec.seed, config.sample_documents, config.sample_bytes)
         sample = Sample(len(texts), sum(map(len, texts)))
         set_activity(f"training on {sample.bytes / 1e6:,.1f} MB of text")
-        model = train(config, texts)
+        model = config.train(texts)
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     for file, content in model.files.items():
         corpus.write(f"{FOLDER}/{file}", content)
@@ -218,9 +203,10 @@ def describe(
     """A line: how much of the corpus is the training sample, or how many tokens an existing tokenizer has."""
     sample = trained.result.sample
     if not sample.documents:
-        given = "vocab_size" in config.model_fields_set and config.vocab_size != trained.result.pieces
-        said = f"; tokenizer.vocab_size ({config.vocab_size:,}) is for one that is trained" if given else ""
-        return f"tokenizer: {trained.result.pieces:,} tokens, as {config.path} has them{said}"
+        path, size = getattr(config, "path", None), getattr(config, "vocab_size", None)
+        given = "vocab_size" in config.model_fields_set and size not in (None, trained.result.pieces)
+        said = f"; tokenizer.vocab_size ({size:,}) is for one that is trained" if given else ""
+        return f"tokenizer: {trained.result.pieces:,} tokens, as {path or config.kind} has them{said}"
     there = sum(unit.result.documents.get("train", 0) for unit in documents)
     text = sum(unit.result.text_bytes for unit in documents)
     size = f"{sample.bytes / 1e6:,.1f} of {text / 1e6:,.1f} MB of text"
@@ -230,12 +216,18 @@ def describe(
 
 def expected(config: TokenizerConfig) -> Vocabulary:
     """The vocabulary of the tokenizer, before it is trained."""
-    own = sentencepiece.to_be_trained(config.vocab_size) if config.path is None else _existing(config).vocabulary
-    return with_more_ids(own, config.special_tokens, config.sentinels)
+    return with_more_ids(config.expected(), config.special_tokens, config.sentinels, config.model.sentinels_ascend)
 
 
-def _trained_on(config: TokenizerConfig, text_bytes: int) -> int:
-    return 0 if config.path else min(config.sample_bytes, text_bytes)
+def check_memory(config: TrainedConfig, sample_bytes: int) -> None:
+    """Raises FailedError if training on `sample_bytes` may take more memory than is free on this machine."""
+    needed, free = config.memory * sample_bytes, processes.available_memory()
+    if needed > free:
+        raise FailedError(
+            f"tokenizer.sample_bytes: training on {sample_bytes:,} bytes takes up to {needed / 1e9:.1f} GB of memory, "
+            f"and {free / 1e9:.1f} GB are free; set it to {free // config.memory:,} or less, "
+            "or use a machine with more memory"
+        )
 
 
 STAGE = Stage(
@@ -249,19 +241,7 @@ STAGE = Stage(
     reads=(DOCUMENTS, SAMPLE),
     writes=TOKENIZER,
     units=lambda amounts: 1,
-    most=lambda amounts: _trained_on(amounts.config.tokenizer, sum(part.text_bytes for part in amounts.left)),
+    most=lambda amounts: amounts.config.tokenizer.trained_on(sum(part.text_bytes for part in amounts.left)),
     sized_by="byte of the sample",
     ends="tokenizer",
 )
-
-
-def _existing(config: TokenizerConfig) -> TextModel:
-    assert config.path is not None
-    _, _, read = _KINDS[config.kind]
-    model = read(Path(config.path))
-    if config.normalization == "identity" and isinstance(model, sentencepiece.SentencePiece) and not model.keeps_text:
-        way_out = "train one (path: null), or leave normalization out"
-        raise UserError(f"tokenizer.normalization: {config.path} changes text, not identity; {way_out}")
-    if config.sentinels and isinstance(model, tokenizer_json.TokenizerJson):
-        model, _ = tokenizer_json.without_sentinels(model)  # they come again above the special tokens
-    return model

@@ -9,7 +9,6 @@ documents nor their order.
 """
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.errors import UserError
 from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
@@ -26,14 +26,14 @@ from data_pipeline.corpus import tokenizer
 from data_pipeline.corpus.documents import read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.corpus.packing import Documents
-from data_pipeline.corpus.tokenizer.normalization import Changes, CodePoints
+from data_pipeline.corpus.tokenizer.normalization import Changes
 from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.parts import Part, grouped
 from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
-from data_pipeline.text.document import most_common
+from data_pipeline.text.document import Document, most_common
 
 SPLITS = ("train", "validation")
 _ENCODE_CHARACTERS = 8_000_000  # encoded at once
@@ -76,7 +76,7 @@ class Coverage:
     """Counts unknown tokens, tokens that are bytes of a character without a token, and these characters; and what the
     model's normalization changes.
 
-    Characters are counted after composition (NFC), as tokenizers do, in the texts that have such tokens.
+    Characters are counted in the texts that have such tokens.
     """
 
     def __init__(self, model: TextModel):
@@ -86,7 +86,7 @@ class Coverage:
         if model.vocabulary.unk is not None:
             self._kinds[model.vocabulary.unk] = 1
         self._tokens = np.zeros(3, dtype=np.int64)
-        self._seen = CodePoints()
+        self._seen: Counter[str] = Counter()
         normalizes = isinstance(model, SentencePiece) and not model.keeps_text
         self._changes = Changes(model.files[MODEL]) if normalizes else None
         self._waiting: list[str] = []
@@ -112,10 +112,7 @@ class Coverage:
     def characters(self) -> dict[str, int]:
         """The number of each of the 1,000 most frequent characters without a token, by count and then by name."""
         self._see()
-        counts = self._seen.counts
-        encoded = self._model.encode(list(counts))
-        uncovered = [character for character, ids in zip(counts, encoded, strict=True) if self._kinds[ids].any()]
-        return most_common({character: counts[character] for character in uncovered}, _CHARACTERS_IN_RESULT)
+        return most_common(self._seen, _CHARACTERS_IN_RESULT)
 
     @property
     def changed(self) -> dict[str, int]:
@@ -123,7 +120,7 @@ class Coverage:
         return most_common(self._changes.counts if self._changes else {}, _CHARACTERS_IN_RESULT)
 
     def _see(self) -> None:
-        self._seen.add(unicodedata.normalize("NFC", "\n".join(self._waiting)))
+        self._seen.update(self._model.without_token(self._waiting))
         self._waiting = []
 
 
@@ -137,8 +134,13 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
         settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
         inputs = [settings, [checksum for part in group for checksum in part.checksums], trained.checksums]
         size = sum(part.text_bytes for part in group)
-        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size))
+        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size, _tokens(config, size)))
     return units
+
+
+def _tokens(config: CorpusConfig, text_bytes: int) -> int:
+    """The number of tokens of so much text, at most about."""
+    return math.ceil(config.tokenizer.tokens_per_byte * text_bytes)
 
 
 def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
@@ -150,13 +152,14 @@ def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
     documents = read_documents(corpus, spec.parts, ["id", "split", "text", "target"])
-    end = [model.vocabulary.eos] if config.rows.end_of_document else []
+    end = np.array([model.vocabulary.eos] if config.rows.end_of_document else [], dtype)
     coverage = Coverage(model.model)
     for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):
-        texts = model.encode([document.text for document in batch])
-        of_targets = model.encode([document.target for document in batch]) if pairs else [[]] * len(batch)
-        for document, text, target in zip(batch, texts, of_targets, strict=True):
-            ids = np.array([*text, *target, *end], dtype=dtype)
+        ids_of_batch = _encoded(model.model, batch, "text")
+        nothing = np.zeros(0, dtype)
+        of_targets = _encoded(model.model, batch, "target") if pairs else [nothing] * len(batch)
+        for document, text, target in zip(batch, ids_of_batch, of_targets, strict=True):
+            ids = np.concatenate([text, target, end], dtype=dtype, casting="unsafe")
             coverage.add(ids[: len(text) + len(target)], document.text, document.target)
             tokens[document.split].append(ids)
             hashes[document.split].append(shuffle_hash(config.seed, document.id, spec.together))
@@ -181,6 +184,20 @@ def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
         coverage.characters,
         coverage.changed,
     )
+
+
+def _encoded(model: TextModel, documents: Sequence[Document], field: str) -> list[np.ndarray]:
+    """The ids (n,) of a field of each document. Raises UserError, which names the document, for text that has none."""
+    texts = [getattr(document, field) for document in documents]
+    try:
+        return model.encode_to_arrays(texts)
+    except UserError:
+        for document, text in zip(documents, texts, strict=True):
+            try:
+                model.encode([text])
+            except UserError as error:
+                raise UserError(f"{document.id}: {field}: {error}") from None
+        raise
 
 
 def shuffle_hash(seed: int, identity: str, together: int) -> int:
@@ -315,12 +332,13 @@ STAGE = Stage(
     4,
     tokenize,
     "lower characters_per_part",
-    memory=2,  # ids of 2 bytes, one for 3 or 4 characters, are held three times
+    memory=6,  # ids of 2 bytes are held three times
     unit="a part, or a group of small ones",
     reads=(DOCUMENTS, TOKENIZER),
     writes=TOKENS,
     units=lambda amounts: len(amounts.groups_left),
-    most=lambda amounts: largest(amounts.groups_left),
+    most=lambda amounts: _tokens(amounts.config, largest(amounts.groups_left)),
+    sized_by="token",
     merge=merge_tokens,
     readers=lambda amounts: amounts.shards,
 )

@@ -12,8 +12,9 @@ class Vocabulary:
     Attributes:
         size: the number of ids.
         text: (first, end), the range of ids that are text; random replacements are drawn from it.
-        first_sentinel: the id of sentinel 0; sentinel k has the id `first_sentinel` - k.
+        first_sentinel: the id of sentinel 0.
         sentinels: the number of sentinels.
+        sentinel_step: what is added to a sentinel's id for the next one's: -1 as in T5, 1 as in ByT5.
         special: the ids of all other special tokens by name, such as "[R]".
         word_starts, sentence_ends: (size,) bool, which ids begin a word and which end a sentence.
         texts: the text of each id, "" for ids without text; () before the tokenizer is trained.
@@ -28,6 +29,7 @@ class Vocabulary:
     mask: int | None = None
     first_sentinel: int = -1
     sentinels: int = 0
+    sentinel_step: int = -1
     special: dict[str, int] = field(default_factory=dict)
     word_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
     sentence_ends: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
@@ -38,7 +40,13 @@ class Vocabulary:
         """The decoder's start token of families without one of their own: bos, or eos without bos, as in BART."""
         return self.eos if self.bos is None else self.bos
 
+    def sentinel(self, number: int) -> int:
+        """The id of sentinel `number`, from 0."""
+        return self.first_sentinel + self.sentinel_step * number
+
     @property
     def sentinel_ids(self) -> range:
-        """All sentinels, from the last to sentinel 0."""
-        return range(self.first_sentinel + 1 - self.sentinels, self.first_sentinel + 1)
+        """All sentinels, in ascending order of their ids."""
+        last = self.sentinel(self.sentinels - 1)
+        start = min(self.first_sentinel, last) if self.sentinels else self.first_sentinel + 1
+        return range(start, start + self.sentinels)

@@ -83,8 +83,8 @@ def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report
     Builds once for each of `sizes`, the bytes of a source. Raises UserError if the build fails.
     """
     tokenizer, quiet = config.tokenizer, io.StringIO()
-    if tokenizer.path is None:
-        fewer = {"vocab_size": min(_PIECES, tokenizer.vocab_size), "sample_bytes": 1_000_000}
+    if tokenizer.is_trained:
+        fewer = {"vocab_size": min(_PIECES, tokenizer.pieces), "sample_bytes": 1_000_000}
         tokenizer = tokenizer.model_copy(update=fewer)
     with tempfile.TemporaryDirectory() as temporary, without_ray():
         for size in sizes:
@@ -136,8 +136,8 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
     growth = text / max(1, sum(one.text_bytes for one in found.sources.values()))
     growths = {"sets": 1.0, "inputs": size / max(1, sum(one.bytes for one in found.sources.values()))}
-    trained = 0.0 if config.tokenizer.path else min(text, config.tokenizer.sample_bytes)
-    pieces = found.pieces if config.tokenizer.path else config.tokenizer.vocab_size
+    trained = config.tokenizer.trained_on(int(text))
+    pieces = config.tokenizer.pieces if config.tokenizer.is_trained else found.pieces
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
     held_out = config.split.validation_fraction
     tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())

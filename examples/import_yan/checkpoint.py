@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.corpus.tokenizer import Tokenizer
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import AutoregressiveConfig
 from pretrain.engine.checkpoint.trained import save_weights
@@ -74,7 +73,7 @@ def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
 
     Raises UserError if `path` is no checkpoint of Yan's code, or the tokenizer isn't the model's.
     """
-    model = Tokenizer(ByteLevelBPE.read(tokenizer))
+    model = Tokenizer(tokenizer_json.read(tokenizer))
     config, state = _read(path, model.vocabulary.eos)
     if config.vocab_size != model.size:
         raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")

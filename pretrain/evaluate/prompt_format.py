@@ -131,7 +131,7 @@ class PromptFormat:
         if not self.has_blanks:
             raise UserError(f"--form {self.form}: this form can't fill a span")
         if self.form == "continuation":
-            first, second, third = (vocabulary.first_sentinel - number for number in range(_PARTS))
+            first, second, third = map(vocabulary.sentinel, range(_PARTS))
             return Prompt([], [first, *before, second, *after, third], [*middle])
         prefix, following = [vocabulary.first_sentinel], [vocabulary.eos]
         if self.form == "copy":

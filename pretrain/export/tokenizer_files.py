@@ -4,7 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,26 @@ from tokenizers import AddedToken, processors
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
-from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
-from data_pipeline.corpus.tokenizer.byte_level_bpe import MERGES, VOCABULARY, ByteLevelBPE
+from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json, vocabulary_lists
+from data_pipeline.corpus.tokenizer.byt5 import CLASS as BYT5
+from data_pipeline.corpus.tokenizer.byt5 import Bytes
 from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SPACE, UNK, SentencePiece
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, TextModel
+from data_pipeline.corpus.tokenizer.symbols import MODEL as SYMBOLS
+from data_pipeline.corpus.tokenizer.symbols import Symbols
+from data_pipeline.corpus.tokenizer.text_model import TextModel
 from data_pipeline.corpus.tokenizer.tokenizer_json import (
     TokenizerJson,
     optional_json,
     read_backend,
     sentinels_at_the_end,
 )
-from data_pipeline.corpus.tokenizer.wordpiece import LISTING, LONGEST_WORD, PREFIX, Normalization, WordPiece
-from data_pipeline.corpus.tokenizer.wordpiece import UNK as UNKNOWN_WORD
 from data_pipeline.text.vocabulary import Vocabulary
 from pretrain.models.state_dict_adapter import HFModel, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _SENTINEL = "<extra_id_{}>"
-_END_MARKS = {"<|endoftext|>", "</s>"}
+_OUR_SPECIAL = "encdec_pretrain_special_tokens"  # in tokenizer_config.json: those above the ids of a tokenizer.json
 # transformers' T5 splits text at white space and puts ▁ before each word, also behind a sentinel inside a word.
 _T5S_WORDS = [
     {"type": "WhitespaceSplit"},
@@ -45,8 +46,6 @@ _WORDS = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", 
 # Where sentencepiece changes nothing: an end of a line or a tab is a piece; no piece spans where white space begins.
 _LINES = {"type": "Split", "pattern": {"Regex": f"[{''.join(LINES)}]"}, "behavior": "Isolated", "invert": False}
 _SPACES = {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "MergedWithNext", "invert": False}
-# Options of BPE in a tokenizer.json that GPT-2's doesn't have.
-_NOT_GPT2S = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 # The text "<0x41>" must not become a byte token.
 _BYTE_TOKEN = {"Regex": "<(?=0x[0-9A-F]{2}>)"}
 _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPrevious", "invert": False}
@@ -56,7 +55,7 @@ _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPre
 
 
 def read(directory: Path) -> Tokenizer:
-    """Reads the tokenizer in `directory`: sentencepiece like T5's, WordPiece like BERT's, or any BPE.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, ByT5's, symbols, or any BPE, WordPiece or WordLevel.
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. The ids
     above the model's own must be special tokens, then sentinels, with <extra_id_0> last. Raises UserError for any other
@@ -65,17 +64,21 @@ def read(directory: Path) -> Tokenizer:
     path = directory / TOKENIZER
     saved: Json = json.loads(read_backend(path).to_str()) if path.exists() else {}  # as the library writes it today
     config = optional_json(directory / CONFIG)
-    if saved.get("model", {}).get("type") == "BPE" and not (_is_gpt2s(saved) and not config.get("add_prefix_space")):
+    in_bytes = _is_bytes(saved) if saved else config.get("tokenizer_class") == BYT5
+    kind = saved.get("model", {}).get("type")
+    has_lists = not saved and not (directory / MODEL).exists() and vocabulary_lists.are_in(directory)
+    if not in_bytes and not (directory / SYMBOLS).exists() and (kind in tokenizer_json.READ or has_lists):
         published, sentinels = tokenizer_json.without_sentinels(tokenizer_json.read(directory))
-        return Tokenizer(published, (), sentinels)
+        special = config.get(_OUR_SPECIAL, [])
+        return Tokenizer(published.without(special), special, sentinels)
     added = optional_json(directory / ADDED)
-    if config.get("add_prefix_space"):
-        raise UserError(f"{directory / CONFIG}: add_prefix_space is true: our tokenizers put no space before a text")
-    model = _model(saved, directory)
+    model = Bytes() if in_bytes else _model(saved, directory)
     try:
         if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
             sentinels = config.get("extra_ids", 100)
             names = {model.size + sentinels - 1 - number: _SENTINEL.format(number) for number in range(sentinels)}
+        elif isinstance(model, Bytes) and not saved:
+            names = {model.size + number: _SENTINEL.format(number) for number in range(config.get("extra_ids", 125))}
         else:
             names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
         names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
@@ -86,16 +89,28 @@ def read(directory: Path) -> Tokenizer:
     if above != list(range(model.size, model.size + len(above))):
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
     added_names = [names[id_] for id_ in above]
-    special = added_names[: len(above) - sentinels_at_the_end(added_names)]
+    if model.sentinels_ascend:
+        sentinels = sum(1 for _ in takewhile(lambda one: one[1] == _SENTINEL.format(one[0]), enumerate(added_names)))
+        special = added_names[sentinels:]
+    else:
+        special = added_names[: len(above) - sentinels_at_the_end(added_names)]
     if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
         raise UserError(
-            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end"
+            f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end; "
+            "behind ByT5's bytes they come first, from <extra_id_0> on"
         )
     return Tokenizer(model, special, len(above) - len(special))
 
 
 def _model(saved: Json, directory: Path) -> TextModel:
     path, kind = directory / TOKENIZER, saved.get("model", {}).get("type")
+    if (directory / SYMBOLS).exists():
+        symbols = Symbols.read(directory)
+        if saved and saved["model"]["vocab"] != symbols.ids:
+            raise UserError(
+                f"{directory}: {SYMBOLS} and {TOKENIZER} are two different tokenizers; remove the wrong one"
+            )
+        return symbols
     if kind == "Unigram":
         if not (directory / MODEL).exists():
             return _sentencepiece(saved, path)
@@ -103,57 +118,17 @@ def _model(saved: Json, directory: Path) -> TextModel:
         if [piece for piece, _ in model.pieces] != [piece for piece, _ in _text_pieces(saved)]:
             raise UserError(f"{directory}: {MODEL} and {TOKENIZER} are two different tokenizers; remove the wrong one")
         return model
-    if kind == "BPE":
-        return ByteLevelBPE(saved["model"]["vocab"], [tuple(pair) for pair in saved["model"]["merges"]])
-    if kind == "WordPiece":
-        return _wordpiece(saved, path)
     if kind:
-        supported = "BPE, T5's Unigram (sentencepiece) and BERT's WordPiece"
+        supported = "BPE, WordPiece, WordLevel and T5's Unigram (sentencepiece)"
         raise UserError(f"{path}: a tokenizer of kind {kind}; supported are {supported}")
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
-    if (directory / MERGES).exists() and (directory / VOCABULARY).exists():
-        return ByteLevelBPE.read(directory)
-    if (directory / LISTING).exists():
-        return WordPiece.read(directory)
-    files = f"neither {MODEL}, nor {VOCABULARY} and {MERGES}, nor {LISTING}, nor {TOKENIZER}"
-    raise UserError(f"{directory}: no supported tokenizer: {files}")
+    raise UserError(f"{directory}: no supported tokenizer: neither {MODEL}, nor {TOKENIZER}, nor lists of tokens")
 
 
-def _is_gpt2s(saved: Json) -> bool:
-    """True if the BPE in `saved` encodes text as GPT-2's does: `ByteLevelBPE` then reads it."""
-    splits, model = saved["pre_tokenizer"] or {}, saved["model"]
-    vocabulary = model["vocab"]
-    return (
-        not any(model.get(option) for option in _NOT_GPT2S)
-        and saved["normalizer"] is None
-        and splits.get("type") == "ByteLevel"
-        and not splits.get("add_prefix_space")
-        and splits.get("use_regex") is not False
-        and all(token["special"] for token in saved["added_tokens"])
-        and bool(_END_MARKS & vocabulary.keys())
-        and set(vocabulary.values()) == set(range(len(vocabulary)))
-    )
-
-
-def _wordpiece(saved: Json, path: Path) -> WordPiece:
-    """The WordPiece model in `saved`. Raises UserError if it encodes text differently from ours."""
-    model, vocabulary = saved["model"], saved["model"]["vocab"]
-    normalizer, splits = saved["normalizer"] or {}, saved["pre_tokenizer"] or {}
-    longest = model["max_input_chars_per_word"]
-    _refuse(
-        path,
-        [
-            (f"unk_token is {model['unk_token']!r}, not {UNKNOWN_WORD}", model["unk_token"] != UNKNOWN_WORD),
-            ("its continuations don't begin with ##", model["continuing_subword_prefix"] != PREFIX),
-            (f"max_input_chars_per_word is {longest}, not {LONGEST_WORD}", longest != LONGEST_WORD),
-            (f"the normalizer is {normalizer.get('type')}, not BERT's", normalizer.get("type") != "BertNormalizer"),
-            (f"the pre_tokenizer is {splits.get('type')}, not BERT's", splits.get("type") != "BertPreTokenizer"),
-            ("the ids of its model have gaps", set(vocabulary.values()) != set(range(len(vocabulary)))),
-        ],
-    )
-    settings = {field.name: normalizer[field.name] for field in fields(Normalization)}
-    return WordPiece(sorted(vocabulary, key=vocabulary.__getitem__), Normalization(**settings), path)
+def _is_bytes(saved: Json) -> bool:
+    """Whether `write` wrote this tokenizer for ByT5's bytes."""
+    return bool(saved["model"].get("vocab") == json.loads(Bytes().backend().to_str())["model"]["vocab"])
 
 
 def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
@@ -231,7 +206,10 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     a model that fills spans.
     """
     model = tokenizer.model
-    for name in model.files.keys() & {MODEL, VOCABULARY, MERGES, LISTING}:
+    if isinstance(model, Bytes) and hf.ends and not hf.begins:
+        _write_byt5(tokenizer, hf, directory)
+        return
+    for name in model.files.keys() & {MODEL, SYMBOLS}:
         # for other programs: transformers reads tokenizer.json and tokenizer_config.json
         (directory / name).write_bytes(model.files[name])
     _write_fast(tokenizer, hf, objective, directory)
@@ -240,15 +218,32 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
         write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
 
 
+def _write_byt5(tokenizer: Tokenizer, hf: HFModel, directory: Path) -> None:
+    """Writes tokenizer_config.json for ByT5Tokenizer, which ends a text with EOS and needs no other file."""
+    vocabulary, names = tokenizer.vocabulary, tokenizer.names
+    settings = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(id_): {"content": name, **settings} for id_, name in sorted(names.items())}
+    roles = {role: getattr(vocabulary, role) for role in ("bos", "eos", "unk", "pad", "mask")}
+    config = {
+        "tokenizer_class": BYT5,
+        "extra_ids": 0,  # the tokens above the bytes are named below
+        "added_tokens_decoder": added,
+        "extra_special_tokens": [name for id_, name in sorted(names.items()) if id_ >= tokenizer.vocab_size],
+        **{f"{role}_token": names[id_] for role, id_ in roles.items() if id_ is not None},
+    }
+    if hf.model_type == "t5gemma2":  # as in _write_fast
+        config |= {"processor_class": BYT5}
+    write_json(directory / CONFIG, config)
+
+
 def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json for PreTrainedTokenizerFast, or for an imported tokenizer's
     class."""
     model, vocabulary = tokenizer.model, tokenizer.vocabulary
-    if isinstance(model, FastTokenizer):
-        backend, keeps_text = model.backend(), False
-    else:
-        assert isinstance(model, SentencePiece)
+    if isinstance(model, SentencePiece):
         backend, keeps_text = _unigram(tokenizer, model), model.keeps_text
+    else:
+        backend, keeps_text = model.backend(), False
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     there: Collection[int] = ()
     if isinstance(model, TokenizerJson):
@@ -260,7 +255,7 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
                 name,
                 special=True,
                 normalized=keeps_text and _absorbs(tokenizer, id_),
-                lstrip=isinstance(model, FastTokenizer) and _absorbs(tokenizer, id_),
+                lstrip=not isinstance(model, SentencePiece) and model.gap == " " and _absorbs(tokenizer, id_),
             )
             for id_, name in sorted(tokenizer.names.items())
             if id_ not in there
@@ -277,8 +272,8 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
         backend.post_processor = _template(vocabulary, roles, hf)
         flags = {"add_bos_token": hf.begins, "add_eos_token": hf.ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}
-    if isinstance(model, WordPiece):
-        config |= {"cls_token": config["bos_token"], "sep_token": config["eos_token"]}  # their names in BERT
+    if isinstance(model, TokenizerJson) and tokenizer.special_tokens:
+        config = {**config, _OUR_SPECIAL: list(tokenizer.special_tokens)}
     if hf.model_type == "t5gemma2":  # without it, AutoProcessor looks for an image processor, which isn't exported
         config |= {"processor_class": "PreTrainedTokenizerFast"}
     backend.save(str(directory / TOKENIZER))

@@ -53,7 +53,7 @@ def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | 
         objective = objective or corpus.objective
     elif (objective is None or model.vocab_size is None) and (corpus_file := corpus_file_of(directory, [path.parent])):
         planned = load(paths.config(corpus_file), [], CorpusConfig)
-        if model.vocab_size is None and planned.tokenizer.path is None:
+        if model.vocab_size is None and getattr(planned.tokenizer, "path", None) is None:
             model = model.model_copy(update={"vocab_size": expected(planned.tokenizer).size})
         objective = objective or planned.rows.objective
     if model.vocab_size is None:

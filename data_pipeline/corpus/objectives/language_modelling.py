@@ -111,9 +111,9 @@ class CausalInfilling(NextToken):
         text = rows.lengths - _MARKS
         bits = random_bits(keys, _CUTS, 2)
         start, end = np.sort(np.stack([uniform(bits[:, cut], text + 1) for cut in range(2)]), axis=0)
-        first = vocabulary.first_sentinel
+        first, second, third = map(vocabulary.sentinel, range(_MARKS))
         before, middle = Stretch(np.zeros_like(start), start), Stretch(start, end - start)
-        return concatenated(rows, vocabulary.pad, first, before, first - 1, Stretch(end, text - end), first - 2, middle)
+        return concatenated(rows, vocabulary.pad, first, before, second, Stretch(end, text - end), third, middle)
 
 
 _SPLIT = 0  # stream of random numbers

@@ -186,7 +186,7 @@ def replace_runs(rows: Padded, runs: np.ndarray, vocabulary: Vocabulary) -> Padd
     firsts = np.searchsorted(indices, row_ends)
     numbers = np.arange(len(indices)) - np.repeat(firsts[:-1], np.diff(firsts))
     values = rows.values.flatten()
-    values[indices] = vocabulary.first_sentinel - numbers
+    values[indices] = vocabulary.first_sentinel + vocabulary.sentinel_step * numbers
 
     lengths = np.diff(np.searchsorted(kept, row_ends))
     width = int(lengths.max(initial=0)) + 1

@@ -1,5 +1,5 @@
-"""Text to ids and back: sentencepiece as in T5, byte-level BPE as in GPT-2 and BART, WordPiece as in BERT, and BPE in a
-tokenizer.json, such as Llama's, Qwen's and Gemma's."""
+"""Text to ids and back: sentencepiece as in T5, bytes as in ByT5, symbols that a regular expression finds, byte-level
+BPE as in GPT-2, and any BPE, WordPiece or WordLevel in a tokenizer.json."""
 
 from data_pipeline.corpus.tokenizer.tokenizer import Tokenizer, TokenizerDescription, in_corpus, load, read, save
 

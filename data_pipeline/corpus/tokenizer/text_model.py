@@ -5,6 +5,7 @@ Special tokens never match text: text that spells one is encoded like any other 
 
 import os
 import re
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import tokenizers
 
 from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.corpus.tokenizer.code_points import CodePoints
 from data_pipeline.text.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
@@ -29,12 +31,28 @@ ROLES = {"<pad>": "pad", "</s>": "eos", "<unk>": "unk", "<s>": "bos", "<mask>": 
 
 
 class TextModel(Protocol):
-    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels."""
+    """Text to ids and back. `Tokenizer` adds further special tokens and the sentinels.
+
+    Attributes:
+        kind: the name of the kind, as in a corpus file.
+        file_names: the names of the model's files.
+        gap: what stands before a special token when ids are shown, and belongs to it in an input: " " or "".
+        sentinels_ascend: True if sentinels have ascending ids from the model's own on, as ByT5's; False if
+            `<extra_id_0>` has the highest id, as T5's.
+    """
 
     kind: ClassVar[str]
+    file_names: ClassVar[tuple[str, ...]]
+    gap: str = " "
+    sentinels_ascend: ClassVar[bool] = False
+
+    @classmethod
+    def read(cls, directory: Path) -> "TextModel":
+        """The model whose `files` are in `directory`. Raises UserError for a missing file, FailedError for damage."""
 
     def glue(self, first: int) -> str:
         """What stands between a special token and a text that begins with the token `first`, when ids are shown."""
+        return ""
 
     @property
     def size(self) -> int:
@@ -68,12 +86,32 @@ class TextModel(Protocol):
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without begin or EOS tokens."""
 
+    def encode_to_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        """`encode`, as arrays of integers (n,)."""
+        return [np.array(ids, dtype=np.int64) for ids in self.encode(texts)]
+
     def encode_rest(self, text: str) -> list[int]:
         """Ids of the `text` behind a special token: without a space in front, it continues a word."""
         return self.encode([text])[0]
 
     def decode(self, ids: list[int]) -> str:
         """The text that `ids` stand for."""
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer that gives the same ids, for an export. Raises UserError if there is none."""
+        raise UserError(f"a tokenizer of kind {self.kind} can't be exported: it has no tokenizer.json")
+
+    def without_token(self, texts: Iterable[str]) -> dict[str, int]:
+        """The number of each character of `texts` that has no token of its own.
+
+        Characters are counted after composition (NFC), as tokenizers do.
+        """
+        seen = CodePoints()
+        seen.add(unicodedata.normalize("NFC", "\n".join(texts)))
+        uncovered = np.zeros(self.size, dtype=bool)
+        uncovered[[*self.byte_ids, *([] if self.vocabulary.unk is None else [self.vocabulary.unk])]] = True
+        encoded = zip(seen.counts.items(), self.encode([*seen.counts]), strict=True)
+        return {character: count for (character, count), ids in encoded if uncovered[ids].any()}
 
 
 def read_file(path: Path) -> str:

@@ -1,11 +1,12 @@
 """A tokenizer: a text model, with special tokens and sentinels added above its ids.
 
 In ascending order the ids are the model's own, the special tokens in their order, and the sentinels, with
-`<extra_id_0>` the highest. No text is ever encoded as one of these special tokens or sentinels, even if it spells one.
+`<extra_id_0>` the highest. Behind ByT5's bytes, the sentinels come first, with `<extra_id_0>` the lowest. No text is
+ever encoded as one of these special tokens or sentinels, even if it spells one.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -19,24 +20,14 @@ from data_pipeline.base import arguments
 from data_pipeline.base.atomic import write_bytes, write_json
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import PathBelow, read_json
+from data_pipeline.base.packages import missing
 from data_pipeline.base.store import Store
-from data_pipeline.corpus.tokenizer import byte_level_bpe, sentencepiece, tokenizer_json, wordpiece
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
-from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.registry import KINDS
 from data_pipeline.corpus.tokenizer.text_model import ROLES, TextModel
-from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson
-from data_pipeline.corpus.tokenizer.wordpiece import WordPiece
 from data_pipeline.text.vocabulary import Vocabulary
 
 FOLDER = "tokenizer"  # in a corpus and in a checkpoint
 _DESCRIPTION = f"{FOLDER}/description.json"
-# For each kind: the function that reads it, and the names of its files.
-_READ: dict[str, tuple[Callable[[Path], TextModel], tuple[str, ...]]] = {
-    SentencePiece.kind: (lambda folder: SentencePiece.read(folder / sentencepiece.MODEL), (sentencepiece.MODEL,)),
-    ByteLevelBPE.kind: (ByteLevelBPE.read, (byte_level_bpe.VOCABULARY, byte_level_bpe.MERGES)),
-    WordPiece.kind: (WordPiece.read, (wordpiece.LISTING, wordpiece.SETTINGS)),
-    TokenizerJson.kind: (TokenizerJson.read, (tokenizer_json.MODEL, tokenizer_json.CONFIG, tokenizer_json.ROLES)),
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,7 @@ class TokenizerDescription:
         sha256: a checksum of everything that decides which ids a text gets.
         size: the number of ids.
         pieces: the number of the model's own ids.
+        sentinel_step: what is added to a sentinel's id for the next one's.
     """
 
     kind: str
@@ -66,6 +58,7 @@ class TokenizerDescription:
     mask: int | None
     special: dict[str, int]
     first_sentinel: int | None
+    sentinel_step: int = -1
 
 
 class Tokenizer:
@@ -102,13 +95,15 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The roles of the ids."""
-        return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels)
+        return with_more_ids(self.model.vocabulary, self.special_tokens, self.sentinels, self.model.sentinels_ascend)
 
     @cached_property
     def names(self) -> dict[int, str]:
         """The names of the ids without text: the model's, then special tokens and sentinels."""
-        sentinels = [f"<extra_id_{number}>" for number in reversed(range(self.sentinels))]
-        return {**self.model.names, **dict(enumerate([*self.special_tokens, *sentinels], self.vocab_size))}
+        sentinels = [f"<extra_id_{number}>" for number in range(self.sentinels)]
+        ascend = self.model.sentinels_ascend
+        added = [*sentinels, *self.special_tokens] if ascend else [*self.special_tokens, *reversed(sentinels)]
+        return {**self.model.names, **dict(enumerate(added, self.vocab_size))}
 
     def __repr__(self) -> str:
         added = f"{len(self.special_tokens)} special tokens and {self.sentinels} sentinels"
@@ -121,9 +116,9 @@ class Tokenizer:
     def encode_with_sentinels(self, text: str) -> list[int]:
         """Ids of an input to fill in, with EOS: `<extra_id_k>` in `text` becomes sentinel k, and `<mask>` the mask.
 
-        A space before one is part of it, as in `decode`. So no token consists of that space alone. The text behind one
-        begins a word only after a space: `MKT<extra_id_0>AY` masks a part of a word, as training does. Raises UserError
-        for anything but a text.
+        A space before one is part of it, as in `decode`, unless the kind has every character as it is, as bytes do. So
+        no token consists of that space alone. The text behind one begins a word only after a space: `MKT<extra_id_0>AY`
+        masks a part of a word, as training does. Raises UserError for anything but a text.
         """
         (text,) = arguments.texts([text])
         ids: list[int] = []
@@ -133,7 +128,8 @@ class Tokenizer:
             at = text.find(sentinel, start)
             if at < 0:
                 break
-            ids += [*self._ids_with_masks(text[start:at].removesuffix(" "), not start), self.size - 1 - number]
+            before = text[start:at].removesuffix(self.model.gap)
+            ids += [*self._ids_with_masks(before, not start), self.vocabulary.sentinel(number)]
             start = at + len(sentinel)
         return [*ids, *self._ids_with_masks(text[start:], not start), self.vocabulary.eos]
 
@@ -141,14 +137,15 @@ class Tokenizer:
         """`is_start`: `text` is the start of a text, not the rest behind a sentinel."""
         mask = self.vocabulary.mask
         *before, last = [text] if mask is None else text.split(self.names[mask])
-        first, *others = [*(part.removesuffix(" ") for part in before), last]
+        first, *others = [*(part.removesuffix(self.model.gap) for part in before), last]
         ids = self.encode([first])[0] if is_start else self.model.encode_rest(first)
         for part in others:
             ids = [*ids, *([] if mask is None else [mask]), *self.model.encode_rest(part)]
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`. Special tokens and sentinels are shown by name after a space; pad and eos are left out.
+        """The text of `ids`. Special tokens and sentinels are shown by name, after a space where text has such spaces;
+        pad and eos are left out.
 
         Raises UserError for anything but ids of this tokenizer, such as the -100 of padded labels.
         """
@@ -157,8 +154,9 @@ class Tokenizer:
         text = ""
         for named, group in groupby(shown, self.names.__contains__):
             run = list(group)
-            part = " ".join(self.names[id_] for id_ in run) if named else self.model.decode(run)
-            between = " " if named else self.model.glue(run[0])
+            gap = self.model.gap
+            part = gap.join(self.names[id_] for id_ in run) if named else self.model.decode(run)
+            between = gap if named else self.model.glue(run[0])
             text += (between if text and part else "") + part
         return text
 
@@ -181,12 +179,14 @@ class Tokenizer:
             mask=vocabulary.mask,
             special=vocabulary.special,
             first_sentinel=vocabulary.first_sentinel if self.sentinels else None,
+            sentinel_step=vocabulary.sentinel_step,
         )
 
 
-def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int) -> Vocabulary:
-    """A model's `own` vocabulary with special tokens and sentinels above it."""
-    special = {name: own.size + number for number, name in enumerate(special_tokens)}
+def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int, ascend: bool) -> Vocabulary:
+    """A model's `own` vocabulary with special tokens and sentinels above it. `ascend`: sentinels come first, in the
+    order of their numbers."""
+    special = {name: own.size + ascend * sentinels + number for number, name in enumerate(special_tokens)}
     roles: dict[str, Any] = {ROLES[name]: id_ for name, id_ in special.items() if name in ROLES}
     neither = np.zeros(len(special) + sentinels, dtype=bool)
     size = own.size + len(neither)
@@ -194,7 +194,8 @@ def with_more_ids(own: Vocabulary, special_tokens: Sequence[str], sentinels: int
         own,
         **roles,
         size=size,
-        first_sentinel=size - 1 if sentinels else -1,
+        first_sentinel=(own.size if ascend else size - 1) if sentinels else -1,
+        sentinel_step=1 if ascend else -1,
         sentinels=sentinels,
         special=own.special | {name: id_ for name, id_ in special.items() if name not in ROLES},
         word_starts=np.append(own.word_starts, neither),
@@ -229,14 +230,19 @@ def load(directory: Path, described: TokenizerDescription | None = None) -> Toke
 
 def read(directory: Path, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
     """The tokenizer in `directory`, with these special tokens and sentinels."""
-    if kind not in _READ:
-        raise UserError(f"{directory}: unknown tokenizer kind {kind!r}, expected one of {', '.join(_READ)}")
-    return Tokenizer(_READ[kind][0](directory / FOLDER), special_tokens, sentinels)
+    return Tokenizer(_model_class(kind, directory).read(directory / FOLDER), special_tokens, sentinels)
+
+
+def _model_class(kind: str, where: object) -> type[TextModel]:
+    if kind not in KINDS:
+        raise UserError(f"{where}: {missing('tokenizers', kind)}; expected one of {', '.join(KINDS)}")
+    return KINDS[kind].model
 
 
 def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
     """The tokenizer of a corpus, which may be in an object store."""
-    with corpus.local(f"{FOLDER}/{name}" for name in _READ[kind][1]) as directory:
+    names = _model_class(kind, corpus).file_names
+    with corpus.local(f"{FOLDER}/{name}" for name in names) as directory:
         return read(directory, kind, special_tokens, sentinels)
 
 

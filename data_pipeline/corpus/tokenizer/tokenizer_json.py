@@ -1,7 +1,7 @@
-"""BPE in a tokenizer.json of the library `tokenizers`, such as Llama's, Qwen's and Gemma's.
+"""BPE, WordPiece and WordLevel in a tokenizer.json of the library `tokenizers`, such as Llama's, Qwen's and BERT's.
 
 The library normalizes, splits and merges text as the file says. Special tokens never match text: text that spells one
-is merged from its letters like any other text. Added tokens that aren't special, such as Qwen's <think>, match text, as
+is read like any other text. Added tokens that aren't special, such as Qwen's <think>, match text, as
 in transformers.
 
 transformers doesn't always do what tokenizer.json says: for Llama 2's class, for example, it takes only the tokens and
@@ -15,33 +15,41 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import tokenizers
 from tokenizers import AddedToken, decoders
 
 from data_pipeline.base.atomic import fingerprint
+from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import read_json
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, parts, read_file
+from data_pipeline.corpus.tokenizer import vocabulary_lists
+from data_pipeline.corpus.tokenizer.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, parts, read_file
 
 Json = dict[str, Any]
+Named = dict[str, int | None]
 
 MODEL, CONFIG, ROLES = "tokenizer.json", "tokenizer_config.json", "roles.json"
 _CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")  # a space between letters
 _WITHIN = re.compile(r"\S ")
 _BEFORE = "\ue000"  # a character for private use
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_UNUSED = re.compile(r"\[unused\d+\]")  # no text becomes such a token of BERT's
+_PLAIN: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+READ = ("BPE", "WordPiece", "WordLevel")
 
 
 class TokenizerJson(FastTokenizer):
-    """A BPE model.
+    """A model of BPE, WordPiece or WordLevel.
 
     `content`: a tokenizer.json whose merges make no special token. `config`: a tokenizer_config.json that lets
     transformers read `content` unchanged. `notes`: lines for the user on how the roles were chosen.
     """
 
     kind = "tokenizer_json"
+    file_names = (MODEL, CONFIG, ROLES)
 
     def __init__(self, content: str, config: Json, roles: Roles, origin: str | Path, notes: tuple[str, ...] = ()):
         """`origin` names the file in error messages. Raises FailedError if the library can't read `content`."""
@@ -70,12 +78,30 @@ class TokenizerJson(FastTokenizer):
 
     @cached_property
     def names(self) -> Mapping[int, str]:
-        return {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
+        """Special tokens, and tokens of a BPE that no text becomes, such as BART's madeupword0000."""
+        special = {token["id"]: token["content"] for token in self.saved["added_tokens"] if token["special"]}
+        return {**special, **self._never_made}
+
+    @cached_property
+    def _never_made(self) -> Mapping[int, str]:
+        model, others = self.saved["model"], ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+        if model["type"] != "BPE" or any(model.get(option) for option in others):
+            return {}
+        made = {left + right for left, right in model["merges"]}
+        made |= {token["content"] for token in self.saved["added_tokens"]}
+        rest = ((id_, token) for token, id_ in model["vocab"].items() if len(token) > 1 and token not in made)
+        return {id_: token for id_, token in rest if not _BYTE.fullmatch(token)}
 
     def glue(self, first: int) -> str:
         """A space if the decoder is of a type that drops the space before a text, and `first` has one."""
         drops = {"Strip", "Metaspace"} & types(self.saved["decoder"])
-        return " " if drops and self.tokens[first].startswith("\u2581") else ""
+        return " " if self._are_words or (drops and self.tokens[first].startswith("\u2581")) else ""
+
+    @cached_property
+    def _are_words(self) -> bool:
+        """Whether decoding puts a space before each token that doesn't continue a word."""
+        found = types(self.saved["decoder"])
+        return "WordPiece" in found or (self.saved["model"]["type"] == "WordLevel" and not found)
 
     def encode_rest(self, text: str) -> list[int]:
         """As in an export: what the model puts before each text, such as Llama 2's ▁, stands behind no other token."""
@@ -95,10 +121,14 @@ class TokenizerJson(FastTokenizer):
     def token_texts(self) -> Iterator[tuple[int, str]]:
         of_bytes = "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
         decode = decoders.ByteLevel().decode
+        continues = self.saved["model"].get("continuing_subword_prefix") or ""
         for id_, token in self.tokens.items():
-            if _BYTE.fullmatch(token):
+            if _BYTE.fullmatch(token) and not self._are_words:
                 yield id_, ""
-            elif id_ not in self.names:
+            elif self._are_words and not _UNUSED.fullmatch(token) and id_ not in self.names:
+                goes_on = bool(continues) and token.startswith(continues)
+                yield id_, token.removeprefix(continues) if goes_on else f" {token}"
+            elif not self._are_words and id_ not in self.names:
                 yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
 
     @cached_property
@@ -112,6 +142,13 @@ class TokenizerJson(FastTokenizer):
     def sha256(self) -> str:
         deciding = [self.saved[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
         return fingerprint([*deciding, asdict(self.roles)])
+
+    def without(self, special_tokens: Sequence[str]) -> "TokenizerJson":
+        """The tokenizer without the last added tokens, which are `special_tokens`, and without their roles."""
+        size = self.size - len(special_tokens)
+        kept = {role: id_ if id_ is not None and id_ < size else None for role, id_ in asdict(self.roles).items()}
+        roles = Roles(**{**kept, "pad": self.roles.pad, "eos": self.roles.eos})
+        return TokenizerJson(self._content, self.config, roles, self._origin, self.notes).first(size)
 
     def first(self, size: int) -> "TokenizerJson":
         """The tokenizer without the added tokens from id `size` on.
@@ -139,6 +176,12 @@ class TokenizerJson(FastTokenizer):
         *apart, whole = (one.ids for one in encoded)
         separately = [id_ for ids in apart for id_ in ids]
         return separately == whole and not any(_WITHIN.search(text) for _, text in self.token_texts())
+
+
+def existing(path: Path, sentinels: int) -> TokenizerJson:
+    """The tokenizer at `path`; without the sentinels of an export if `sentinels` come again above special tokens."""
+    model = read(path)
+    return without_sentinels(model)[0] if sentinels else model
 
 
 def without_sentinels(model: TokenizerJson) -> tuple[TokenizerJson, int]:
@@ -184,8 +227,9 @@ _OF_THE_MODEL = ("config.json", "generation_config.json")
 _ROLES = ("pad", "eos", "unk", "bos", "mask")
 # The usual spellings of roles, for a tokenizer.json alone, and for padding if no file names it.
 _SPELLED = {
-    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>"),
-    "bos": ("<s>", "<bos>", "<|begin_of_text|>"),
+    "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "[SEP]"),
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]"),
+    "mask": ("[MASK]",),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
 }
 
@@ -193,32 +237,52 @@ _SPELLED = {
 def read(path: Path) -> TokenizerJson:
     """The tokenizer at `path`: a tokenizer.json, its directory, or `tokenizer/` of a checkpoint or corpus.
 
-    Raises UserError if there is none, if its model isn't BPE or if no file names its EOS; FailedError if a file is
-    damaged.
+    Of a directory without a tokenizer.json, transformers reads GPT-2's, BART's or BERT's lists of tokens.
+
+    Raises UserError if there is none, if its model is of another kind or if no file names its EOS; FailedError if a
+    file is damaged.
     """
     directory, file = (path, path / MODEL) if path.is_dir() else (path.parent, path)
     if file.name != MODEL:
         raise UserError(f"{path}: expected {MODEL}, or the directory with it")
     if (directory / ROLES).exists():
         return TokenizerJson.read(directory)
+    if path.is_dir() and not file.exists() and vocabulary_lists.are_in(directory):
+        config = optional_json(directory / CONFIG)
+        names_class = (directory / _OF_THE_MODEL[0]).exists() or "tokenizer_class" in config
+        theirs = _in_transformers(directory) if names_class else vocabulary_lists.read(directory)
+        return _of_transformers(theirs, directory, {})
     backend = read_backend(file)
-    if (kind := type(backend.model).__name__) != "BPE":
-        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads BPE alone")
-    config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if (kind := type(backend.model).__name__) not in READ:
+        raise UserError(f"{file}: a tokenizer of kind {kind}; tokenizer_json reads {', '.join(READ)}")
     if any((directory / name).exists() for name in (CONFIG, _OF_THE_MODEL[0])):
-        theirs = _in_transformers(directory)
-        backend = theirs.backend_tokenizer
-        named = {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
-        config = {**(optional_json(directory / CONFIG) or config), **theirs.special_tokens_map}
-        config.pop("added_tokens_decoder", None)  # tokenizer.json has them
-    else:
-        named = {role: _spelled(backend, role) for role in _ROLES}
-        config |= {f"{role}_token": backend.id_to_token(id_) for role, id_ in named.items() if id_ is not None}
+        return _of_transformers(_in_transformers(directory), directory, optional_json(directory / CONFIG))
+    named = {role: _spelled(backend, role) for role in _ROLES}
+    config = {f"{role}_token": backend.id_to_token(id_) for role, id_ in named.items() if id_ is not None}
+    return _with_roles(backend, {**_PLAIN, **config}, named, directory)
+
+
+def _of_transformers(theirs: Any, directory: Path, config: Json) -> TokenizerJson:
+    """The tokenizer that transformers has made of the files in `directory`. `config`: its tokenizer_config.json."""
+    backend, named = theirs.backend_tokenizer, {role: getattr(theirs, f"{role}_token_id") for role in _ROLES}
+    if named["eos"] is None and named["bos"] is None:  # BERT's texts are between these two
+        named |= {"eos": theirs.sep_token_id, "bos": theirs.cls_token_id}
+    if named["unk"] is None and type(backend.model).__name__ != "BPE":
+        named["unk"] = _spelled(backend, "unk")
+    config = {**(config or _PLAIN), **theirs.special_tokens_map}
+    config |= {f"{role}_token": backend.id_to_token(named[role]) for role in ("bos", "eos") if named[role] is not None}
+    config.pop("added_tokens_decoder", None)  # tokenizer.json has them
+    return _with_roles(backend, config, named, directory)
+
+
+def _with_roles(backend: tokenizers.Tokenizer, config: Json, named: Named, directory: Path) -> TokenizerJson:
+    """The model of `backend`. `named`: the ids of the roles that its own files name."""
+    file = directory / MODEL
     ids = backend.get_vocab(with_added_tokens=True).values()
     if set(ids) != set(range(len(ids))):
         raise UserError(f"{file}: {len(ids)} tokens with ids up to {max(ids)}: the ids have gaps")
     roles, notes = _roles(directory, backend, named)
-    return TokenizerJson(_normal(backend, roles, file), config, roles, file, tuple(notes))
+    return TokenizerJson(normal(backend, roles, file), config, roles, file, tuple(notes))
 
 
 def read_backend(file: Path) -> tokenizers.Tokenizer:
@@ -254,7 +318,7 @@ def _spelled(backend: tokenizers.Tokenizer, role: str) -> int | None:
     return next((id_ for id_ in found if id_ is not None), None)
 
 
-def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int | None]) -> tuple[Roles, list[str]]:
+def _roles(directory: Path, backend: tokenizers.Tokenizer, named: Named) -> tuple[Roles, list[str]]:
     """(roles, lines for the user on roles that aren't plain). `named`: the tokenizer's own roles, which come first."""
     size = backend.get_vocab_size(with_added_tokens=True)
     saved = [optional_json(directory / name) for name in _OF_THE_MODEL]
@@ -286,7 +350,7 @@ def _roles(directory: Path, backend: tokenizers.Tokenizer, named: dict[str, int 
     return Roles(pad, eos, None if unk in (pad, eos, bos) else unk, bos, named["mask"]), notes
 
 
-def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
+def normal(backend: tokenizers.Tokenizer, roles: Roles, file: str | Path) -> str:
     """A tokenizer.json in which no merge makes a special token, and nothing truncates or pads text.
 
     Raises UserError if text can still become a special token.
@@ -295,11 +359,12 @@ def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
     model = saved["model"]
     special = {token["id"]: token["content"] for token in saved["added_tokens"] if token["special"]}
     prefix = model.get("continuing_subword_prefix") or ""
-    model["merges"] = [
-        [left, right]
-        for left, right in model["merges"]
-        if model["vocab"].get(left + right.removeprefix(prefix)) not in special
-    ]
+    if "merges" in model:
+        model["merges"] = [
+            [left, right]
+            for left, right in model["merges"]
+            if model["vocab"].get(left + right.removeprefix(prefix)) not in special
+        ]
     saved["truncation"] = saved["padding"] = None
     content = json.dumps(saved, ensure_ascii=False)
     checked = tokenizers.Tokenizer.from_str(content)
@@ -310,3 +375,20 @@ def _normal(backend: tokenizers.Tokenizer, roles: Roles, file: Path) -> str:
         if wrong := [special[id_] for id_ in found.ids if id_ in special and id_ != roles.unk]:
             raise UserError(f"{file}: the text {text!r} becomes the special token {wrong[0]}; text must stay text")
     return content
+
+
+class TokenizerJsonConfig(TokenizerConfig):
+    """An existing tokenizer.json of BPE, WordPiece or WordLevel, such as Llama's, Qwen's, Gemma's or BERT's."""
+
+    model: ClassVar[type[TextModel]] = TokenizerJson
+
+    kind: Literal["tokenizer_json"] = "tokenizer_json"
+    path: LocalPath
+    """The file, or its directory, with tokenizer_config.json and config.json where there are."""
+
+    @property
+    def on_unknown(self) -> str:
+        return f"{self.path} doesn't know this text: choose a tokenizer that does, or train one"
+
+    def existing(self) -> TokenizerJson:
+        return existing(Path(self.path), self.sentinels)

@@ -12,14 +12,14 @@ from data_pipeline.base.errors import DamagedInput, StoreError, UserError
 from data_pipeline.base.formatting import counted, printable
 from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.base.progress import set_activity
-from data_pipeline.config import SourceConfig, TokenizerConfig
+from data_pipeline.config import SourceConfig
 from data_pipeline.corpus.tokenizer.normalization import RUN, changed_by_t5, describe
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, largest_vocabulary
 from data_pipeline.sources import csv, jsonl, plain_text, tables
 from data_pipeline.sources.formats import READERS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats, Record, numbered_lines, open_text, parsed_lines
 from data_pipeline.stages.documents import text_of
 from data_pipeline.stages.inputs import InputFile, NoSuchFile, is_folder, list_files, list_inputs
-from data_pipeline.stages.tokenizer_training import largest_vocabulary
 
 SampleBy = Literal["document", "paragraph", "line"]
 _TEXTS = (  # endings of names: prose, pages, programs, molecules
@@ -107,7 +107,7 @@ class Sample:
         sentencepiece tells how many tokens the sample gives. The number for the whole text grows by a power of its
         size. The power is estimated from the sample and its half, and is at most 0.5 (measured in prose: 0.6 to 0.8).
         """
-        config = TokenizerConfig()
+        config = SentencePieceConfig()
         possible = largest_vocabulary(config, self.texts)
         one, *others = self.texts
         half = largest_vocabulary(config, self.texts[::2] if others else [one[: (len(one) + 1) // 2]])

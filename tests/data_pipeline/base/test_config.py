@@ -154,10 +154,9 @@ def test_a_file_that_extends_another_has_the_last_word_and_another_kind_of_a_sec
         ("rows.objective.name=span", "rows.objective.name: expected one of span_corruption"),
         ("split.validation_fraction=1.5", "split.validation_fraction"),
         ("sources=[]", "sources"),
-        *(
-            (f"tokenizer.kind={kind}", f"tokenizer.path: kind {kind} needs the directory of an existing")
-            for kind in ("byte_level_bpe", "wordpiece", "tokenizer_json")
-        ),
+        ("tokenizer.kind=tokenizer_json", "tokenizer.path: missing"),
+        ("tokenizer={kind: bytes, vocab_size: 300}", "tokenizer.vocab_size: unknown key"),
+        ("tokenizer={kind: symbols, pattern: (}", "tokenizer.pattern: '(' is no regular expression"),
         ("tokenizer.kind=unigram", "tokenizer.kind"),
         ("tokenizer.special_tokens=[a,b,a]", "tokenizer.special_tokens: a is listed twice"),
         ("tokenizer.special_tokens=['']", "tokenizer.special_tokens: a name is empty or has white space: ''"),

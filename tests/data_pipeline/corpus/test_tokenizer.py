@@ -16,14 +16,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.config import TokenizerConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save, tokenizer_json
+from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, train
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
 from data_pipeline.stages import report
-from data_pipeline.stages.tokenizer_training import train
 from data_pipeline.stages.tokens import Coverage
 from tests.conftest import write_c4, write_corpus_file
 from tests.support.builds import documents_of, trained
@@ -38,12 +37,12 @@ SPELLED = "A <mask>, </s> and <s>, <pad>; <|endoftext|> [R] <unk> <extra_id_0> m
 
 @pytest.fixture(scope="module")
 def gpt2(byte_level_bpe):
-    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "gpt2"))
+    return Tokenizer(tokenizer_json.read(byte_level_bpe / "gpt2"))
 
 
 @pytest.fixture(scope="module")
 def bart(byte_level_bpe):
-    return Tokenizer(ByteLevelBPE.read(byte_level_bpe / "bart"))
+    return Tokenizer(tokenizer_json.read(byte_level_bpe / "bart"))
 
 
 @pytest.fixture
@@ -154,9 +153,9 @@ def test_names_of_files_change_nothing(gpt2, bart, byte_level_bpe, tmp_path):
     """Hugging Face's names for GPT-2's files describe the same tokenizer."""
     shutil.copy(byte_level_bpe / "gpt2/encoder.json", tmp_path / "vocab.json")
     shutil.copy(byte_level_bpe / "gpt2/vocab.bpe", tmp_path / "merges.txt")
-    assert ByteLevelBPE.read(tmp_path).sha256 == gpt2.sha256 != bart.sha256
+    assert tokenizer_json.read(tmp_path).sha256 == gpt2.sha256 != bart.sha256
     save(bart, tmp_path)
-    theirs = transformers.BartTokenizer.from_pretrained(tmp_path / "tokenizer")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     assert theirs("Hello world").input_ids == [0, 31_414, 232, 2]
 
 
@@ -201,7 +200,7 @@ def test_words_start_with_white_space(gpt2, bart):
 
 def in_bytes(pieces: int = 280, **settings: object) -> SentencePiece:
     sample = ["the cat sat on the mat.", "the dog ate the cat.", "King Zog: a ☃!"] * 20
-    config = TokenizerConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
+    config = SentencePieceConfig.model_validate({"vocab_size": pieces, "character_coverage": 0.98, **settings})
     return train(config, [text.encode() for text in sample])
 
 
@@ -240,7 +239,7 @@ KEPT = [
 
 @pytest.fixture(scope="module")
 def exact():
-    config = TokenizerConfig(vocab_size=290, normalization="identity")
+    config = SentencePieceConfig(vocab_size=290, normalization="identity")
     return train(config, [text.encode() for text in CODE * 20])
 
 
@@ -259,12 +258,12 @@ def test_with_identity_every_text_comes_back_as_it_was(exact):
     with pytest.raises(
         ValueError, match="vocab_size: 262 tokens are too few for byte_fallback, which takes 256 of them b"
     ):
-        TokenizerConfig(vocab_size=262, normalization="identity")
+        SentencePieceConfig(vocab_size=262, normalization="identity")
     lines, tab, (indentation, *_) = (exact.encode([text])[0] for text in ("\n", "\t", "        return"))
     assert (len(lines), len(tab), exact.decode([indentation]).strip(" ")) == (1, 1, "")
     assert exact.vocabulary.word_starts[[*lines, *tab, indentation]].all()
     without = train(
-        TokenizerConfig(vocab_size=35, normalization="identity", byte_fallback=False), map(str.encode, CODE)
+        SentencePieceConfig(vocab_size=35, normalization="identity", byte_fallback=False), map(str.encode, CODE)
     )
     assert without.encode(["a\n\t  b☃▁☃"])[0].count(2) == 1  # neighbouring unknown characters are one token
     for text in CODE:
@@ -277,8 +276,8 @@ def test_by_default_a_model_is_t5s(spiece):
     model = in_bytes()
     assert model.decode(model.encode(["  T² \n\n\tﬁ  "])[0]) == "T2 fi"
     assert not model.keeps_text
-    with pytest.raises(ValueError, match="identity is for kind sentencepiece; a tokenizer of kind wordpiece has"):
-        TokenizerConfig(kind="wordpiece", path="x", normalization="identity")
+    with pytest.raises(ValueError, match="normalization"):  # a key of sentencepiece alone
+        BytesConfig(normalization="identity")
 
 
 def test_what_normalization_changes_is_counted(exact):
@@ -305,18 +304,18 @@ def test_what_normalization_changes_is_counted(exact):
 
 def test_without_bytes_every_character_of_the_sample_has_a_token_by_default():
     """B and r are 2 of 40,005 characters: the most frequent 0.9995 of them leave both out."""
-    assert TokenizerConfig().character_coverage == 0.9995
+    assert SentencePieceConfig().character_coverage == 0.9995
     sample = [b"CCOCCNCC=O" * 200] * 20 + [b"BrCCO"]
     ids = {}
     for size, coverage in ((10, {}), (10, {"character_coverage": None}), (8, {"character_coverage": 0.9995})):
-        config = TokenizerConfig.model_validate({"vocab_size": size, "byte_fallback": False, **coverage})
+        config = SentencePieceConfig.model_validate({"vocab_size": size, "byte_fallback": False, **coverage})
         (ids[config.character_coverage],) = train(config, sample).encode(["CCBrO"])
     assert 2 not in ids[1.0]
     assert 2 in ids[0.9995]
 
 
 def test_unknown_tokens_above_a_ten_thousandth_are_a_warning():
-    config = TokenizerConfig(byte_fallback=False)
+    config = SentencePieceConfig(byte_fallback=False)
     assert report.unknown_tokens(report.Coverage(10_000, 1, 0, {"X": 1}), config) == ""
     said = report.unknown_tokens(report.Coverage(10_000, 2, 0, {"X": 2}), config)
     lost = "2 of 10,000 tokens (0.02%) are unknown, and their text is lost, most often X 2"
@@ -408,8 +407,11 @@ def test_another_kind_replaces_the_files_of_the_former(byte_level_bpe, tmp_path)
     config = write_corpus_file(tmp_path / "corpus.yaml")
     done_here(*UP_TO_TOKENIZER, config)
     path = f"tokenizer.path={byte_level_bpe}/gpt2"
-    done_here(*UP_TO_TOKENIZER, config, "tokenizer.kind=byte_level_bpe", path, "tokenizer.vocab_size=50257")
-    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"vocab.json", "merges.txt"}
+    done_here(*UP_TO_TOKENIZER, config, "tokenizer.kind=tokenizer_json", path)
+    names = {"tokenizer.json", "tokenizer_config.json", "roles.json"}
+    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == names
+    done_here(*UP_TO_TOKENIZER, config, "tokenizer.kind=bytes")
+    assert {file.name for file in (tmp_path / "corpus/tokenizer").iterdir()} == {"tokenizer_config.json"}
 
 
 def test_a_vocabulary_larger_than_the_text_allows_is_refused_by_its_key(tmp_path):
@@ -452,10 +454,11 @@ def test_an_existing_model_is_taken_as_it_is(small_corpus, tmp_path):
 @each(
     "changes, problem",
     [
-        ({"vocab.bpe": None}, "expected encoder.json and vocab.bpe, or vocab.json and merges.txt"),
+        ({"vocab.bpe": None}, "tokenizer.json: no such file"),
         ({"encoder.json": "[}"}, "encoder.json: damaged: not valid JSON"),
         ({"encoder.json": '{"a": 1}'}, "encoder.json: expected tokens with consecutive ids from 0, each used once"),
-        ({"encoder.json": '{"a": 0}'}, "encoder.json: lacks 50255 tokens of vocab.bpe"),
+        ({"encoder.json": '{"a": 0}'}, "encoder.json: has no EOS: neither <|endoftext|> nor </s>"),
+        ({"encoder.json": '{"</s>": 0}'}, "vocab.bpe: line 2: encoder.json lacks the token 'Ġ'"),
         ({"vocab.bpe": "#version: 0.2\na b\na b c\n"}, "vocab.bpe: line 3: expected two tokens"),
         ({"dict.txt": "13 7\n"}, "dict.txt: fairseq's dictionary, by which BART's ids differ from GPT-2's; read vocab"),
     ],
@@ -468,7 +471,7 @@ def test_files_that_do_not_fit_are_refused(byte_level_bpe, tmp_path, changes, pr
         if content is not None:
             (folder / name).write_text(content)
     with pytest.raises(UserError) as error:
-        ByteLevelBPE.read(folder)
+        tokenizer_json.read(folder)
     assert str(error.value).startswith(str(folder))
     assert problem in str(error.value)
 

@@ -174,15 +174,19 @@ def made_of_a_word(saved):
     saved["added_tokens"].append({**saved["added_tokens"][0], "id": saved["model"]["vocab"][token], "content": token})
 
 
-def of_words(saved):
-    saved |= {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "added_tokens": []}
+def unigram(saved):
+    saved |= {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}, "added_tokens": []}
 
 
 @each(
     "change, kind, problem",
     [
         (lambda saved: saved.update(model={"type": "BPE", "vocab": 3}), FailedError, r"tokenizer\.json: damaged: "),
-        (of_words, UserError, r"tokenizer\.json: a tokenizer of kind WordLevel; tokenizer_json reads BPE alone"),
+        (
+            unigram,
+            UserError,
+            r"tokenizer\.json: a tokenizer of kind Unigram; tokenizer_json reads BPE, WordPiece, WordLevel",
+        ),
         (made_of_a_word, UserError, r"becomes the special token \w{4}; text must stay text"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, _cut, train
 from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.parts import Part, part_file
@@ -22,7 +22,6 @@ from data_pipeline.stages.tokenizer import (
     plan_sampling,
     sample_rank,
 )
-from data_pipeline.stages.tokenizer_training import _cut, check_memory, train
 from data_pipeline.text.document import Document
 from tests.support.tables import each
 
@@ -86,7 +85,7 @@ BOUNDS = [{"sample_bytes": 20_000}, {"sample_bytes": 10**7, "sample_documents": 
 def test_the_sample_of_the_candidates_is_that_of_all_documents(tmp_path, monkeypatch, seed, bounds):
     parts = write_parts(tmp_path)
     monkeypatch.setattr(tokenizer, "_UNIT_BYTES", 60_000)
-    config = TokenizerConfig(**bounds)
+    config = SentencePieceConfig(**bounds)
     units = plan_sampling(config, seed, parts)
     assert 1 < len(units) < PARTS
     assert [path for unit in units for path in unit.spec.parts] == [part.path for part in parts]
@@ -107,26 +106,26 @@ def test_all_documents_are_read_if_the_candidates_are_too_few(tmp_path):
     last = max(range(PARTS), key=lambda number: sample_rank(0, f"c4/{number}/{0:09d}"))
     texts[last][0] = "long " * 100_000
     parts = [write_part(tmp_path, number, own) for number, own in enumerate(texts)]
-    config = TokenizerConfig(sample_bytes=100_000)
+    config = SentencePieceConfig(sample_bytes=100_000)
     done = finished(tmp_path, plan_sampling(config, 0, parts))
     assert sum(unit.result.bytes for unit in done) < config.sample_bytes
     assert files_to_read(config, parts, done) == [part.path for part in parts]
 
 
 def test_candidates_do_not_change_what_the_tokenizer_is_trained_again_for(tmp_path):
-    parts, config = write_parts(tmp_path), TokenizerConfig(sample_bytes=20_000)
+    parts, config = write_parts(tmp_path), SentencePieceConfig(sample_bytes=20_000)
     done = finished(tmp_path, plan_sampling(config, 0, parts))
     (of_all,), (of_candidates,) = tokenizer.plan(config, 0, parts), tokenizer.plan(config, 0, parts, done)
     assert of_all.inputs == of_candidates.inputs
     assert of_all.spec.parts != of_candidates.spec.parts
     # none are chosen for a small corpus or a tokenizer that isn't trained
-    assert not plan_sampling(TokenizerConfig(), 0, parts)
-    assert not plan_sampling(TokenizerConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)
+    assert not plan_sampling(SentencePieceConfig(), 0, parts)
+    assert not plan_sampling(SentencePieceConfig(sample_bytes=20_000, path="spiece.model"), 0, parts)
 
 
 def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("data_pipeline.base.processes.available_memory", lambda: 2 * 10**9)
-    config = TokenizerConfig(sample_bytes=10**15)
+    config = SentencePieceConfig(sample_bytes=10**15)
     spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
     most = 2 * 10**9 // 23
     said = (
@@ -135,11 +134,11 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
     )
     with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
         tokenizer.STAGE.work(LocalStore(tmp_path), spec)
-    check_memory(most)
+    tokenizer.check_memory(config, most)
 
 
 def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(tmp_path):
-    config = TokenizerConfig(sample_bytes=10**15, vocab_size=20, byte_fallback=False)
+    config = SentencePieceConfig(sample_bytes=10**15, vocab_size=20, byte_fallback=False)
     parts = [part.path for part in write_parts(tmp_path)]
     sample = Sample(documents=len(TEXTS), bytes=len("".join(TEXTS.values()).encode()))
     found = tokenizer.STAGE.work(
@@ -154,7 +153,7 @@ def test_both_sides_of_pairs_are_in_the_sample(tmp_path):
         for number in range(200):
             english, greek = f"the house of number {number} is old", f"το σπίτι με αριθμό {number} είναι παλιό"
             part.add(Document(f"p/{number}", english, "", "", "en", "pairs", "train", target=greek))
-    config = TokenizerConfig(vocab_size=60, byte_fallback=False)
+    config = SentencePieceConfig(vocab_size=60, byte_fallback=False)
     model = train(config, draw_sample(LocalStore(tmp_path), ["part.parquet"], 0, 1000, 10**6))
     (ids,) = model.encode(["το σπίτι είναι παλιό"])
     assert model.vocabulary.unk not in ids

@@ -16,11 +16,11 @@ import pytest
 
 import data_pipeline
 from data_pipeline.base.config_file import load
-from data_pipeline.config import CorpusConfig, TokenizerConfig
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, largest_vocabulary
 from data_pipeline.sources.formats import Look, look_of
 from data_pipeline.stages import tokenizer
-from data_pipeline.stages.tokenizer_training import largest_vocabulary
 from launch.tools.scaffold import machine as first_machine
 from launch.tools.scaffold.machine import Evaluations, FirstRun, Machine, model_named, models_of, run_within
 from launch.tools.scaffold.text import SampleBy, cut, sample_of, sources_of
@@ -514,11 +514,11 @@ def test_a_vocabulary_is_one_that_the_text_can_fill():
     """sentencepiece says what it can get out of the text; half of that beyond the characters is asked for."""
     Path("a.txt").write_text("\n\n".join(TEXTS))
     sample = sample_of(sources_of("a.txt", None)[0])
-    most = largest_vocabulary(TokenizerConfig(), sample.texts)
+    most = largest_vocabulary(SentencePieceConfig(), sample.texts)
     characters = len(set("".join(TEXTS)) - {" "})
     assert characters < sample.vocabulary(32_000) <= most  # five words, however often, give few
     prose = sample_of(sources_of(str(SAMPLES / "c4-train.*.json.gz"), None)[0])
-    assert 3_000 < prose.vocabulary(32_000) < largest_vocabulary(TokenizerConfig(), prose.texts) * 4
+    assert 3_000 < prose.vocabulary(32_000) < largest_vocabulary(SentencePieceConfig(), prose.texts) * 4
     assert prose.vocabulary(1_000) == 1_000
 
 

@@ -16,8 +16,7 @@ from data_pipeline.base import stores
 from data_pipeline.base.config_file import load as load_run
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.tokenizer import Tokenizer
-from data_pipeline.corpus.tokenizer.byte_level_bpe import ByteLevelBPE
+from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel
@@ -177,7 +176,7 @@ def test_an_exported_tokenizer_has_the_same_ids_in_transformers_and_back(
     elif kind == "pieces with bytes":
         model, texts = with_bytes(), ["the Queen ☃ and 東京", "🙂🙂 cat", "a <0x41> <0xE6>", "<0x4", "\u00e9 Ω the"]
     else:
-        model = ByteLevelBPE.read(byte_level_bpe / kind)
+        model = tokenizer_json.read(byte_level_bpe / kind)
     ours = Tokenizer(model, special, sentinels)
     tokenizer_files.write(ours, hf_models(family)[0], None, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

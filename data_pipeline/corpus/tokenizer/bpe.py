@@ -1,0 +1,76 @@
+"""Byte-level BPE (Radford et al. 2019), which the library `tokenizers` trains on a sample of the corpus.
+
+The ids are pad 0, eos 1, the 256 bytes, then the merges. Every text decodes to itself. The result is a tokenizer.json.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import tokenizers
+from pydantic import Field
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.tokenizer import tokenizer_json
+from data_pipeline.corpus.tokenizer.config import TrainedConfig
+from data_pipeline.corpus.tokenizer.text_model import Roles, TextModel
+from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson
+from data_pipeline.text.vocabulary import Vocabulary
+
+_NAMES = ("<pad>", "</s>")
+_ROLES = Roles(pad=0, eos=1)
+_OTHERS = len(_NAMES) + 256  # ids that aren't merges
+_LEAST = 2  # times that a pair occurs in the sample before it is merged
+
+
+class BPEConfig(TrainedConfig):
+    """Byte-level BPE, as in GPT-2 and CodeT5, trained by the library `tokenizers`. Every text comes
+    back to the byte."""
+
+    model: ClassVar[type[TextModel]] = TokenizerJson
+    memory: ClassVar[int] = 23
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(32_000, gt=_OTHERS, le=1 << 22)
+    """Number of tokens to train, with 256 bytes, pad and eos; an existing tokenizer has its own number."""
+
+    @property
+    def pieces(self) -> int:
+        return self.vocab_size if self.path is None else self.existing().size
+
+    def existing(self) -> TokenizerJson:
+        assert self.path is not None
+        return tokenizer_json.existing(Path(self.path), self.sentinels)
+
+    def train(self, sample: Sequence[bytes]) -> TokenizerJson:
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            min_frequency=_LEAST,
+            special_tokens=[AddedToken(name, normalized=False) for name in _NAMES],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator((text.decode(errors="ignore") for text in sample), trainer)
+        if (found := backend.get_vocab_size()) < self.vocab_size:
+            way_out = "ask for fewer, or add text"
+            raise UserError(
+                f"tokenizer.vocab_size: the sample gives at most {found:,} tokens, not {self.vocab_size:,}; {way_out}"
+            )
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{f"{role}_token": name for role, name in zip(("pad", "eos"), _NAMES, strict=True)},
+        }
+        return TokenizerJson(tokenizer_json.normal(backend, _ROLES, "the trained tokenizer"), config, _ROLES, "")
+
+    def expected(self) -> Vocabulary:
+        """As many tokens, each of which may start a word or end a sentence."""
+        if self.path is not None:
+            return self.existing().vocabulary
+        size, some = self.vocab_size, np.ones(self.vocab_size, dtype=bool)
+        return Vocabulary(size, (len(_NAMES), size), *(0, 1, None), word_starts=some, sentence_ends=some)

@@ -1,0 +1,115 @@
+"""The settings that all kinds of tokenizers have. A kind is a subclass with its own keys, and makes the kind's model.
+
+A package offers a kind of its own by the entry point `encdec_pretrain.tokenizers`:
+
+    [project.entry-points."encdec_pretrain.tokenizers"]
+    nibbles = "my_package:NibblesConfig"
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, PositiveInt, field_validator
+
+from data_pipeline.base.config_file import LocalPath, Section
+from data_pipeline.corpus.objectives.objective import LONGEST
+from data_pipeline.corpus.tokenizer.text_model import TextModel
+from data_pipeline.text.vocabulary import Vocabulary
+
+
+class TokenizerConfig(Section):
+    """A tokenizer that is neither trained nor read from a file. A kind has a field `kind` with its name as the default.
+
+    Attributes:
+        model: the class of the kind's models.
+        memory: bytes that training takes for each byte of the sample.
+        tokens_per_byte: tokens for a byte of text, at most about.
+    """
+
+    model: ClassVar[type[TextModel]]
+    memory: ClassVar[int] = 1
+    tokens_per_byte: ClassVar[float] = 1 / 3
+
+    kind: str
+    """The kind of tokenizer."""
+    special_tokens: list[str] = []
+    """Tokens that never match text, such as `<mask>`, `<s>` or `[R]`. Their ids come between the tokens of text and the
+    sentinels; with `bytes`, behind the sentinels."""
+    sentinels: int = Field(100, ge=0, le=LONGEST)
+    """Number of sentinels, the tokens that stand for masked spans."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the model is made from a sample of the corpus."""
+        return False
+
+    def trained_on(self, text_bytes: int) -> int:
+        """The size of the training sample in a corpus with `text_bytes` of text; 0 if nothing is trained."""
+        return 0
+
+    @property
+    def pieces(self) -> int:
+        """The number of ids of a model that is trained, at most; else of the model."""
+        return self.existing().size
+
+    @property
+    def on_unknown(self) -> str:
+        """What a user can do about text that is lost as unknown."""
+        return "choose a tokenizer that has tokens for this text"
+
+    def existing(self) -> TextModel:
+        """The model of a kind that isn't trained. Raises UserError or FailedError for files that can't be used."""
+        raise NotImplementedError
+
+    def train(self, sample: Sequence[bytes]) -> TextModel:
+        """The model made from texts in UTF-8. The same texts in the same order give the same bytes.
+
+        The last text may be cut inside a character. Raises UserError for settings that the sample doesn't allow.
+        """
+        raise NotImplementedError
+
+    def expected(self) -> Vocabulary:
+        """The vocabulary of the model, before it is trained."""
+        return self.existing().vocabulary
+
+    @field_validator("special_tokens")
+    @classmethod
+    def _names_are_distinct(cls, names: list[str]) -> list[str]:
+        for number, name in enumerate(names):
+            if not name or any(character.isspace() for character in name):
+                raise ValueError(f"a name is empty or has white space: {name!r}")
+            if name.startswith("<extra_id_"):
+                raise ValueError(f"{name} is a sentinel's name; set the number of sentinels with tokenizer.sentinels")
+            if name in names[:number]:
+                raise ValueError(f"{name} is listed twice")
+        return names
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The settings that loading a tokenizer needs besides its files."""
+        return self.model_dump(include={"kind", "special_tokens", "sentinels"})
+
+
+class TrainedConfig(TokenizerConfig):
+    """A tokenizer that is trained on the first training documents in the order of a hash, or read from a file."""
+
+    path: LocalPath | None = None
+    """An existing tokenizer: a file, or a directory such as an export's or a corpus's. null: one is made from the
+    corpus."""
+    sample_documents: PositiveInt = 1_000_000
+    """Maximum number of documents to train on."""
+    sample_bytes: PositiveInt = 50_000_000
+    """Maximum size of the text to train on, in bytes of UTF-8."""
+
+    @property
+    def is_trained(self) -> bool:
+        return self.path is None
+
+    def trained_on(self, text_bytes: int) -> int:
+        return min(self.sample_bytes, text_bytes) if self.is_trained else 0
+
+    @property
+    def on_unknown(self) -> str:
+        if self.path is None:
+            return "add text to the sample (tokenizer.sample_documents, tokenizer.sample_bytes)"
+        return f"{self.path} doesn't know this text: choose a tokenizer that does, or train one (path: null)"

@@ -1,0 +1,89 @@
+"""A corpus of each kind of tokenizer is built, trained on, evaluated, generated from, exported and imported."""
+
+import pytest
+import transformers
+from typer.testing import CliRunner
+
+from data_pipeline.corpus import open_corpus
+from pretrain import cli
+from pretrain.engine.checkpoint.trained import TrainedModel
+from tests.conftest import write_c4, write_corpus_file
+from tests.support.in_process import done_here
+from tests.support.reading import c4_pages
+from tests.support.runs import losses, run_file, train_ranks
+from tests.support.tables import each
+
+KINDS = {
+    "bytes": {"kind": "bytes", "sentinels": 20},
+    "characters": {"kind": "symbols", "sentinels": 20},
+    "words": {"kind": "symbols", "pattern": r"\w+|[^\w\s]|\s", "vocab_size": 300, "sentinels": 20},
+    "bpe": {"kind": "bpe", "vocab_size": 400, "sentinels": 20},
+}
+CLASSES = {"bytes": "ByT5Tokenizer"}
+WORDS = "Thank you <extra_id_0> me to your party <extra_id_1> week"
+
+
+def invoke(*arguments):
+    done = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.exception
+    return done.output
+
+
+@each("kind", KINDS)
+def test_every_program_works_with_the_kind_and_its_export_has_equal_ids(kind, tmp_path):
+    write_c4(tmp_path / "c4.json.gz", records=40)
+    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=KINDS[kind]))
+    ours = open_corpus(tmp_path / "corpus").tokenizer
+    assert "<extra_id_0>" in done_here("data-pipeline", "show", tmp_path / "corpus")
+    done_here("data-pipeline", "stats", tmp_path / "corpus", "--json")
+    done_here("data-pipeline", "verify", tmp_path / "corpus")
+    path = run_file(
+        tmp_path,
+        tmp_path / "corpus",
+        run={"max_steps": 3},
+        batch={"global_batch_size": 8, "micro_batch_size": 8},
+        evaluation=[],
+    )
+    assert train_ranks(path, 1) == [0]
+    assert losses(path)[3] < losses(path)[1]
+    checkpoint = tmp_path / "run/checkpoints/latest"
+    invoke("evaluate", checkpoint, "--corpus", tmp_path / "corpus", "--hook", "validation_loss")
+    invoke("generate", checkpoint, WORDS, "--max-new-tokens", 3)
+    invoke("export", checkpoint, tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert type(theirs).__name__ == CLASSES.get(kind, "TokenizersBackend")
+    texts = [text for page in c4_pages() for text in page.split("\n")][:1000]
+    assert len(texts) == 1000
+    assert ours.encode(texts) == theirs(texts, add_special_tokens=False).input_ids
+    assert ours.encode_with_sentinels(WORDS) == theirs(WORDS).input_ids
+    invoke("import", tmp_path / "exported", tmp_path / "imported")
+    imported = TrainedModel.open(tmp_path / "imported").tokenizer
+    assert imported.vocabulary.sentinel_ids == ours.vocabulary.sentinel_ids
+    assert imported.encode(texts) == ours.encode(texts)
+    if kind != "bpe":  # a tokenizer.json of any origin is of kind tokenizer_json
+        assert imported.describe() == ours.describe()
+
+
+@pytest.mark.slow
+@each("family", ["bart", "decoder_only"])
+def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer_json(family, tmp_path):
+    """ByT5Tokenizer ends every text with EOS, and begins none."""
+    write_c4(tmp_path / "c4.json.gz", records=40)
+    tokenizer = {"kind": "bytes", "sentinels": 5, "special_tokens": ["<s>", "<mask>"]}
+    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
+    ours = open_corpus(tmp_path / "corpus").tokenizer
+    sizes = {"family": family, "d_model": 32, "d_ff": 64, "num_heads": 4, "dropout_rate": 0.0}
+    layers = {"num_layers": 1} if family == "decoder_only" else {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    objective = {"name": "causal_lm", "length": 63} if family == "decoder_only" else None
+    data = {"train": [{"corpus": str(tmp_path / "corpus")}], "lanes": 8, "workers": 0}
+    data |= {"objective": objective} if objective else {}
+    rows = {"objective": objective} if objective else {"objective": {"name": "span_corruption", "inputs_length": 32}}
+    done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows))
+    path = run_file(tmp_path, tmp_path / "corpus", run={"max_steps": 1}, model=sizes | layers, evaluation=[])
+    assert train_ranks(path, 1) == [0]
+    invoke("export", tmp_path / "run/checkpoints/latest", tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    texts = c4_pages()[:20]
+    assert ours.encode(texts) == theirs(texts, add_special_tokens=False).input_ids
+    invoke("import", tmp_path / "exported", tmp_path / "imported")
+    assert TrainedModel.open(tmp_path / "imported").tokenizer.describe() == ours.describe()
