@@ -27,7 +27,7 @@ from pretrain.run.rank_environment import rank_environment
 
 REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the variable with the name of the checks and their settings, as JSON
 REPORT = "findings: "  # begins the line with the findings; a check may print other lines
-SECONDS = 180  # for a check, to import torch from a network file system, too
+SECONDS = {"node": 60, "rank": 180}  # for a check; a rank may import torch from a network file system
 WAITING = "find out what the check waits for: a file system, a driver"
 REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
 _INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
@@ -179,7 +179,7 @@ def all_reduce(settings: Settings) -> list[Finding]:
     device = torch.device(kind, local_gpu(here.local_rank, torch.cuda.device_count()) if kind == "cuda" else 0)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=SECONDS))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=SECONDS["rank"]))
     values, ranks = torch.ones(_REDUCED[kind] // 4, device=device), settings.all_ranks
     dist.all_reduce(values)
     if values[0].item() != ranks or values[-1].item() != ranks:
@@ -212,21 +212,21 @@ CHECKS: dict[str, dict[str, Callable[[Settings], list[Finding]]]] = {
 }
 
 
-def _late(*_: object) -> None:
-    raise TimeoutError(f"no answer within {SECONDS} s")
-
-
 def main() -> None:
     """Runs the checks that REQUEST names, and prints their findings."""
     kind, given = json.loads(os.environ[REQUEST])
     where = f"rank {os.environ['RANK']}: " if kind == "rank" else ""
     findings: list[Finding] = []
-    signal.signal(signal.SIGALRM, _late)
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no answer within {SECONDS[kind]} s")
+
+    signal.signal(signal.SIGALRM, late)
     for name, check in CHECKS[kind].items():
-        signal.alarm(SECONDS)
+        signal.alarm(SECONDS[kind])
         try:
             findings += check(Settings(**given))
-        except Exception as error:  # of a driver or a library: the other checks go on
+        except Exception as error:  # of a driver or a library; the other checks still run
             found = f"{where}the check failed: {one_line(error)}"
             findings.append(Finding(name, "error", found, "", REACHABLE if kind == "rank" else WAITING))
         signal.alarm(0)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
@@ -25,7 +26,7 @@ from pretrain.config import RunConfig
 from pretrain.run import slurm
 from pretrain.training.preflight import preflight
 
-_SECONDS = len(checks.CHECKS["node"]) * checks.SECONDS + 120.0  # Python starts late on a slow file system
+_SECONDS = 360.0  # for all checks of a node or a rank, and for Python to start on a slow file system
 _POLL_SECONDS = 0.1
 _PROGRAM = [*PYTHON, "-m", checks.__name__]
 _LONGEST_ERROR = 200  # characters
@@ -96,25 +97,21 @@ def _ranks(places: list[tuple[Agent, int]], settings: Settings, address: str, po
     return programs
 
 
-@contextlib.contextmanager
-def _shared_file(directory: Path) -> Iterator[str | None]:
-    """Within the block, a new file beside the run directory; None if it can't be created, as the checks report."""
-    with contextlib.ExitStack() as files:
-        name = None
-        with contextlib.suppress(OSError):
-            place = checks.existing(directory)
-            name = files.enter_context(tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-")).name
-        yield name
+def _shared_file(directory: Path | None) -> contextlib.AbstractContextManager[Any]:
+    """A new file beside the run directory, which goes with the block; None if it can't be created, as checks report."""
+    with contextlib.suppress(OSError):
+        if directory:
+            return tempfile.NamedTemporaryFile(dir=checks.existing(directory), prefix=".doctor-")
+    return contextlib.nullcontext()
 
 
 def _examined(nodes: list[Node], access: Access, path: Path | None, config: RunConfig | None) -> Iterator[Finding]:
     directory = Path(config.run.directory).absolute() if config else None
-    file = _shared_file(directory) if directory else contextlib.nullcontext()
-    with file as shared, AgentPool([node.name for node in nodes], access) as pool:
+    with _shared_file(directory) as file, AgentPool([node.name for node in nodes], access) as pool:
         pool.connect(give_up=lambda: False)
         connected = [(agent, agent.machine, node) for agent, node in zip(pool.agents, nodes, strict=True)]
         places = [(agent, node.ranks or machine.gpus or 1) for agent, machine, node in connected if machine]
-        settings = Settings(all_ranks=sum(ranks for _, ranks in places), shared=shared)
+        settings = Settings(all_ranks=sum(ranks for _, ranks in places), shared=file and file.name)
         if config:
             settings = replace(settings, workers=config.data.workers, directory=str(directory))
         programs = [Program(agent, "node", replace(settings, ranks_here=ranks)) for agent, ranks in places]
