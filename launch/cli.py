@@ -62,17 +62,16 @@ def init(
     corpus: Annotated[
         str | None, path_option("--corpus", "A finished corpus to train on, instead of --text.", paths.location)
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model family: t5, bart, t5gemma, gpt2, … Default: t5gemma2.")
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model size: small, base, … Default: what --hours allow.")
-    ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A file in configs/models, instead of --family and --size.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="t5, bart, t5gemma, gpt2, …: the model of this family that --hours allow; or a file in "
+            "configs/models. Default: t5gemma2.",
+        ),
     ] = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, … Default: the family's.")
+        str | None, typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, … Default: the model's.")
     ] = None,
     hours: Annotated[
         float,
@@ -82,14 +81,7 @@ def init(
     ] = 1.0,
     sample_by: Annotated[
         Literal["document", "paragraph", "line"] | None,
-        typer.Option(help="What becomes a document of plain text. Default: line if lines are short and many."),
-    ] = None,
-    inputs_length: Annotated[
-        int | None, typer.Option(min=8, help="Tokens of an example's inputs. Default: the objective's.")
-    ] = None,
-    packing: Annotated[
-        Literal["concatenate", "complete_documents"] | None,
-        typer.Option(help="How documents become rows: end to end, or one a row. Default: the objective's."),
+        typer.Option(help="What becomes a document of plain text. Default: document, a file."),
     ] = None,
 ) -> None:
     """Write a first corpus file and run file into the current folder. Existing files stay as they are.
@@ -99,12 +91,12 @@ def init(
     """
     if text is None:
         refuse_options(context, "for --text", "text_format", "sample_by")
+    if corpus is not None:
+        refuse_options(context, "not with --corpus, which has a text and an objective", "text", "objective")
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
 
-        of_text = sample_by, inputs_length, packing
-        wanted = files.Wanted(name, text, text_format, corpus, model, family, size, objective, hours, *of_text)
-        lines = files.write_first_files(wanted)
+        lines = files.write_first_files(name, text, text_format, sample_by, corpus, model, objective, hours)
     for line in lines:
         print(line)
 

@@ -10,7 +10,7 @@ from typing import Literal
 import psutil
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.processes import PYTHON, available_memory
+from data_pipeline.base.processes import PYTHON
 from pretrain.hardware import threads_per_rank
 
 GPU_MFU = 0.31  # nanoT5's on one A100
@@ -27,7 +27,6 @@ class Gpu:
         bf16, tf32: TFLOP/s of tensor cores, without sparsity.
         fp32: TFLOP/s without tensor cores.
         memory: GiB (the data sheets call them GB).
-        memory_bandwidth: GB/s.
         link: GB/s from a GPU to the others of its node: half of the data sheet's figure for NVLink or PCIe, which adds
             up both directions. Bridges between pairs of PCIe cards don't count.
         network: GB/s from a GPU to other nodes in a typical cluster. SXM: the network of NVIDIA's own servers (DGX
@@ -39,7 +38,6 @@ class Gpu:
     tf32: float
     fp32: float
     memory: float
-    memory_bandwidth: float
     link: float
     network: float
 
@@ -52,7 +50,7 @@ class Gpu:
 # - A100: data sheet 1758950. H100 and H200 SXM, H100 PCIe: white paper "H100 Tensor Core GPU Architecture"; memory from
 #   their data sheets and product brief PB-11133. L40S: its data sheet. These were compared by way of pages that quote
 #   them; the data sheets of H100 NVL, H200 NVL and GH200 (96 GB) were not.
-# - B200: HGX B200 in NVIDIA's "Blackwell Architecture Technical Brief" (arithmetic, 8 TB/s, NVLink of 1.8 TB/s); 180 GB
+# - B200: HGX B200 in NVIDIA's "Blackwell Architecture Technical Brief" (arithmetic, NVLink of 1.8 TB/s); 180 GB
 #   and eight ConnectX-7 a node, as in systems entered for MLPerf. Compared by way of pages that quote them.
 # - Networks: user guide of DGX A100 (DU-09821: eight ConnectX-6 of 200 Gb/s), reference architecture of DGX BasePOD
 #   (DGX H100 and H200: eight ConnectX-7 of 400 Gb/s).
@@ -62,18 +60,18 @@ _A100 = 312.0, 156.0, 19.5
 
 # The attributes in order. A device is the first GPU whose words its name has.
 GPUS: dict[str, Gpu] = {
-    "b200": Gpu("B200", 2250.0, 1100.0, 80.0, 180, 8000, 900, 50),
-    "gh200": Gpu("GH200", *_HOPPER, 96, 4000, 450, 50),
-    "h200-nvl": Gpu("H200 NVL", *_HOPPER_NVL, 141, 4800, 64, 25),
-    "h200": Gpu("H200", *_HOPPER, 141, 4800, 450, 50),
-    "h100-nvl": Gpu("H100 NVL", *_HOPPER_NVL, 94, 3900, 64, 25),
-    "h100-pcie": Gpu("H100 PCIe", 756.0, 378.0, 51.0, 80, 2000, 64, 25),
-    "h100-sxm": Gpu("H100", *_HOPPER, 80, 3350, 450, 50),
-    "a100-80gb-pcie": Gpu("A100 80GB PCIe", *_A100, 80, 1935, 32, 12.5),
-    "a100-80gb": Gpu("A100 80GB", *_A100, 80, 2039, 300, 25),
-    "a100-40gb-pcie": Gpu("A100 PCIE 40GB", *_A100, 40, 1555, 32, 12.5),
-    "a100-40gb": Gpu("A100", *_A100, 40, 1555, 300, 25),
-    "l40s": Gpu("L40S", 362.0, 183.0, 91.6, 48, 864, 32, 12.5),
+    "b200": Gpu("B200", 2250.0, 1100.0, 80.0, 180, 900, 50),
+    "gh200": Gpu("GH200", *_HOPPER, 96, 450, 50),
+    "h200-nvl": Gpu("H200 NVL", *_HOPPER_NVL, 141, 64, 25),
+    "h200": Gpu("H200", *_HOPPER, 141, 450, 50),
+    "h100-nvl": Gpu("H100 NVL", *_HOPPER_NVL, 94, 64, 25),
+    "h100-pcie": Gpu("H100 PCIe", 756.0, 378.0, 51.0, 80, 64, 25),
+    "h100-sxm": Gpu("H100", *_HOPPER, 80, 450, 50),
+    "a100-80gb-pcie": Gpu("A100 80GB PCIe", *_A100, 80, 32, 12.5),
+    "a100-80gb": Gpu("A100 80GB", *_A100, 80, 300, 25),
+    "a100-40gb-pcie": Gpu("A100 PCIE 40GB", *_A100, 40, 32, 12.5),
+    "a100-40gb": Gpu("A100", *_A100, 40, 300, 25),
+    "l40s": Gpu("L40S", 362.0, 183.0, 91.6, 48, 32, 12.5),
 }
 
 
@@ -92,7 +90,7 @@ def gpu_of_ones_own(name: str, tflops: float | None, memory: float | None, bandw
     same node or not. Raises UserError if one of them is missing."""
     if tflops is None or memory is None or bandwidth is None:
         raise UserError("--gpu-tflops, --gpu-memory, --gpu-bandwidth: give all three or none")
-    return Gpu(name, tflops, tflops, tflops, memory, memory_bandwidth=0, link=bandwidth, network=bandwidth)
+    return Gpu(name, tflops, tflops, tflops, memory, link=bandwidth, network=bandwidth)
 
 
 def gpu_of_device(device: str) -> Gpu | None:
@@ -103,7 +101,6 @@ def gpu_of_device(device: str) -> Gpu | None:
     return next((gpu for gpu in GPUS.values() if words.issuperset(gpu.words.split())), None)
 
 
-CPU = "cpu"
 _WIDTH, _SECONDS = 512, 0.3  # width of the timed matmuls, and for how long they run
 _PRODUCTS = """
 import sys, time
@@ -143,9 +140,3 @@ def cpu_share(width: int) -> float:
     """The share of `product_flops` that training a model of this width reaches. Wider models spend more of their time
     in matmuls."""
     return _MOST * width / (width + _HALF_AT)
-
-
-def this_cpu() -> Gpu:
-    """This machine's CPU in the place of a GPU. bf16 counts like fp32, since numpy has no bf16 to time."""
-    rate = product_flops() / 1e12
-    return Gpu(CPU, rate, rate, rate, memory=available_memory() / 2**30, memory_bandwidth=0, link=1, network=1)

@@ -178,7 +178,7 @@ def test_a_character_that_stdout_lacks_is_a_question_mark(fresh_copy, subtests):
     for words, line in {
         "pretrain average --help": "CHECKPOINT? OUT",  # …
         "data-pipeline stats corpora/quickstart": "?",
-        "launch init --help": "t5gemma, gpt2, ?",
+        "launch init --help": "t5gemma, gpt2, ?:",
     }.items():
         with subtests.test(words):
             assert line in printed_in_latin_1(*words.split())

@@ -1,11 +1,13 @@
 """JSON Lines with configurable keys, and C4 as published (`c4-train.00000-of-01024.json.gz`)."""
 
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.record import (
     FieldNames,
     Input,
@@ -39,6 +41,17 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
     options = Options(**file.options)
     with open_text(file, options) as stream:
         yield from records(stream, stats, options)
+
+
+def names(path: str) -> list[str]:
+    """The names of the strings in the first 100 objects. Raises DamagedInput if one object has the records of a
+    file."""
+    options = Options()
+    with open_text(Input(path), options) as stream:
+        some = [one for _, one in itertools.islice(parsed_lines(stream, ReadStats(), options, json_object), 100)]
+    if len(some) == 1 and (other := not_a_record(some[0])):
+        raise DamagedInput(path, "line 1", other)
+    return [*dict.fromkeys(name for one in some for name, _ in lengths_of_strings(one))]
 
 
 def records(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:

@@ -14,8 +14,6 @@ from pretrain.cli.app import Overrides, RunPath, app
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
 
-_PRICE = 2.0  # dollars for a GPU and an hour
-
 
 @app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
 def train_command(
@@ -59,15 +57,12 @@ def plan_command(
         str,
         typer.Option(
             metavar="NAME",
-            help="The GPU, such as a100-80gb or h100-sxm; cpu: this machine's CPU. An unknown name lists all names. "
-            "With --gpu-tflops, --gpu-memory and --gpu-bandwidth: any name, for a GPU of your own.",
+            help="The GPU, such as a100-80gb or h100-sxm. An unknown name lists all names. With --gpu-tflops, "
+            "--gpu-memory and --gpu-bandwidth: any name, for a GPU of your own.",
         ),
     ],
+    gpus: Annotated[str, typer.Option(metavar="N,…", help="Number of GPUs; several, as 8,16,64, give a table.")],
     overrides: Overrides = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(metavar="N,…", help="Number of GPUs; several, as 8,16,64, give a table. Leave it out for cpu."),
-    ] = None,
     gpu_tflops: Annotated[
         float | None, typer.Option(min=0.001, help="Your GPU's peak TFLOP/s in the run's precision, without sparsity.")
     ] = None,
@@ -76,15 +71,8 @@ def plan_command(
         float | None, typer.Option(min=0.001, help="GB/s that your GPU sends to the others, between nodes too.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. Default: one per 8 GPUs.")] = None,
-    mfu: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=1.0,
-            help="Model FLOPs utilization, from 0.01 to 1. Default: 0.31; for cpu, by the model's width.",
-        ),
-    ] = None,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GPU hour. Default: 2.")] = None,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="MFU of each GPU by itself.")] = 0.31,
+    price: Annotated[float, typer.Option(min=0.0, help="Dollars per GPU hour.")] = 2.0,
     as_json_: Annotated[
         bool, typer.Option("--json", help="As JSON, in bytes, seconds and dollars; a list for several --gpus.")
     ] = False,
@@ -93,8 +81,6 @@ def plan_command(
 
     Row lengths come from the run file or its corpus. Without the corpus they come from the corpus file that builds it,
     which `plan` names.
-
-    With `--gpu cpu`, `plan` measures this machine's CPU for 0.3 s.
     """
     with progress.activity_shown("reading the run file"):
         from data_pipeline.base import config_file
@@ -102,23 +88,14 @@ def plan_command(
         from pretrain import device_speed
         from pretrain.tools import plan as planning
 
-        settings, on_cpu = config_file.load(config, overrides or [], configs.RunConfig), gpu == device_speed.CPU
+        settings = config_file.load(config, overrides or [], configs.RunConfig)
         own = gpu_tflops, gpu_memory, gpu_bandwidth
         is_own = any(one is not None for one in own)
-        if on_cpu and (gpus or nodes or is_own or price is not None):
-            raise UserError("--gpu cpu: the plan is for this machine; leave out --gpus, --nodes, --price, --gpu-…")
-        if gpus is None and not on_cpu:
-            raise UserError("--gpus: missing; give the number of GPUs, or --gpu cpu")
-        if on_cpu:
-            kind = device_speed.this_cpu()
-        else:
-            kind = device_speed.gpu_of_ones_own(gpu, *own) if is_own else device_speed.gpu_named(gpu)
-        numbers = _numbers(gpus) if gpus else [1]
+        kind = device_speed.gpu_of_ones_own(gpu, *own) if is_own else device_speed.gpu_named(gpu)
+        numbers = _numbers(gpus)
         if nodes and len(numbers) > 1:
             raise UserError("--nodes: for one number of --gpus; several are planned with a node per 8 GPUs")
         settings, row, corpus_file = planning.resolve_rows(settings, config)
-        mfu = mfu or (device_speed.cpu_share(settings.model.width) if on_cpu else device_speed.GPU_MFU)
-        price = 0.0 if on_cpu else _PRICE if price is None else price
         progress.set_activity("counting parameters")
         plans = []
         for number in numbers:

@@ -12,21 +12,20 @@ from typing import Any
 from data_pipeline.base import paths
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import aligned, counted, duration, human_size
+from data_pipeline.base.formatting import aligned, counted, duration
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.corpus import MANIFEST, corpus_file_of, read_manifest
+from data_pipeline.corpus.corpus import corpus_file_of
 from data_pipeline.stages.tokenizer import expected
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.config.models import EncoderOnlyConfig
-from pretrain.device_speed import CPU, Gpu
+from pretrain.device_speed import Gpu
 from pretrain.engine.memory import SAFE
 from pretrain.engine.sharding import Sharding
 from pretrain.models.flops import Sizes, flops_by_part
-from pretrain.models.functional.attention_backends import Backend
 from pretrain.tools.plan_memory import FP32, Parameters, Rows, States, activations, states
 from pretrain.training.prepare import with_tokenizer_ids
 from pretrain.training.throughput import rows_per_step
@@ -127,10 +126,7 @@ class Plan:
             model, Sizes.of_example(row.inputs, row.targets if model.decoder_reads_targets else row.predicted)
         )
         self.rows_of_run = self.config.run.max_steps * rows_per_step(self.config)
-        self.on_cpu = self.gpu_name == CPU
-        memory = self.gpu.memory * GIB
-        held = self.copied + self.kept_in_memory  # in the host's memory
-        self.usable = max(0, SAFE * memory - held) if self.on_cpu else SAFE * (memory - RESERVED)
+        self.usable = SAFE * (self.gpu.memory * GIB - RESERVED)
 
     @cached_property
     def options(self) -> list[Option]:
@@ -166,9 +162,8 @@ class Plan:
     def activations(self, rows: int, recomputed: bool) -> int:
         """Bytes at the peak of a pass over a micro-batch of `rows`; `data.packing_ratio` rows are packed into one."""
         row, pack = self.rows, min(rows, self.config.data.packing_ratio)
-        attention: Backend = "eager" if self.on_cpu else "triton"
         batch = Rows(-(-rows // pack), pack * row.inputs, pack * row.targets, pack * row.predicted, pack)
-        return activations(self.config.model, batch, self.config.precision, recomputed, attention)[0]
+        return activations(self.config.model, batch, self.config.precision, recomputed, "triton")[0]
 
     def _option(self, stage: int, recomputed: bool) -> Option:
         config, flops = self.config, sum(self.flops.values())
@@ -203,7 +198,7 @@ class Plan:
         backward pass. In a ring, each GPU sends (n − 1) / n of these bytes through its link; a node's share goes out
         through the network of all its GPUs at once.
         """
-        if self.on_cpu or self.gpus == 1:
+        if self.gpus == 1:
             return 0.0
         width = 2 if self.config.precision == "bf16" else FP32
         gathered = 2 * passes if stage == 3 else 1
@@ -214,16 +209,11 @@ class Plan:
         return sent / (1e9 * slowest)
 
     @property
-    def copied(self) -> int:
-        """Bytes of each node's memory for the copy that a checkpoint is written from."""
-        return self.parameters.state // self.nodes
-
-    @property
-    def kept_in_memory(self) -> int:
-        """Bytes of each node's memory for checkpoints in memory: the state of its ranks twice and, on several nodes,
-        the state of another node's ranks twice."""
-        kept = self.config.checkpoint.memory_every_steps
-        return 2 * self.parameters.state // self.nodes * (2 if self.nodes > 1 else 1) if kept else 0
+    def held_by_checkpoints(self) -> int:
+        """Bytes of each node's memory: the copy that a checkpoint on disk is written from and, with checkpoints in
+        memory, the state of its ranks twice and, on several nodes, the state of another node's ranks twice."""
+        kept = 2 * min(self.nodes, 2) if self.config.checkpoint.memory_every_steps else 0
+        return (1 + kept) * (self.parameters.state // self.nodes)
 
 
 def text(plan: Plan) -> str:
@@ -234,7 +224,7 @@ def text(plan: Plan) -> str:
 def _parts(plan: Plan) -> Iterator[str]:
     """The sentences of the plan, and its table, which has several lines."""
     config, row, own = plan.config, plan.rows, plan.own
-    name, where = config.run.name, "this CPU" if plan.on_cpu else f"{plan.gpus} × {plan.gpu_name}"
+    name, where = config.run.name, f"{plan.gpus} × {plan.gpu_name}"
     if own.rows:
         time = duration(3600 * own.hours) + (f", ${plan.cost:,.0f}" if plan.price else "")
         doubt = f" Doubtful: {plan.doubt}: {_FEWER}." if plan.doubt else ""
@@ -251,8 +241,6 @@ def _parts(plan: Plan) -> Iterator[str]:
     flops = sum(plan.flops.values())
     shares = ", ".join(f"{part} {of_part / flops:.1%}" for part, of_part in plan.flops.items())
     yield f"Arithmetic of a row, forward and backward: {flops / 1e9:,.1f} GFLOP ({shares})."
-    if plan.on_cpu:
-        yield f"Its peak: {plan.gpu.fp32 * 1000:,.0f} GFLOP/s in wide fp32 matmuls, measured now."
     price = f", ${plan.price:g} per GPU-hour" if plan.price else ""
     yield f"Assumed: {plan.mfu:.0%} MFU of each GPU by itself{price}."
     if own.communication:
@@ -262,21 +250,16 @@ def _parts(plan: Plan) -> Iterator[str]:
         )
     title = f"Memory of a rank, GiB of {plan.gpu.memory:.3g}, and the run at {plan.mfu:.0%} MFU"
     yield "\n".join(["", title, *aligned([_HEADINGS, *map(_cells, plan.options)])])
-    but = f"{RESERVED / GIB:g} GiB for CUDA and NCCL"
-    if plan.on_cpu:
-        but = f"{_gib(plan.copied + plan.kept_in_memory)} GiB for checkpoints"
     yield (
-        f"Rows: the largest micro-batch within {plan.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but {but}. Rec: "
-        "layers recomputed (compute.activation_checkpointing). Acts: of one row, at their peak."
+        f"Rows: the largest micro-batch within {plan.usable / GIB:.1f} GiB, {SAFE:.0%} of the memory but "
+        f"{RESERVED / GIB:g} GiB for CUDA and NCCL. Rec: layers recomputed (compute.activation_checkpointing). Acts: "
+        "of one row, at their peak."
     )
     if own.states.host:
         yield "Host: GiB of a rank's host memory. The optimizer's step there comes on top of each time."
     if config.wrapper:
         yield f"Not counted: what the wrapper {config.wrapper.name} adds."
-    in_memory = f"; those in memory take {_gib(plan.kept_in_memory)} GiB of /dev/shm" if plan.kept_in_memory else ""
-    if in_memory and not plan.on_cpu:
-        in_memory += " and a second copy"
-    yield f"Checkpoints on disk are written from a copy: {_gib(plan.copied)} GiB of each node's memory{in_memory}."
+    yield f"Checkpoints take {_gib(plan.held_by_checkpoints)} GiB of each node's memory."
     size, checkpoint, steps = plan.parameters.state, config.checkpoint, config.run.max_steps
     apart = f" and every {checkpoint.keep_every_steps:,} steps" if checkpoint.keep_every_steps else ""
     kept = min(checkpoint.keep_last, -(-steps // checkpoint.every_steps))
@@ -285,21 +268,6 @@ def _parts(plan: Plan) -> Iterator[str]:
         f"On disk a checkpoint takes {_gib(size)} GiB; the run keeps the last {checkpoint.keep_last}{apart}: "
         f"{_gib(size * (kept + 1))} GiB with the one that is written."
     )
-    yield _corpora_on_disk(config, plan.corpus_file)
-
-
-def _corpora_on_disk(config: RunConfig, corpus_file: str | None) -> str:
-    """The disk space of the run's local corpora, and the corpora that aren't built."""
-    data = config.data
-    names = dict.fromkeys([*(entry.corpus for entry in data.train), *(entry.corpus for entry in data.validation)])
-    local = [name for name in names if "://" not in name]
-    built = [name for name in local if (Path(name) / MANIFEST).exists()]
-    size = sum(shard.bytes for name in built for shard in read_manifest(Path(name)).shards)
-    parts = [f"Corpora on disk: training reads {human_size(size)} of {', '.join(built)}."] if built else []
-    if lacking := [name for name in local if name not in built]:
-        file = corpus_file or "CORPUS.yaml"
-        parts.append(f"{', '.join(lacking)}: not built; data-pipeline plan {file} says what it takes on disk.")
-    return " ".join(parts)
 
 
 def table(plans: Sequence[Plan]) -> str:

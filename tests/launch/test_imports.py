@@ -1,5 +1,6 @@
 """The commands answer at once: slow imports happen only where they are needed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launch.tools.doctor import checks
-from launch.tools.doctor.checks import ALL_REDUCE, Settings
 from tests.conftest import run
 from tests.support.rank_processes import PRELOADED
 from tests.support.runs import run_file
@@ -102,11 +102,8 @@ print("touched" if torch.cuda.is_initialized() else "not touched")
 
 def test_doctor_names_a_package_that_a_check_lacks(monkeypatch):
     without(monkeypatch, "torch")
-    done = subprocess.run(
-        [sys.executable, "-m", checks.__name__],
-        env={**os.environ, **ALL_REDUCE.request(Settings())},
-        capture_output=True,
-        text=True,
-    )
-    (finding,) = ALL_REDUCE.findings("", done.returncode, done.stderr.splitlines())
-    assert finding.found == "the check failed: ModuleNotFoundError: No module named 'torch'"
+    request = {checks.REQUEST: json.dumps(["rank", {}]), "RANK": "0"}
+    command = [sys.executable, "-m", checks.__name__]
+    done = subprocess.run(command, env={**os.environ, **request}, capture_output=True, text=True)
+    (finding,) = json.loads(done.stdout.removeprefix(checks.REPORT))
+    assert finding["found"] == "rank 0: the check failed: No module named 'torch'"

@@ -6,7 +6,7 @@ NFKC: ² becomes 2.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import sentencepiece
 
@@ -51,14 +51,6 @@ class Changes:
     def _see(self) -> None:
         self._points.add("".join(self._waiting))
         self._waiting, self._size = [], 0
-
-
-def changed_by_t5(texts: Iterable[str]) -> dict[str, int]:
-    """What T5's normalization changes in `texts`: the number of each character, and of runs of spaces, under RUN."""
-    changes = Changes()
-    for text in texts:
-        changes.add(text)
-    return changes.counts
 
 
 def describe(changed: Mapping[str, int]) -> str:

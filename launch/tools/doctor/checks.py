@@ -1,21 +1,46 @@
-"""The checks of `launch doctor`: their settings and findings, and the program that runs one check.
-
-A check is a function in this folder, from settings to findings. Its process imports only what the check needs. The
-process ends at its time limit, even if it waits for a dead file system or its parent is gone.
-"""
+"""The checks of `launch doctor`: functions from settings to findings, and the program that runs them on a node or as a
+rank."""
 
 import json
 import os
-import pkgutil
+import platform
+import shutil
 import signal
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
 from typing import Literal
 
+import pynvml
+from packaging.requirements import Requirement
+
+from data_pipeline.base.errors import one_line
+from data_pipeline.base.formatting import human_size
+from data_pipeline.base.packages import PACKAGE, version_of
+from data_pipeline.base.processes import available_memory, until
+from pretrain.hardware import ACCELERATOR, VISIBLE, count_gpus, device_type, local_gpu
+from pretrain.run.rank_environment import rank_environment
+
+REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the variable with the name of the checks and their settings, as JSON
+REPORT = "findings: "  # begins the line with the findings; a check may print other lines
+SECONDS = {"node": 60, "rank": 180}  # for a check; a rank may import torch from a network file system
+WAITING = "find out what the check waits for: a file system, a driver"
+REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
+_INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
+_BUSY = 2**30  # bytes
+_SHARED = Path("/dev/shm")
+_RANK, _WORKER = 1.0e9, 0.4e9  # bytes of a rank of a small model, and of one of its loader processes
+_SHARED_BY_RANK, _SHARED_BY_WORKER = 16 * 2**20, 8 * 2**20  # NCCL's buffers; batches on their way to the rank
+_WRITTEN, _LEAST_ROOM, _LEAST_SPEED = 64 * 2**20, 5e9, 50e6
+_SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
+_REFUSED = "choose another run.directory, or make room there"
+_LOOPS = 5
+_REDUCED = {"cpu": 2**26, "cuda": 2**28}  # bytes
 Level = Literal["ok", "warning", "error"]
-_REQUEST = "LAUNCH_DOCTOR_REQUEST"  # the variable with the check, its time limit and its settings, as JSON
-_REPORT = "findings: "  # begins the line with the findings; a check's process may print other lines
-_LONGEST_ERROR = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -27,18 +52,14 @@ class Settings:
         all_ranks: number of ranks on all nodes.
         workers: number of loader processes of a rank.
         directory: the run directory.
-        locked: a file beside the run directory that the head has locked.
-        tracking: MLflow's URI; None if the run has none.
-        run_file: the run file and its overrides.
+        shared: a file that the head has created beside the run directory.
     """
 
     ranks_here: int = 1
     all_ranks: int = 1
     workers: int = 2
     directory: str | None = None
-    locked: str | None = None
-    tracking: str | None = None
-    run_file: Sequence[str] = ()
+    shared: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,51 +80,157 @@ class Finding:
     node: str = ""
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check: its name in findings, its `function` as MODULE:NAME in this folder, its time limit, and what to do if it
-    fails."""
-
-    title: str
-    function: str
-    seconds: float = 60.0
-    remedy: str = "find out what the check waits for: a file system, a driver"
-
-    def request(self, settings: Settings) -> dict[str, str]:
-        """The environment in which this program runs the check."""
-        return {_REQUEST: json.dumps([self.function, self.seconds, asdict(settings)])}
-
-    def findings(self, rank: str, code: int, last_lines: Sequence[str] = ()) -> list[Finding]:
-        """The findings of a process that has ended with the exit code `code` after `last_lines`. `rank`: how the
-        failure of a rank's process begins; "": it is no rank."""
-        reports = [line.removeprefix(_REPORT) for line in last_lines if line.startswith(_REPORT)]
-        if reports:
-            return [Finding(**finding) for finding in json.loads(reports[-1])]
-        error = last_lines[-1] if last_lines else f"exit code {code}"
-        late = code == -signal.SIGALRM
-        said = f"no answer within {self.seconds:g} s" if late else f"the check failed: {error[:_LONGEST_ERROR]}"
-        return [Finding(self.title, "error", f"{rank}{said}", "", self.remedy)]
+def versions(settings: Settings) -> list[Finding]:
+    """Compares the installed packages with the versions that this project declares."""
+    try:
+        declared = metadata(PACKAGE).get_all("Requires-Dist") or []
+    except PackageNotFoundError:
+        found = f"{PACKAGE} isn't installed, so nothing says what it needs"
+        return [Finding("versions", "warning", found, "", _INSTALL)]
+    wrong = []
+    for needed in map(Requirement, declared):
+        number = version_of(needed.name)
+        if needed.marker and not needed.marker.evaluate({"extra": ""}):
+            continue
+        if not (number and needed.specifier.contains(number, prereleases=True)):
+            found, expected = f"{needed.name} {number or 'is missing'}", f"{needed.name} {needed.specifier}".strip()
+            wrong.append(Finding("versions", "error", found, expected, _INSTALL))
+    numbers = (f"{name} {version_of(name)}" for name in (PACKAGE, "torch", "deepspeed", "mlflow"))
+    return wrong or [Finding("versions", "ok", ", ".join([f"python {platform.python_version()}", *numbers]))]
 
 
-NODE_CHECKS = [
-    Check("versions", "machine:versions"),
-    Check("GPUs", "machine:gpus"),
-    Check("memory", "machine:memory"),
-    Check("run directory", "machine:run_directory", 90),
-    Check("tracking", "machine:tracking"),
-]
-RUN_FILE = Check("run file", "machine:run_file", 300)  # once for all nodes
-# Checks of all ranks together. Importing torch from a network file system is slow; DeepSpeed may compile.
-_REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
-ALL_REDUCE = Check("all-reduce", "ranks:all_reduce", 180, _REACHABLE)
+def gpus(settings: Settings) -> list[Finding]:
+    """Whether each rank has a GPU, and the GPUs are free."""
+    number, ranks = count_gpus(), settings.ranks_here
+    if number == 0:
+        chosen = " and ".join(f"{name}={os.environ[name]}" for name in (ACCELERATOR, VISIBLE) if name in os.environ)
+        return [Finding("GPUs", "ok", f"none{f' with {chosen}' if chosen else ''}; ranks run on the CPU")]
+    if ranks > number:
+        return [Finding("GPUs", "error", f"{number}", f"{ranks}, one for each rank", "ask for fewer ranks")]
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
+    kinds = sorted({str(pynvml.nvmlDeviceGetName(handle)) for handle in handles})
+    findings = [Finding("GPUs", "ok", f"{len(handles)} × {' and '.join(kinds)}")]
+    used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+    if busy := [str(place) for place, amount in enumerate(used) if amount > _BUSY]:
+        found = f"GPUs {', '.join(busy)}: up to {max(used) / 1e9:,.1f} GB in use"
+        remedy = "nvidia-smi shows the processes that use them; end these processes"
+        findings.append(Finding("GPU memory", "warning", found, "free GPUs", remedy))
+    return findings
+
+
+def memory(settings: Settings) -> list[Finding]:
+    """The memory for ranks and their loaders. `pretrain plan` shows the model's memory."""
+    ranks, workers = settings.ranks_here, settings.workers
+    free, needed = available_memory(), ranks * (_RANK + workers * _WORKER)
+    memory = Finding("memory", "ok", f"{free / 1e9:.1f} GB free")
+    if free < needed:
+        expected = f"{needed / 1e9:.1f} GB for {ranks} × (1 rank + {workers} loaders), and the model"
+        remedy = "start fewer ranks or data.workers, or free some"
+        memory = replace(memory, level="error" if free < needed / 2 else "warning", expected=expected, remedy=remedy)
+    free, needed = shutil.disk_usage(_SHARED).free, ranks * (_SHARED_BY_RANK + workers * _SHARED_BY_WORKER)
+    shared = Finding("shared memory", "ok", f"{human_size(free)} free in {_SHARED}")
+    if free < needed:
+        expected = f"{human_size(needed)} or more for NCCL and loaders"
+        remedy = "enlarge it: docker run --shm-size=8g or --ipc=host, mount -o remount,size=8g /dev/shm"
+        shared = replace(shared, level="error", expected=expected, remedy=remedy)
+    return [memory, shared]
+
+
+def existing(directory: Path) -> Path:
+    """The directory or, if it doesn't exist, the nearest one above it."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+
+
+def run_directory(settings: Settings) -> list[Finding]:
+    """Whether the run directory's file system takes files, has room and speed, and is the head's."""
+    if settings.directory is None:
+        return []
+    place, shared = existing(Path(settings.directory)), settings.shared
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            begun = time.monotonic()
+            file.write(os.urandom(_WRITTEN))
+            file.flush()
+            os.fsync(file.fileno())
+        speed, room = _WRITTEN / (time.monotonic() - begun), shutil.disk_usage(place).free
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return [Finding("run directory", "error", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
+    found = f"{place}: {room / 1e9:,.0f} GB free; writes {speed / 1e6:,.0f} MB/s"
+    if shared and not until(Path(shared).exists, _SECONDS_TO_SEE):
+        found = f"{shared}, which launch doctor has just created, isn't seen here"
+        remedy = "put run.directory on a file system that every node mounts"
+        return [Finding("run directory", "error", found, "one file system for all nodes", remedy)]
+    if room < _LEAST_ROOM:
+        return [Finding("run directory", "warning", found, "room for several checkpoints", _REFUSED)]
+    if speed < _LEAST_SPEED:
+        slow, remedy = f"{_LEAST_SPEED / 1e6:.0f} MB/s or more", "checkpoints take long here; save less often"
+        return [Finding("run directory", "warning", found, slow, remedy)]
+    return [Finding("run directory", "ok", found)]
+
+
+def all_reduce(settings: Settings) -> list[Finding]:
+    """The speed of an all-reduce over all ranks, which rank 0 returns. The environment has RANK etc., as in a run."""
+    import torch  # the checks of a node don't need it
+    import torch.distributed as dist
+
+    kind, here = device_type(), rank_environment()
+    device = torch.device(kind, local_gpu(here.local_rank, torch.cuda.device_count()) if kind == "cuda" else 0)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=SECONDS["rank"]))
+    values, ranks = torch.ones(_REDUCED[kind] // 4, device=device), settings.all_ranks
+    dist.all_reduce(values)
+    if values[0].item() != ranks or values[-1].item() != ranks:
+        raise ValueError(f"the sum of {ranks} ones is {values[0].item():g}")
+    begun = time.perf_counter()
+    for _ in range(_LOOPS):
+        dist.all_reduce(values)
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    slowest = torch.tensor([(time.perf_counter() - begun) / _LOOPS], device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    seconds = float(slowest.item())
+    dist.destroy_process_group()
+    device_name = torch.cuda.get_device_name(device) if kind == "cuda" else "CPU, gloo"
+    return [] if here.rank else [speed(ranks, _REDUCED[kind], seconds, device_name)]
+
+
+def speed(ranks: int, size: int, seconds: float, device: str) -> Finding:
+    """The bus bandwidth of an all-reduce of `size` bytes over n `ranks`, as in nccl-tests: 2(n-1)/n · size/time, which
+    each rank sends in a ring."""
+    if ranks == 1:
+        return Finding("all-reduce", "ok", f"one rank ({device}), so nothing is exchanged")
+    reached = 2 * (ranks - 1) / ranks * size / seconds / 1e9
+    return Finding("all-reduce", "ok", f"{ranks} ranks, {size / 2**20:.0f} MiB at {reached:.2g} GB/s ({device})")
+
+
+CHECKS: dict[str, dict[str, Callable[[Settings], list[Finding]]]] = {
+    "node": {"versions": versions, "GPUs": gpus, "memory": memory, "run directory": run_directory},
+    "rank": {"all-reduce": all_reduce},
+}
 
 
 def main() -> None:
-    function, seconds, settings = json.loads(os.environ[_REQUEST])
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    check = pkgutil.resolve_name(f"launch.tools.doctor.{function}")
-    findings = [asdict(finding) for finding in check(Settings(**settings))]
-    print(f"{_REPORT}{json.dumps(findings)}", flush=True)
+    """Runs the checks that REQUEST names, and prints their findings."""
+    kind, given = json.loads(os.environ[REQUEST])
+    where = f"rank {os.environ['RANK']}: " if kind == "rank" else ""
+    findings: list[Finding] = []
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no answer within {SECONDS[kind]} s")
+
+    signal.signal(signal.SIGALRM, late)
+    for name, check in CHECKS[kind].items():
+        signal.alarm(SECONDS[kind])
+        try:
+            findings += check(Settings(**given))
+        except Exception as error:  # of a driver or a library; the other checks still run
+            found = f"{where}the check failed: {one_line(error)}"
+            findings.append(Finding(name, "error", found, "", REACHABLE if kind == "rank" else WAITING))
+        signal.alarm(0)
+    print(f"{REPORT}{json.dumps([asdict(finding) for finding in findings])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import signal
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
@@ -19,14 +21,15 @@ from launch.nodes import Access, Agent, AgentPool, Node
 from launch.protocol import Start
 from launch.slurm import ClusterConfig
 from launch.tools.doctor import checks
-from launch.tools.doctor.checks import ALL_REDUCE, NODE_CHECKS, RUN_FILE, Check, Finding, Settings
-from launch.tools.doctor.machine import locked_file
+from launch.tools.doctor.checks import Finding, Settings
 from pretrain.config import RunConfig
 from pretrain.run import slurm
+from pretrain.training.preflight import preflight
 
-_SECONDS_TO_START = 120.0  # of Python on a slow file system
+_SECONDS = 360.0  # for all checks of a node or a rank, and for Python to start on a slow file system
 _POLL_SECONDS = 0.1
 _PROGRAM = [*PYTHON, "-m", checks.__name__]
+_LONGEST_ERROR = 200  # characters
 _INDENT = 9
 _WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hyphens=False, break_long_words=False)
 
@@ -50,83 +53,91 @@ def machines(
     return [Node("this machine", ranks or 0)], Access()
 
 
-def doctor(
-    nodes: list[Node],
-    access: Access,
-    path: Path | None,
-    overrides: list[str],
-    as_json: bool,
-) -> int:
+def doctor(nodes: list[Node], access: Access, path: Path | None, overrides: list[str], as_json: bool) -> int:
     """Prints the findings; returns 1 if one would stop a run, else 0. Raises UserError for a wrong run file."""
-    settings = Settings()
-    if path:
-        config = load(path, overrides, RunConfig)
-        mlflow = config.tracking.mlflow
-        settings = Settings(
-            workers=config.data.workers,
-            directory=str(Path(config.run.directory).absolute()),
-            tracking=mlflow.uri if mlflow else None,
-            run_file=(str(path.absolute()), *overrides),
-        )
-    findings = list(_examined(nodes, access, settings))
+    config = load(path, overrides, RunConfig) if path else None
+    findings = list(_examined(nodes, access, path, config))
     print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else report(findings))
     return int(any(finding.level == "error" for finding in findings))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A check that an agent runs with `environment`. `rank` as in `Check.findings`."""
+    """The checks of a node or, with RANK etc. in `environment`, of a rank, which an agent runs."""
 
-    check: Check
     agent: Agent
-    environment: dict[str, str]
-    rank: str = ""
+    kind: str
+    settings: Settings
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, number: int) -> None:
+        request = {checks.REQUEST: json.dumps([self.kind, asdict(self.settings)])}
+        self.agent.start(Start(_PROGRAM, {**request, **self.environment}, number))
+
+    def findings(self, code: int, lines: Sequence[str] = ()) -> list[Finding]:
+        """The findings of the program, which has ended with the exit code `code` after `lines`."""
+        for line in lines:
+            if line.startswith(checks.REPORT):
+                return [Finding(**one) for one in json.loads(line.removeprefix(checks.REPORT))]
+        late = f"no answer within {_SECONDS:g} s" if code == -signal.SIGALRM else f"exit code {code}"
+        said = lines[-1][:_LONGEST_ERROR] if lines else late
+        if self.kind == "rank":
+            return [Finding("all-reduce", "error", f"rank {self.environment['RANK']}: {said}", "", checks.REACHABLE)]
+        return [Finding("node", "error", said, "", checks.WAITING)]
 
 
-def _of_ranks(
-    check: Check, settings: Settings, places: list[tuple[Agent, int]], address: str, port: int
-) -> list[Program]:
-    """A check by ranks together, which meet at `address` and `port`. `places`: number of ranks of each agent."""
-    world = sum(ranks for _, ranks in places)
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+def _ranks(places: list[tuple[Agent, int]], settings: Settings, address: str, port: int) -> list[Program]:
+    """The ranks, which meet at `address` and `port`. `places`: number of ranks of each agent."""
+    shared = {"WORLD_SIZE": str(settings.all_ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     programs: list[Program] = []
     for agent, ranks in places:
         for local in range(ranks):
             own = {"RANK": str(len(programs)), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(ranks)}
-            environment = {**check.request(settings), **shared, **own}
-            programs.append(Program(check, agent, environment, f"rank {len(programs)} of {world}: "))
+            programs.append(Program(agent, "rank", settings, {**shared, **own, "OMP_NUM_THREADS": "1"}))
     return programs
 
 
-def _examined(nodes: list[Node], access: Access, settings: Settings) -> Iterator[Finding]:
-    lock = locked_file(Path(settings.directory)) if settings.directory else contextlib.nullcontext()
-    with lock as locked, AgentPool([node.name for node in nodes], access) as pool:
+def _shared_file(directory: Path | None) -> contextlib.AbstractContextManager[Any]:
+    """A new file beside the run directory, which goes with the block; None if it can't be created, as checks report."""
+    with contextlib.suppress(OSError):
+        if directory:
+            return tempfile.NamedTemporaryFile(dir=checks.existing(directory), prefix=".doctor-")
+    return contextlib.nullcontext()
+
+
+def _examined(nodes: list[Node], access: Access, path: Path | None, config: RunConfig | None) -> Iterator[Finding]:
+    directory = Path(config.run.directory).absolute() if config else None
+    with _shared_file(directory) as file, AgentPool([node.name for node in nodes], access) as pool:
         pool.connect(give_up=lambda: False)
-        connected = zip(pool.agents, nodes, strict=True)
-        machines = [(agent, agent.machine, node.ranks) for agent, node in connected if agent.machine]
-        places = [(agent, ranks or machine.gpus or 1) for agent, machine, ranks in machines]
-        settings = replace(
-            settings, all_ranks=sum(ranks for _, ranks in places), locked=str(locked) if locked else None
-        )
-        programs = [
-            Program(check, agent, check.request(replace(settings, ranks_here=ranks)))
-            for agent, ranks in places
-            for check in NODE_CHECKS
-        ]
+        connected = [(agent, agent.machine, node) for agent, node in zip(pool.agents, nodes, strict=True)]
+        places = [(agent, node.ranks or machine.gpus or 1) for agent, machine, node in connected if machine]
+        settings = Settings(all_ranks=sum(ranks for _, ranks in places), shared=file and file.name)
+        if config:
+            settings = replace(settings, workers=config.data.workers, directory=str(directory))
+        programs = [Program(agent, "node", replace(settings, ranks_here=ranks)) for agent, ranks in places]
         answers = sorted(_run(programs).items())
         findings = [replace(one, node=programs[number].agent.name) for number, answer in answers for one in answer]
         yield from [*findings, *other_versions(findings)]
-        together: list[list[Program]] = []
-        if not pool.problems:
-            first, machine, _ = machines[0]
-            if settings.run_file:
-                together.append([Program(RUN_FILE, first, RUN_FILE.request(settings))])
-            together.append(_of_ranks(ALL_REDUCE, settings, places, machine.address, machine.port))
-        for programs in together:
+        first = pool.agents[0].machine
+        if first and not pool.problems:
+            if path and config:
+                yield from _run_file(path, config, settings.all_ranks)
             # the first process with findings is rank 0, or a rank that failed
-            yield from next(filter(None, _run(programs).values()), [])
+            ranks = _ranks(places, settings, first.address, first.port)
+            yield from next(filter(None, _run(ranks).values()), [])
         for name, reason in pool.problems.items():
             yield Finding("node", "error", reason, "an answer", "a run can't start there either", name)
+
+
+def _run_file(path: Path, config: RunConfig, ranks: int) -> Iterator[Finding]:
+    """Whether the run file is valid for these ranks, and its corpora exist."""
+    try:
+        setup = preflight(config, ranks, here=False, folder=path.absolute().parent)
+    except UserError as error:
+        yield from (Finding("run file", "error", line) for line in str(error).splitlines())
+        return
+    yield Finding("run file", "ok", f"{path} and its corpora are valid for {counted(ranks, 'rank')}")
+    yield from (Finding("run file", "warning", line) for line in setup.warnings)
 
 
 def other_versions(findings: list[Finding]) -> Iterator[Finding]:
@@ -140,22 +151,19 @@ def other_versions(findings: list[Finding]) -> Iterator[Finding]:
 
 def _run(programs: list[Program]) -> dict[int, list[Finding]]:
     """Runs programs at the same time. Returns their findings, by number, in the order of their ends."""
-    agents = list(dict.fromkeys(program.agent for program in programs))
     answers: dict[int, list[Finding]] = {}
     started, running = time.monotonic(), dict(enumerate(programs))
     for number, program in running.items():
-        program.agent.start(Start(_PROGRAM, program.environment, number))
+        program.start(number)
     while running:
-        for event in [event for agent in agents for event in agent.events()]:
+        for event in [event for agent in {program.agent for program in programs} for event in agent.events()]:
             if event.kind == "program ended" and event.number in running:
-                program = running.pop(event.number)
-                answers[event.number] = program.check.findings(program.rank, event.code, event.lines)
+                answers[event.number] = running.pop(event.number).findings(event.code, event.lines)
         for number, program in list(running.items()):
             if program.agent.lost:
                 del running[number]
-            elif time.monotonic() - started > program.check.seconds + _SECONDS_TO_START:
-                answers[number] = program.check.findings(program.rank, -signal.SIGALRM)
-                del running[number]
+            elif time.monotonic() - started > _SECONDS:
+                answers[number] = running.pop(number).findings(-signal.SIGALRM)
         time.sleep(_POLL_SECONDS)
     return answers
 

@@ -9,7 +9,6 @@ import torch
 
 from data_pipeline.base import paths
 from data_pipeline.base.config_file import Section, load
-from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import AnyModelConfig
@@ -18,38 +17,15 @@ from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 
-SERIES = {  # by the name for users: the prefix and the sizes of shipped models, smallest first
-    "t5gemma2": ("t5gemma2", ("1.2m", "4.5m", "15m", "58m", "214m", "828m", "2.8b")),
-    "t5": ("t5-v1.1", ("1m", "5m", "15m", "small", "base", "large", "xl", "xxl")),
-    "bart": ("bart", ("base", "large")),
-    "t5gemma": ("t5gemma", ("s", "b", "l", "xl")),
-    "autoregressive": ("autoregressive", ("small", "yan2024")),
-    "gpt2": ("gpt2", ("small", "medium")),
-    "bert": ("bert", ("base", "large")),
-}
-DEFAULT = "t5gemma2"
-_HOUR = 3600.0
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+EVALUATED = 0.1  # of the training's time, at most
 _MOST_EPOCHS = 40  # more repetitions teach nothing (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
-MOST_EVALUATED = 0.1  # of the training's time
-_MOST_EVALUATIONS, _FEWEST_EVALUATIONS = 20, 5
-_MOST_ROWS, _FEWEST_ROWS = 256, 8  # held-out rows of an evaluation
+_EVALUATIONS, _FEWEST_ROWS, _MOST_ROWS = 10, 8, 256  # of a run; held-out rows of each
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/device_speed.py
 
 
 Precision = Literal["bf16", "fp32"]
-
-
-def models_of(series: str, size: str | None = None) -> tuple[str, ...]:
-    """The names of a series' models in configs/models, or of the model of one `size`. Raises UserError, with the known
-    names."""
-    if series not in SERIES:
-        raise UserError(f"--family: {series!r}; expected one of {', '.join(SERIES)}")
-    prefix, sizes = SERIES[series]
-    if size and size not in sizes:
-        raise UserError(f"--size: {series} has no {size!r}; expected one of {', '.join(sizes)}")
-    return tuple(f"{prefix}-{one}" for one in sizes if size in (None, one))
 
 
 class _ModelFile(Section):
@@ -110,27 +86,16 @@ class FirstRun:
     def tokens_per_parameter(self) -> float:
         return self.steps * self.tokens / meta_model(self.config).num_parameters()
 
-
-@dataclass(frozen=True)
-class Evaluations:
-    """The evaluations of a run: one every `every_steps`, each of `rows` held-out rows. All take about `seconds`."""
-
-    every_steps: int
-    rows: int
-    seconds: float
-
-    @classmethod
-    def of(cls, run: FirstRun, passes: int) -> "Evaluations":
-        """Up to 20 evaluations of up to 256 rows, which take a tenth of the time of the training at most; in the
-        shortest runs five of 8 rows.
+    def evaluations(self, passes: int) -> tuple[int, int, float]:
+        """Ten evaluations in at most a tenth of the time of the training, but of eight rows or more: the steps between
+        evaluations, the held-out rows of each, and the seconds of all.
 
         `passes`: forward passes over each row. Training on a row takes as long as three.
         """
-        affordable = MOST_EVALUATED * 3 * run.steps * run.batch / passes
-        number = min(run.steps, max(_FEWEST_EVALUATIONS, min(_MOST_EVALUATIONS, int(affordable / _MOST_ROWS))))
-        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, int(affordable / number)))
-        every = -(-run.steps // number)
-        return cls(every, rows, run.steps / every * rows * passes / 3 * run.seconds / run.batch)
+        every = -(-self.steps // _EVALUATIONS)
+        affordable = EVALUATED * 3 * every * self.batch / passes
+        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, int(affordable)))
+        return every, rows, self.steps / every * rows * passes / 3 * self.seconds / self.batch
 
 
 def run_within(
@@ -138,21 +103,20 @@ def run_within(
     names: Sequence[str],
     machine: Machine,
     vocabulary: int,
-    sentinels: int,
     lengths: tuple[int, int],
     rows: float,
 ) -> FirstRun:
     """The largest model of `names` that reads 20 tokens a parameter within `hours`, else the smallest, with as many
     steps as fit. `names` has the smallest model first.
 
-    `vocabulary`: the largest that the text can fill; a model takes at most its own. `lengths`: of a row's input and
+    `vocabulary`: the corpus's, with its sentinels; a model takes at most its own. `lengths`: of a row's input and
     target. `rows`: number of rows of the text; the run ends after it has read the text 40 times.
     """
     chosen = None
     for name in names:
-        config, most = model_named(name), vocabulary + sentinels
-        config = config.model_copy(update={"vocab_size": min(config.vocab_size or most, most)})
-        possible = hours * _HOUR / machine.seconds_of_row(config, lengths)
+        config = model_named(name)
+        config = config.model_copy(update={"vocab_size": min(config.vocab_size or vocabulary, vocabulary)})
+        possible = 3600 * hours / machine.seconds_of_row(config, lengths)
         if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * meta_model(config).num_parameters():
             break
         chosen = name, config, possible
@@ -161,5 +125,6 @@ def run_within(
     total = min(possible, max(1.0, _MOST_EPOCHS * rows))
     bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS), max(1.0, rows))
     batch = 2 ** int(math.log2(bound))
-    seconds = hours * _HOUR * batch / possible
-    return FirstRun(name, config, max(1, int(total / batch)), batch, seconds, batch * sum(lengths))
+    return FirstRun(
+        name, config, max(1, int(total / batch)), batch, 3600 * hours * batch / possible, batch * sum(lengths)
+    )

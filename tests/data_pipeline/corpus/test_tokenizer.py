@@ -284,7 +284,10 @@ def test_what_normalization_changes_is_counted(exact):
     """By hand: 4 line breaks, 1 tab, the 4 spaces of an indentation and the one at the end, ² once, ﬁ and ﬂ twice."""
     texts = ["x\n\n    y\tT² ", "ﬁ\nﬁ ﬂ\nﬂ", "plain text"]
     expected = {"\n": 4, "\t": 1, normalization.RUN: 2, "²": 1, "ﬁ": 2, "ﬂ": 2}
-    assert normalization.changed_by_t5(texts) == expected
+    changes = normalization.Changes()
+    for text in texts:
+        changes.add(text)
+    assert changes.counts == expected
     for model, counts in ((in_bytes(), expected), (exact, {})):
         coverage = Coverage(model)
         coverage.add(np.array([], dtype=np.uint16), *texts)

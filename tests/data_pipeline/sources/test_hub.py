@@ -20,7 +20,7 @@ from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.stages.inputs import list_inputs
 from launch.tools.scaffold.machine import Machine
-from launch.tools.scaffold.text import sources_of
+from launch.tools.scaffold.text import source_of
 from tests.conftest import TOP, write_corpus_file
 from tests.support.builds import built, texts_of
 from tests.support.hub_server import Hub, Repository, serving
@@ -216,7 +216,7 @@ def test_a_dataset_becomes_the_source_of_a_first_corpus(hub, tmp_path, monkeypat
     read = {path for _, path in hub.requests if "/resolve/" in path}
     assert 0 < len(read) <= 8
     (source,) = load(Path("a.corpus.yaml"), [], CorpusConfig).sources
-    assert (source.format, source.path) == ("parquet", ["hf://datasets/me/tables/**/*.parquet"])
+    assert (source.format, source.path) == ("parquet", "hf://datasets/me/tables")
     assert source.options == {"text": "article"}
-    ((source,), _) = sources_of(C4, None)
+    source, _, _ = source_of(C4, None, None)
     assert (source.format, source.path) == ("jsonl", C4)
