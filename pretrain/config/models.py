@@ -43,10 +43,13 @@ class T5Config(Positions, Depths, Widths, ModelConfig):
     of the buckets stand for a single distance."""
     relative_attention_max_distance: Count = 128
     """Distance, in tokens, from which all relative positions share a bucket."""
+    relative_attention_in_every_layer: bool = False
+    """Each layer has relative positions of its own, as in umT5. Default: the layers of a stack share theirs, as in T5
+    and mT5."""
     layer_norm_epsilon: PositiveFloat = 1e-6
     """Added to the mean square in norms."""
-    feed_forward: Literal["gated-gelu", "relu"] = "gated-gelu"
-    """Kind of feed-forward layers: `gated-gelu` as in v1.1, or `relu` as in v1.0."""
+    feed_forward: Literal["gated-gelu", "gated-silu", "relu"] = "gated-gelu"
+    """Kind of feed-forward layers: `gated-gelu` as in v1.1, `gated-silu` as in UL2, or `relu` as in v1.0."""
     tie_embeddings: bool = False
     """Tie the embedding and the output matrix, as in v1.0."""
     scale_outputs: bool = False
@@ -74,7 +77,7 @@ class T5Config(Positions, Depths, Widths, ModelConfig):
 
     @model_validator(mode="after")
     def _positions_have_what_they_need(self) -> Self:
-        names = ("relative_attention_num_buckets", "relative_attention_max_distance")
+        names = [name for name in type(self).model_fields if name.startswith("relative_attention_")]
         for name in names if self.positions != "relative" else ():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is for relative positions, not for {self.positions} ones")

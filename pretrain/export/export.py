@@ -75,7 +75,7 @@ def export(
             key: one if one.untyped_storage().nbytes() == one.nbytes else one.clone()
             for key, one in exported.tensors.items()
         }
-        save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # weights.WEIGHTS, or those of weights.INDEX
+        save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # model.safetensors, or an index and shards
     permission = ", both with trust_remote_code=True" if hf.code else ""
     return f"load it with {hf.class_name} and AutoTokenizer{permission}"
 

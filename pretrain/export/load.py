@@ -36,6 +36,11 @@ from pretrain.models.state_dict_adapter import (
 CONFIG, GENERATION = "config.json", "generation_config.json"
 # Keys of any config.json: quantized weights, weights in another file, layers of different shapes.
 _FIXED: Json = {"quantization_config": None, "transformers_weights": None, "per_layer_config": None, "pruned_heads": {}}
+# Relatives of T5 that our T5 doesn't compute.
+_LACKING = {
+    "switch_transformers": "layers of experts, between which a router chooses",
+    "longt5": "local and transient-global attention, which LongT5's encoder has",
+}
 _END_OF_IMAGE = 256_000  # transformers' default in T5Gemma 2
 
 
@@ -120,6 +125,8 @@ def load_state(directory: Path) -> tuple[ModelConfig, State]:
     hf = by_type.get(str(saved.get("model_type")))
     if hf is None:
         name = saved.get("model_type")
+        if lacking := _LACKING.get(str(name)):
+            raise UserError(f"{path}: model_type is {name!r}: our t5 has no {lacking}")
         raise UserError(f"{path}: model_type is {name!r}, not one of {', '.join(by_type)}{example('families', name)}")
     refuse_others(saved, _FIXED, f"{path}: ")
     stored = weights.read(directory)
@@ -187,7 +194,7 @@ def _settings(saved: Json, stored: Iterable[str], hf: HFModel, path: Path) -> tu
     if not hf.code:
         with _by_transformers(path):
             theirs = transformers.CONFIG_MAPPING[saved["model_type"]].from_dict(saved)
-        settings = {**saved, **theirs.to_dict()}
+        settings = {**saved, **theirs.to_dict()} | {key: saved.get(key) for key in hf.as_saved}
         weights.check_depths(settings, stored, keys, path)
     for section in (settings, settings.get("encoder"), settings.get("decoder")):
         if isinstance(section, dict) and isinstance(ends := section.get("eos_token_id"), list) and ends:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from torch import Tensor
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.formatting import printable
 from data_pipeline.base.json_file import PathBelow, read_json
+from pretrain.export import flax_file, torch_file
 from pretrain.models import ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import Json, State, few
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -33,55 +33,79 @@ class _Index:
 
 
 def read(directory: Path) -> State:
-    """The tensors that transformers loads, with weights in fp32.
+    """The tensors of the model, with weights in fp32, from the first of the formats in FORMATS that is there.
 
-    Raises UserError if there are no weights, or for a dtype such as float8; FailedError if a file is damaged.
+    Raises UserError if there are no weights, or for tensors that aren't plain numbers; FailedError if a file is
+    damaged.
     """
     tensors: State = {}
-    for path in _files(directory):
-        try:
-            with safe_open(path, "pt") as file:
-                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-                wrong = sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS))
-                stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
-        except Exception as error:
-            raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
-        if wrong:
-            found = f"{printable(wrong[0])} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
-            raise UserError(f"{path}: {found}: quantized weights can't be imported")
-        tensors |= in_fp32(stored, path)
+    read_file, paths = _files(directory)
+    for path in paths:
+        tensors |= in_fp32(read_file(path), path)
     return tensors
+
+
+def _safetensors(path: Path) -> State:
+    try:
+        with safe_open(path, "pt") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+            wrong = sorted(name for name, kind in kinds.items() if kind not in (*_FLOATS, *_OTHERS))
+            stored = {} if wrong else {name: file.get_tensor(name) for name in kinds}
+    except Exception as error:
+        raise FailedError(f"{path}: damaged: {printable(str(error))}") from None
+    if wrong:
+        found = f"{printable(wrong[0])} is of {kinds[wrong[0]]}, expected {', '.join(_FLOATS)}"
+        raise UserError(f"{path}: {found}: quantized weights can't be imported")
+    return stored
+
+
+# The formats that are read, the preferred ones first. Each is a file, or the shards that its index names.
+FORMATS: dict[str, Callable[[Path], State]] = {
+    "model.safetensors": _safetensors,
+    "pytorch_model.bin": torch_file.read,
+    "flax_model.msgpack": flax_file.read,
+}
 
 
 def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
     """The tensors of the file `path`, with floating-point numbers in fp32. Raises FailedError for infinite numbers and
     NaN."""
     converted = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    if wrong := sorted(name for name, tensor in converted.items() if not tensor.isfinite().all()):
+    if wrong := sorted(name for name, tensor in converted.items() if not _is_finite(tensor)):
         names = ", ".join(map(printable, wrong[:8]))
         raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
     return converted
 
 
-def _files(directory: Path) -> list[Path]:
-    """The files that transformers loads: model.safetensors, or else the files in its index. Other files are ignored:
-    model.ema.safetensors, for example, is a variant of the model.
+def _is_finite(tensor: Tensor) -> bool:
+    """Compares the extremes alone: `isfinite` of all elements takes more memory than the tensor."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+
+
+def _files(directory: Path) -> tuple[Callable[[Path], State], list[Path]]:
+    """The files to read, and the function that reads them: a file of FORMATS, or else the files in its index. Other
+    files are ignored: model.ema.safetensors, for example, is a variant of the model.
     """
     if (adapter := directory / ADAPTER).exists():
         raise UserError(f"{adapter}: weights in an adapter can't be imported; merge it into the model first")
-    if (directory / WEIGHTS).exists():
-        return [directory / WEIGHTS]
-    if not (directory / INDEX).exists():
-        found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
-        raise UserError(
-            f"{directory}: expected {WEIGHTS} or {INDEX}, found {', '.join(found) or 'no weights'}. To import a "
-            f"variant, rename it to {WEIGHTS}. Other formats may run code when they are read: save them again "
-            "with transformers' save_pretrained"
-        )
-    files = [directory / name for name in sorted({*read_json(directory / INDEX, _Index).weight_map.values()})]
-    if gone := [path for path in files if not path.exists()]:
-        raise UserError(f"{printable(str(gone[0]))}: no such file, but {INDEX} names it")
-    return files
+    for name, read_file in FORMATS.items():
+        if (directory / name).exists():
+            return read_file, [directory / name]
+        index = directory / f"{name}.index.json"
+        if index.exists():
+            files = [directory / file for file in sorted({*read_json(index, _Index).weight_map.values()})]
+            if gone := [path for path in files if not path.exists()]:
+                raise UserError(f"{printable(str(gone[0]))}: no such file, but {index.name} names it")
+            return read_file, files
+    found = sorted(printable(path.name) for path in directory.iterdir() if path.suffix in _WEIGHT_FILES)
+    expected = ", ".join([*FORMATS][:-1])
+    raise UserError(
+        f"{directory}: expected {expected} or {[*FORMATS][-1]}, or the index of its shards, found "
+        f"{', '.join(found) or 'no weights'}. To import a variant, rename it. Save other formats "
+        "again with transformers' save_pretrained"
+    )
 
 
 def check_depths(settings: Json, stored: Iterable[str], keys: Mapping[str, str] | None, path: Path) -> None:

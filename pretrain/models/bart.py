@@ -15,7 +15,17 @@ from pretrain.models.layers import Dropout, Embedding, LayerNorm
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
 from pretrain.models.stacks import Decoder, Encoder, EncoderDecoder, Stack
-from pretrain.models.state_dict_adapter import Choice, HFModel, Json, Settings, State, tensors_of, vocabulary, within
+from pretrain.models.state_dict_adapter import (
+    Choice,
+    HFModel,
+    Json,
+    Settings,
+    State,
+    drop_tensors,
+    tensors_of,
+    vocabulary,
+    within,
+)
 from pretrain.models.vanilla import post_norm_layer
 
 POSITION_OFFSET = 2  # fairseq counts positions from the row after padding's row, 1
@@ -114,6 +124,7 @@ HF_NAMES = {
     ),
     _BIAS: "final_logits_bias",
 }
+_VERSIONS = ("model.encoder.version", "model.decoder.version")  # fairseq's, in old files; transformers ignores them
 _SETTINGS: Settings = {
     "d_model": "d_model",
     "d_ff": "encoder_ffn_dim",
@@ -148,6 +159,7 @@ def _config_to_hf(config: BartConfig) -> Json:
 def _config_from_hf(settings: Json, tensors: State) -> Json:
     """Raises UserError if encoder and decoder differ in settings that our stacks share."""
     ours = vocabulary(settings)
+    drop_tensors(tensors, lambda name: name in _VERSIONS)
     problems = [
         f"encoder_{key} is {settings[f'encoder_{key}']} and decoder_{key} is {settings[f'decoder_{key}']}"
         for key in ("attention_heads", "ffn_dim")

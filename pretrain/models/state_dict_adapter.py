@@ -86,6 +86,8 @@ class HFModel:
         unused: the shapes of tensors that transformers has for a config.json and our model lacks: zeros in an export.
         ignored: sections of config.json, by their paths, that our model doesn't use, with what replaces them at an
             import.
+        as_saved: keys whose values count as they are in config.json, where transformers would replace them.
+            Keys that the file lacks are None.
         begins: True if the tokenizer puts BOS before a text.
         ends: True if the tokenizer puts EOS after a text.
         last_norm: the name of the norm whose output goes into the output matrix alone. None: there is no such norm.
@@ -109,6 +111,7 @@ class HFModel:
     tensors_from_hf: Callable[[Any, State], State] = lambda config, state: state
     unused: Callable[[Json], Shapes] = lambda saved: {}
     ignored: Mapping[str, Json] = field(default_factory=dict)
+    as_saved: tuple[str, ...] = ()
     begins: bool = False
     ends: bool = False
     last_norm: Callable[[Any], str | None] = lambda config: "decoder.final_norm"

@@ -1,17 +1,21 @@
 """T5: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
 
 A pre-norm encoder-decoder without biases, with relative positions. Version 1.0 has ReLU layers and ties embedding and
-output; version 1.1 has gated GELU layers and an untied output matrix. Other kinds of positions are additions of this
-project.
+output; version 1.1 has gated GELU layers and an untied output matrix. mT5, ByT5 and Flan-T5 are of version 1.1. UL2 has
+gated SiLU layers (Tay et al. 2022), and umT5 relative positions in every layer (Chung et al. 2023). Other kinds of
+positions are additions of this project.
 """
 
 import math
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.config.model_config import Heads
 from pretrain.config.models import T5Config
+from pretrain.models.attention import AttentionMask, self_attention_mask
+from pretrain.models.functional.attention_backends import Visibility
 from pretrain.models.layers import Embedding, LayerConfig
 from pretrain.models.model import Head
 from pretrain.models.positions import LearnedPositions
@@ -45,7 +49,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(Embedding):
-    """T5's relative positions (Raffel et al. 2020, section 2.1): all layers share a scalar for each head and bucket."""
+    """T5's relative positions (Raffel et al. 2020, section 2.1): a scalar for each head and bucket."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool, std: float):
         super().__init__(num_buckets, num_heads, std)
@@ -62,12 +66,15 @@ class RelativePositionBias(Embedding):
         return super().forward(buckets).t()
 
 
+_ACTIVATIONS = {"gated-gelu": "geglu", "gated-silu": "swiglu", "relu": "relu"}
+
+
 def _layer_config(config: T5Config) -> LayerConfig:
     """The settings of layers. Initial standard deviations follow from the fan-in; attention logits aren't scaled."""
     return LayerConfig.of(
         config,
         Heads(d_model=config.d_model, d_ff=config.d_ff, num_heads=config.num_heads, head_dim=config.d_kv),
-        activation="geglu" if config.feed_forward == "gated-gelu" else "relu",
+        activation=_ACTIVATIONS[config.feed_forward],
         norm="rms",
         activation_dropout_rate=config.dropout_rate,
         scaled=False,
@@ -83,16 +90,32 @@ def _embedding_std(config: T5Config) -> float:
 
 
 class T5Stack(Stack):
-    """A stack with the config's kind of positions. The bias of relative positions is computed once for all layers."""
+    """A stack with the config's kind of positions.
+
+    The bias of relative positions is computed once for all layers that share `relative_attention_bias`, and once for
+    each layer if each has its own in `relative_attention_biases`.
+    """
 
     def new_positions(self, config: T5Config) -> None:
+        self.relative_attention_biases: nn.ModuleList | None = None
         if config.positions == "relative":
             buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
             std, both = config.base_width**-0.5, not self.causal
-            self.relative_attention_bias = RelativePositionBias(buckets, distance, config.num_heads, both, std)
+            new_bias = partial(RelativePositionBias, buckets, distance, config.num_heads, both, std)
+            if config.relative_attention_in_every_layer:
+                layers = config.num_decoder_layers if self.causal else config.num_encoder_layers
+                self.relative_attention_biases = nn.ModuleList(new_bias() for _ in range(layers))
+            else:
+                self.relative_attention_bias = new_bias()
         elif config.positions == "learned":
             assert config.max_positions is not None
             self.learned_positions = LearnedPositions(config.max_positions, config.d_model, _embedding_std(config))
+
+    def masks(self, x: Tensor, keys: int, positions: Tensor, seen: Visibility) -> list[AttentionMask]:
+        if self.relative_attention_biases is None:
+            return super().masks(x, keys, positions, seen)
+        diagonals = [bias(x.size(1), keys) for bias in self.relative_attention_biases]
+        return [self_attention_mask(x, keys, seen, diagonals=one) for one in diagonals]
 
     def diagonals(self, queries: int, keys: int, x: Tensor) -> Tensor | None:
         if self.position_kind == "relative":

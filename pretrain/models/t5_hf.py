@@ -1,6 +1,12 @@
-"""T5 in transformers: `T5ForConditionalGeneration`."""
+"""T5 in transformers: `T5ForConditionalGeneration`, and umT5's class; mT5's class is read.
+
+ByT5, Flan-T5 and UL2 are T5s in transformers too.
+"""
+
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from pretrain.config.models import T5Config
 from pretrain.models.state_dict_adapter import (
@@ -25,6 +31,7 @@ _SUBLAYERS = {
 def _names_of_stack(stack: str, *sublayers: str) -> dict[str, str]:
     names = {
         "relative_attention_bias": "block.0.layer.0.SelfAttention.relative_attention_bias",
+        "relative_attention_biases.{}": "block.{}.layer.0.SelfAttention.relative_attention_bias",  # umT5's
         "final_norm": "final_layer_norm",
     }
     for number, ours in enumerate(sublayers):
@@ -45,6 +52,7 @@ HF_NAMES = tensors_of(
 # Cross-attention has no relative positions, but the first T5 models were saved with a table for it.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."
 _SHARED, _OUTPUT = "shared.weight", "lm_head.weight"
+_LAST_NORM = "decoder.final_norm.weight"
 _SAME = ["d_model", "d_kv", "d_ff", "num_heads", "num_decoder_layers", "dropout_rate", "layer_norm_epsilon"]
 _SAME += ["relative_attention_num_buckets", "relative_attention_max_distance"]
 _SETTINGS = {
@@ -53,7 +61,9 @@ _SETTINGS = {
     "scale_outputs": "scale_decoder_outputs",
 }
 # transformers derives the activation from `feed_forward_proj`, where gated-gelu means gated-gelu_new.
-_HF_FEED_FORWARD = Choice("feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new"})
+_HF_FEED_FORWARD = Choice(
+    "feed_forward_proj", {"relu": "relu", "gated-gelu": "gated-gelu_new", "gated-silu": "gated-silu"}
+)
 
 
 def _config_to_hf(config: T5Config) -> Json:
@@ -83,19 +93,73 @@ def _config_from_hf(settings: Json, tensors: State) -> Json:
     }
 
 
+def _config_from_mt5(settings: Json, tensors: State) -> Json:
+    """transformers 4 scaled the outputs of an mT5 whose config.json says that it ties its matrices. transformers 5
+    scales the outputs of no mT5, and says so in every file."""
+    of_4 = str(settings["transformers_version"]).startswith("4.")
+    return {**_config_from_hf(settings, tensors), "scale_outputs": of_4 and settings["tie_word_embeddings"] is True}
+
+
+def _config_from_umt5(settings: Json, tensors: State) -> Json:
+    """The file alone says whether outputs are scaled, as in transformers 4: transformers 5 scales those of all."""
+    return {
+        **_config_from_hf(settings, tensors),
+        "relative_attention_in_every_layer": True,
+        "scale_outputs": settings["tie_word_embeddings"] is not False,
+    }
+
+
+def _config_to_umt5(config: T5Config) -> Json:
+    return {**_config_to_hf(config), "tie_word_embeddings": True}
+
+
+def _tensors_to_umt5(config: T5Config, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """transformers 5 scales the outputs of every umT5. The last norm takes the inverse of a factor that ours lacks."""
+    if config.scale_outputs:
+        return state
+    return {**state, _LAST_NORM: state[_LAST_NORM] * config.d_model**0.5}
+
+
+_COMMON: Json = {
+    "config_class": T5Config,
+    "names": HF_NAMES,
+    "copies": {_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
+    "fixed": {"is_encoder_decoder": True},  # without it, transformers' two attentions share one cache
+    "ends": True,
+}
+_NOT_SCALED = {name: key for name, key in _SETTINGS.items() if name != "scale_outputs"}
 HF_MODELS = (
     HFModel(
-        config_class=T5Config,
+        **_COMMON,
         model_type="t5",
         class_name="T5ForConditionalGeneration",
         name="T5",
         settings=_SETTINGS,
-        names=HF_NAMES,
         config_to_hf=_config_to_hf,
         config_from_hf=_config_from_hf,
-        copies={_SHARED: ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]},
-        fixed={"is_encoder_decoder": True},  # without it, transformers' two attentions share one cache
-        can_be={"positions": ("relative",)},
-        ends=True,
+        can_be={"positions": ("relative",), "relative_attention_in_every_layer": (False,)},
+    ),
+    HFModel(
+        **_COMMON,
+        model_type="mt5",
+        class_name="MT5ForConditionalGeneration",
+        name="mT5",
+        settings=_NOT_SCALED,
+        config_to_hf=_config_to_hf,
+        config_from_hf=_config_from_mt5,
+        as_saved=("tie_word_embeddings", "transformers_version"),
+        can_be={"positions": ()},  # an imported mT5 is exported as a T5, which computes the same
+    ),
+    HFModel(
+        **_COMMON,
+        model_type="umt5",
+        class_name="UMT5ForConditionalGeneration",
+        name="umT5",
+        settings=_NOT_SCALED,
+        config_to_hf=_config_to_umt5,
+        config_from_hf=_config_from_umt5,
+        tensors_to_hf=_tensors_to_umt5,
+        as_saved=("tie_word_embeddings",),
+        can_be={"positions": ("relative",), "relative_attention_in_every_layer": (True,)},
     ),
 )

@@ -78,6 +78,7 @@ ENCODER_DECODERS: dict[str, dict[str, Any]] = {
     "t5": T5,
     "t5, tied": {**T5, "feed_forward": "relu", "tie_embeddings": True},
     **{f"t5, {kind}": {**T5, "positions": kind} for kind in ("rotary", "alibi", "sinusoidal")},
+    "t5, in every layer": {**T5, "relative_attention_in_every_layer": True, "num_decoder_layers": 3},
     "t5, learned": {**T5, "positions": "learned", **LEARNED},
     "bart": {"family": "bart", **STACKS, **LEARNED},
     "vanilla": {"family": "vanilla", **STACKS, "label_smoothing": 0.0},

@@ -66,6 +66,9 @@ BY_FAMILY: dict[str, dict[str, dict[str, Any]]] = {
         "T5, tied": STACKS
         | {"d_kv": 8, "tie_embeddings": True, "scale_outputs": False, "layer_norm_epsilon": 1e-3}
         | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "num_encoder_layers": 3},
+        "umT5": STACKS
+        | {"d_kv": 8, "relative_attention_in_every_layer": True, "scale_outputs": True, "num_decoder_layers": 3},
+        "T5, UL2's layers": STACKS | {"d_kv": 8, "feed_forward": "gated-silu"},
         "T5, scaled": STACKS | {"d_kv": 8, "scale_outputs": True, "num_decoder_layers": 3} | MUP,
     },
     "bart": {

@@ -14,6 +14,8 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus.tokenizer import load, save, tokenizer_json
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.trained import TrainedModel
+from pretrain.evaluate.generation.decoding import generate
+from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.export import export, hf_model_of, import_, load_state, to_hf, tokenizer_files
 from pretrain.models import FAMILIES, build
 from pretrain.models.model import shift_right
@@ -21,7 +23,7 @@ from pretrain.models.rotary_hf import GLOBAL, LOCAL
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.models.state_dict_adapter import hf_models
 from tests.conftest import TOP
-from tests.support.exported import randomise
+from tests.support.exported import in_transformers, randomise
 from tests.support.in_process import refused_here
 from tests.support.slow import slow
 from tests.support.small_models import as_at_the_start, logits_of
@@ -42,6 +44,7 @@ GEMMA = {**GROUPED, "query_pre_attn_scalar": 5, "sliding_window": 4}
 BERT = {**IDS, **WIDTHS, "max_position_embeddings": 40}
 IMAGES = {"model_type": "siglip_vision_model", **WIDTHS, "image_size": 14, "patch_size": 14}
 T5 = {**IDS, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+V1_1 = {**T5, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 HALF = {"ffn_dim": 24, "attention_heads": 4}
 BART = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 40}
 BART |= {f"{stack}_{key}": value for stack in ("encoder", "decoder") for key, value in HALF.items()}
@@ -50,11 +53,10 @@ T5GEMMA2 = {"text_config": GEMMA, "vision_config": IMAGES, "mm_tokens_per_image"
 # The class, its settings, and whether it can be saved without its head: the head is then the embedding.
 KINDS = {
     "T5 v1.0": ("T5ForConditionalGeneration", {**T5, "decoder_start_token_id": 0}, False),
-    "T5 v1.1": (
-        "T5ForConditionalGeneration",
-        {**T5, "decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        False,
-    ),
+    "T5 v1.1": ("T5ForConditionalGeneration", V1_1, False),
+    "UL2": ("T5ForConditionalGeneration", {**V1_1, "feed_forward_proj": "gated-silu"}, False),
+    "mT5": ("MT5ForConditionalGeneration", V1_1, False),
+    "umT5": ("UMT5ForConditionalGeneration", V1_1, False),
     "BART": ("BartForConditionalGeneration", {**IDS, **BART, "decoder_start_token_id": 1}, True),
     "GPT-2": ("GPT2LMHeadModel", GPT2, True),
     "Llama": ("LlamaForCausalLM", GROUPED, False),
@@ -112,6 +114,79 @@ def test_what_transformers_saved_computes_the_same(kind, tmp_path):
         assert all(torch.equal(base[name], tensor) for name, tensor in state.items())
 
 
+@each("kind", ["T5 v1.0", "T5 v1.1", "UL2", "mT5", "umT5", "BART"])
+def test_what_transformers_saved_generates_the_same(kind, tmp_path):
+    """ByT5 and Flan-T5 are T5s v1.1. Random weights repeat themselves, unless that is forbidden."""
+    reference = model_of(kind, 0.3)
+    reference.save_pretrained(tmp_path)
+    config, state = load_state(tmp_path)
+    model = build(config).eval()
+    model.load_state_dict(state)
+    inputs = torch.randint(3, 96, (4, 12), generator=torch.Generator().manual_seed(0))
+    settings = {"max_new_tokens": 16, "min_new_tokens": 16, "no_repeat_ngram_size": 1}
+    ours = generate(model, inputs, torch.ones_like(inputs), GenerationSettings(**settings))
+    others = {"do_sample": False, "num_beams": 1, "forced_eos_token_id": None}
+    # transformers 5 sizes the cache of a decoder by the number of the encoder's layers
+    theirs = reference.generate(inputs, use_cache=False, **others, **settings)
+    assert theirs[:, 1:].tolist() == ours.tolist()
+    assert len(ours.unique()) > 16
+
+
+def build_with(config, state):
+    model = build(config).eval()
+    model.load_state_dict(state)
+    return model
+
+
+def old_umt5(folder):
+    """A umT5 as Google published its models: config.json doesn't tie the matrices, and outputs aren't scaled."""
+    reference = model_of("umT5")
+    reference.save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**saved, "tie_word_embeddings": False}))
+    return reference
+
+
+def test_outputs_of_a_umt5_are_scaled_as_its_file_says(tmp_path):
+    """transformers 4 followed the file. transformers 5 scales those of all: an export has the inverse in its norm."""
+    reference = old_umt5(tmp_path)
+    config, state = load_state(tmp_path)
+    found, scaled = logits(config, state, reference)
+    assert not config.scale_outputs
+    torch.testing.assert_close(found, scaled * 16**0.5, rtol=1e-4, atol=1e-5)
+    exported = in_transformers(build_with(config, state), tmp_path / "out")
+    found, expected = logits(config, state, exported)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@each(
+    "version, tied, scaled",
+    [("4.57.6", True, True), ("4.57.6", False, False), ("4.9.0", None, False), ("5.23.0", True, False)],
+)
+def test_outputs_of_an_mt5_are_scaled_if_transformers_4_did_so(version, tied, scaled, tmp_path):
+    model_of("mT5").save_pretrained(tmp_path)
+    saved = {**json.loads((tmp_path / "config.json").read_text()), "transformers_version": version}
+    del saved["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(saved | ({} if tied is None else {"tie_word_embeddings": tied})))
+    config, _ = load_state(tmp_path)
+    assert config.scale_outputs == scaled
+
+
+@each(
+    "name, why",
+    [
+        ("switch_transformers", "layers of experts, between which a router chooses"),
+        ("longt5", "local and transient-global attention, which LongT5's encoder has"),
+    ],
+)
+def test_relatives_of_t5_that_are_not_built_are_refused_by_what_they_lack(name, why, tmp_path):
+    cls = {"switch_transformers": "SwitchTransformersConfig", "longt5": "LongT5Config"}[name]
+    getattr(transformers, cls)(**T5).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as refused:
+        load_state(tmp_path)
+    assert str(refused.value) == f"{tmp_path}/config.json: model_type is {name!r}: our t5 has no {why}"
+
+
 def renamed(*pairs):
     def change(tensors):
         for theirs, others in pairs:
@@ -131,6 +206,7 @@ def with_mask(dtype):
         ("T5 v1.0", renamed((r"^shared\.", "encoder.embed_tokens."))),
         ("T5 v1.0", renamed((r"^shared\.", "lm_head."))),
         *(("GPT-2", with_mask(dtype)) for dtype in (torch.bool, torch.uint8, torch.float32)),
+        ("BART", lambda tensors: {**tensors, "model.encoder.version": torch.Tensor([3])}),
         ("BERT", renamed((r"LayerNorm\.weight", "LayerNorm.gamma"), (r"LayerNorm\.bias", "LayerNorm.beta"))),
         ("T5Gemma 2", renamed((r"^(model\.encoder\.)(?=embed_tokens|layers|norm)", r"\1text_model."))),
     ],
@@ -422,7 +498,9 @@ def test_a_variant_beside_the_model_is_passed_over(tmp_path):
     assert torch.equal(found["embedding.weight"], theirs.shared.weight)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"expected model\.safetensors or .*index\.json, found model\.ema\.safetensors"):
+    with pytest.raises(
+        UserError, match=r"expected model\.safetensors, .*, or the index of .*, found model\.ema\.safet"
+    ):
         load_state(tmp_path)
 
 
@@ -446,6 +524,28 @@ def test_shards_are_those_of_the_index(tmp_path):
             load_state(saved)
 
 
+def test_a_pickle_is_read_whole_or_in_shards_and_safetensors_come_first(tmp_path):
+    model_of("T5 v1.0").save_pretrained(tmp_path)
+    _, expected = load_state(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    tensors["encoder.embed_tokens.weight"] = tensors["decoder.embed_tokens.weight"] = tensors["shared.weight"]
+    names = sorted(tensors)
+    files = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for number, file in enumerate(files):
+        torch.save({name: tensors[name] for name in names[number::2]}, tmp_path / file)
+    weight_map = {name: files[number % 2] for number, name in enumerate(names)}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    _, found = load_state(tmp_path)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    torch.save({**tensors, "lm_head.weight": tensors["shared.weight"] + 1}, tmp_path / "pytorch_model.bin")
+    _, found = load_state(tmp_path)
+    assert torch.equal(found["lm_head.weight"], expected["embedding.weight"] + 1)
+    save_file({name: tensors[name] for name in names if "embed_tokens" not in name}, tmp_path / "model.safetensors")
+    _, found = load_state(tmp_path)
+    assert torch.equal(found["lm_head.weight"], expected["embedding.weight"])
+
+
 @each(
     "name, content, message",
     [
@@ -453,13 +553,17 @@ def test_shards_are_those_of_the_index(tmp_path):
         ("adapter_config.json", "{}", "weights in an adapter can't be imported"),
         ("config.json", "{", "damaged: Invalid JSON"),
         ("config.json", "[]", "damaged: Input should be"),
-        ("model.safetensors", None, r"found pytorch_model\.bin\. .*may run code"),
+        (
+            "model.safetensors",
+            None,
+            r"expected model\.safetensors, pytorch_model\.bin or flax_.*, found tf_model\.h5\. ",
+        ),
     ],
 )
-def test_what_runs_code_needs_another_file_or_is_damaged_is_refused_in_a_line(name, content, message, tmp_path):
+def test_what_needs_another_file_or_is_damaged_is_refused_in_a_line(name, content, message, tmp_path):
     model_of("T5 v1.0").save_pretrained(tmp_path)
     if content is None:
-        (tmp_path / name).rename(tmp_path / "pytorch_model.bin")
+        (tmp_path / name).rename(tmp_path / "tf_model.h5")
     else:
         (tmp_path / name).write_text(content)
     with pytest.raises((UserError, FailedError), match=message) as refused:
