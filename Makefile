@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing results faults soak fuzz install lint docs bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing results prove faults soak fuzz install lint docs bench gpu gpu-wheels clean
 
 # two ranks, also beside a GPU. CPUs with the same vector instructions give the same losses; others differ in the last
 # digits (docs/explanation/determinism.md)
@@ -38,6 +38,10 @@ timing: $(INSTALLED)  ## what asks how fast the machine is, and how full: for a 
 
 results: $(INSTALLED)  ## the tables of docs/results, computed from the data beside them: seconds
 	$(BIN)/python -m checks.results
+
+# SEED, AT and TEXT choose the seed, the step after which runs are killed, and a text of your own.
+prove: $(INSTALLED)  ## twelve claims, tried here with kills and seeds that nobody has chosen: ten minutes
+	$(BIN)/python -m checks.prove $(if $(SEED),--seed $(SEED)) $(if $(AT),--at $(AT)) $(if $(TEXT),--text "$(TEXT)")
 
 # The rest of checks/ gates no change: it takes hours, or draws what happens.
 CELLS ?= 200
