@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -51,6 +52,10 @@ def speed(work: Callable[[], object], size: int, seconds: float) -> float:
     return size / 1e6 / best
 
 
+def _decoded(model: TextModel, ids: Sequence[list[int]]) -> list[str]:
+    return [model.decode(one) for one in ids]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
@@ -67,9 +72,9 @@ def main() -> None:
         model = make(sample)
         ids = model.encode(texts)
         found[name] = {
-            "arrays": speed(lambda model=model: model.encode_to_arrays(texts), size, arguments.seconds),
-            "lists": speed(lambda model=model: model.encode(texts), size, arguments.seconds),
-            "decode": speed(lambda model=model, ids=ids: [*map(model.decode, ids)], size, arguments.seconds),
+            "arrays": speed(partial(model.encode_to_arrays, texts), size, arguments.seconds),
+            "lists": speed(partial(model.encode, texts), size, arguments.seconds),
+            "decode": speed(partial(_decoded, model, ids), size, arguments.seconds),
             "bytes a token": size / sum(map(len, ids)),
         }
         table.add_row(name, *(f"{found[name][column]:.1f}" for column in columns))

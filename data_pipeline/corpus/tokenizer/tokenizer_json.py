@@ -11,7 +11,7 @@ the merges. So `read` lets transformers read published files, and keeps what tra
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -146,8 +146,12 @@ class TokenizerJson(FastTokenizer):
     def without(self, special_tokens: Sequence[str]) -> "TokenizerJson":
         """The tokenizer without the last added tokens, which are `special_tokens`, and without their roles."""
         size = self.size - len(special_tokens)
-        kept = {role: id_ if id_ is not None and id_ < size else None for role, id_ in asdict(self.roles).items()}
-        roles = Roles(**{**kept, "pad": self.roles.pad, "eos": self.roles.eos})
+        gone: dict[str, Any] = {
+            role: None
+            for role, id_ in asdict(self.roles).items()
+            if role not in ("pad", "eos") and id_ is not None and id_ >= size
+        }
+        roles = replace(self.roles, **gone)
         return TokenizerJson(self._content, self.config, roles, self._origin, self.notes).first(size)
 
     def first(self, size: int) -> "TokenizerJson":
