@@ -11,6 +11,7 @@ import yaml
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.processes import PYTHON
 from experiments.ladder import ladder_file, rungs
 from experiments.ladder.compared import Other
 from experiments.ladder.ladder_report import Report
@@ -248,7 +249,7 @@ def test_a_ladder_from_runs_to_prediction(small_corpus, tmp_path, monkeypatch, c
 
     def start(group, run, changes):
         started.append(run.name)
-        return group.add(Forked("train", run.file, *run.overrides))
+        return group.add(Forked("train", *run.launcher[len(PYTHON) + 4 :]))
 
     monkeypatch.setattr(run_experiment, "start", start)
     assert ladder(path, 1, 2, out, [], train_next=True) == 0

@@ -16,6 +16,7 @@ from data_pipeline.base.config_file import Section, load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import masked_values
 from data_pipeline.base.json_file import read_valid_json
+from data_pipeline.base.processes import PYTHON
 from pretrain.config import RunConfig
 from pretrain.run import status
 from pretrain.training.prepare import prepare
@@ -98,12 +99,11 @@ _SMALLEST = 50  # steps: with fewer, whole steps miss the FLOPs by more than 1 %
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of the experiment. `overrides` are those of the command line of its launcher."""
+    """One run of the experiment. `launcher`: the command that trains it."""
 
     row: str
     seed: int
-    file: Path
-    overrides: tuple[str, ...]
+    launcher: tuple[str, ...]
     config: RunConfig
 
     @property
@@ -154,7 +154,8 @@ def plan_runs(
         for seed in range(config.run.seed, config.run.seed + seeds):
             directory = json.dumps(str(out / row / f"seed-{seed}"))
             all_ = (*given, f"run.name={row}-seed-{seed}", f"run.directory={directory}", f"run.seed={seed}")
-            runs.append(PlannedRun(row, seed, file, all_, load(file, all_, RunConfig)))
+            launcher = (*PYTHON, "-u", "-m", "launch", "local", str(file), *all_)
+            runs.append(PlannedRun(row, seed, launcher, load(file, all_, RunConfig)))
     _check_overrides(out, {row: list(overrides) for row, (_, overrides) in rows.items()})
     return sorted(runs, key=lambda run: run.seed)  # stable
 

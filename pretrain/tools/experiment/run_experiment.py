@@ -9,7 +9,7 @@ from typing import NamedTuple
 from data_pipeline.base.atomic import write_bytes
 from data_pipeline.base.command import STOPPED
 from data_pipeline.base.formatting import counted
-from data_pipeline.base.processes import PYTHON, Process, ProcessGroup, announce, caught
+from data_pipeline.base.processes import Process, ProcessGroup, announce, caught
 from data_pipeline.base.progress import set_activity
 from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
@@ -102,9 +102,8 @@ def _outcome(run: PlannedRun, code: int) -> str:
 def start(group: ProcessGroup, run: PlannedRun, environment: Mapping[str, str]) -> Process:
     """Starts the launcher of a run; its output goes to the run's log."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
-    command = [*PYTHON, "-u", "-m", "launch", "local", str(run.file), *run.overrides]
     with run.log.open("ab") as log:
-        return group.add(Process(command, {**os.environ, **environment}, output=log))
+        return group.add(Process(run.launcher, {**os.environ, **environment}, output=log))
 
 
 def experiment(

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 import pretrain
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.processes import Process
+from data_pipeline.base.processes import PYTHON
 from docs.site import experiments_reference
 from pretrain.config import RunConfig
 from pretrain.models import meta_model
@@ -327,21 +327,15 @@ def three_runs(folder, corpus):
     return plan_experiment(experiment_folder.read(folder / "rows"), 1, None, [], folder / "out", 1)
 
 
-def train_with(script, runs, folder, monkeypatch):
+def train_with(script, runs, folder):
     """What comes of runs, two at once, each a process with a `script` in the place of a launcher: it gets the row and a
     folder."""
     folder.mkdir()
-
-    def start(group, run, changes):
-        run.log.parent.mkdir(parents=True, exist_ok=True)
-        with run.log.open("wb") as log:
-            return group.add(Process([sys.executable, "-c", script, run.row, folder], output=log))
-
-    monkeypatch.setattr(run_experiment, "start", start)
+    runs = [replace(run, launcher=(sys.executable, "-c", script, run.row, str(folder))) for run in runs]
     return run_experiment.train_all(runs, [{}, {}], "three")
 
 
-def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(small_corpus, tmp_path, monkeypatch, capfd):
+def test_a_signal_reaches_the_runs_that_train_and_no_other_is_started(small_corpus, tmp_path, capfd):
     """The second sends it once both are ready for it."""
     script = f"""
 import os, pathlib, signal, sys, time
@@ -358,7 +352,7 @@ while True:
     time.sleep(0.1)
 """
     before = signal.getsignal(signal.SIGTERM)
-    assert train_with(script, three_runs(tmp_path, small_corpus), tmp_path / "shared", monkeypatch) == 75
+    assert train_with(script, three_runs(tmp_path, small_corpus), tmp_path / "shared") == 75
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capfd.readouterr()
     assert sorted(line.split(" (")[0] for line in printed.out.splitlines()[1:]) == [
@@ -385,7 +379,7 @@ def test_runs_go_on_only_with_the_settings_that_they_were_started_with(tmp_path)
         plan_experiment(found, 2, None, [], out, 1)
 
 
-def test_a_run_that_fails_ends_no_other(small_corpus, tmp_path, monkeypatch, capsys):
+def test_a_run_that_fails_ends_no_other(small_corpus, tmp_path, capsys):
     """It fails before the others end."""
     script = """
 import pathlib, signal, sys, time
@@ -399,7 +393,7 @@ while not failed.exists():
     time.sleep(0.02)
 """
     runs = three_runs(tmp_path, small_corpus)
-    assert train_with(script, runs, tmp_path / "shared", monkeypatch) == 1
+    assert train_with(script, runs, tmp_path / "shared") == 1
     title, *lines = [line.split(" (1")[0].split(" (0")[0] for line in capsys.readouterr().out.splitlines()]
     assert title == "three, 0 of 3 runs finished"
     expected = [f"a-seed-0: failed (exit code 3), {runs[0].log}: why", "b-seed-0: finished", "c-seed-0: finished"]
@@ -431,7 +425,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
         run.log.touch()
         cut = ["--stop-at-step", "2"] if run.name == "narrow-seed-1" and not cut_off else []
         cut_off.extend(cut)  # the first time alone
-        return group.add(Forked("train", run.file, *run.overrides, *cut))
+        return group.add(Forked("train", *run.launcher[len(PYTHON) + 4 :], *cut))
 
     monkeypatch.setattr(run_experiment, "start", start)
     out = tmp_path / "out"

@@ -146,6 +146,16 @@ class Pages:
 
         self._wait(clicked, path)
 
+    def scroll_to(self, text):
+        """Scrolls to the section with this heading: MLflow draws the charts that can be seen."""
+
+        def scrolled():
+            *_, heading = self._browser.find_elements("xpath", f"//*[normalize-space()='{text}']")
+            self._browser.execute_script("arguments[0].scrollIntoView()", heading)
+            return True
+
+        self._wait(scrolled, text)
+
     def count(self, path, number):
         self._wait(lambda: len(self._browser.find_elements("xpath", path)) >= number, f"{number} × {path}")
 
@@ -175,6 +185,8 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages.click(NAMES[0])
     pages.see("pretrain train", "Train")
     pages.click("Model metrics")
+    pages.see("checkpoint", "pictures")
+    pages.scroll_to("pictures")
     pages.see("pictures/norms")
     pages.count("//*[contains(@class, 'js-plotly-plot')]", 1)
     sections = re.findall(r"^(\w+)\n\(\d+\)$", browser.find_element("tag name", "body").text, re.MULTILINE)
