@@ -393,7 +393,6 @@ REFUSED = [
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "aggregation": "convolution"}}, "kernel_size is None"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "l1", "kernel_size": 3}}, "kernel_size is 3"),
     ("autoregressive, plain", {"embedding_loss": {"kind": "mse", "coefficient": 0}}, "greater than 0"),
-    ("bert", {"next_sentence": True}, "next_sentence: gone; leave it out: an encoder learns from masked tokens"),
 ]
 
 

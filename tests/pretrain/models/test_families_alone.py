@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 import pretrain.models
-from data_pipeline.base.config_file import load
+from data_pipeline.base.config_file import check, load
+from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
 from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batches import as_batch
+from pretrain.config.models import EncoderOnlyConfig
 from pretrain.config.run_config import DataSection
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
@@ -30,7 +32,7 @@ from pretrain.models.t5 import RelativePositionBias, relative_position_bucket
 from tests.support.example_rows import VOCABULARY as IDS
 from tests.support.example_rows import ragged_rows
 from tests.support.exported import randomise
-from tests.support.small_models import VOCABULARY, as_at_the_start, ids, made, placed
+from tests.support.small_models import MODELS, VOCABULARY, as_at_the_start, ids, made, placed
 from tests.support.tables import each
 
 # All families
@@ -305,6 +307,14 @@ def test_the_z_loss_is_of_training_only():
     evaluated, trained = model(**batch), model.train()(**batch)
     counted = batch["labels"] != -100
     assert (trained["labels"][counted] > evaluated["labels"][counted]).all()
+
+
+def test_the_key_next_sentence_of_earlier_run_files_is_refused_unless_it_is_off():
+    settings = {"vocab_size": 96, **MODELS["bert"]}
+    off = check({**settings, "next_sentence": False}, EncoderOnlyConfig, "a")
+    assert off == check(settings, EncoderOnlyConfig, "a")
+    with pytest.raises(UserError, match=r"^a: next_sentence: gone; leave it out: an encoder learns from masked tokens"):
+        check({**settings, "next_sentence": True}, EncoderOnlyConfig, "a")
 
 
 # A decoder whose inputs see one another: prefix LM without an encoder
