@@ -12,7 +12,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer, load, save
 from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig, in_oniguruma
 from data_pipeline.stages.report import visible
-from tests.support.in_process import refused_here
+from tests.support.in_process import run_here
 from tests.support.reading import c4_pages
 from tests.support.tables import each
 
@@ -178,8 +178,9 @@ def test_a_build_names_the_document_that_the_pattern_does_not_cover(tmp_path):
         "tokenizer": {"kind": "symbols", "pattern": SMILES},
     }
     (tmp_path / "corpus.yaml").write_text(json.dumps(corpus))
-    line = refused_here(2, "data-pipeline", "build", tmp_path / "corpus.yaml")
-    assert "text: 'Z' at character 2 isn't in a match of tokenizer.pattern: 'CCZn'" in line
+    done = run_here("data-pipeline", "build", tmp_path / "corpus.yaml")
+    place = "text/smiles.txt/000000001: text: 'Z' at character 2 isn't in a match of tokenizer.pattern: 'CCZn'"
+    assert (done.returncode, place in done.stderr) == (2, True)
 
 
 def test_symbols_are_shown():
