@@ -139,7 +139,7 @@ def build_with(config, state):
 
 
 def old_umt5(folder):
-    """A umT5 as Google published its models: config.json doesn't tie the matrices, and outputs aren't scaled."""
+    """A umT5 whose config.json doesn't tie the matrices: its outputs aren't scaled."""
     reference = model_of("umT5")
     reference.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
