@@ -13,12 +13,13 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig
-from pretrain.config.evaluation import TextToTextSettings
+from pretrain.config.evaluation import RetrievalSettings, TextToTextSettings
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.evaluate.generation.decoding import generate
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.hook import Collectives, Evaluation
 from pretrain.evaluate.record import table
+from pretrain.evaluate.retrieval import Retrieval
 from pretrain.evaluate.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training.prepare import prepare
@@ -182,6 +183,16 @@ def test_answers_are_the_likeliest_and_choices_those_of_the_smallest_loss(small_
     for name, column in zip(metrics, ("answer", "choice"), strict=True):
         right = [row[column] in line["targets"] for row, line in zip(rows, lines, strict=True)]
         assert found.metrics[f"text_to_text/dev/{name}"] == sum(right) / len(rows)
+
+
+def test_retrieval_searches_all_targets_of_a_corpus(pairs_corpus):
+    """36 pairs of words, and two others that are in the training split alone."""
+    corpus = open_corpus(pairs_corpus)
+    _, evaluation = evaluation_of(T5, corpus.tokenizer, {"swap": corpus})
+    found = Retrieval(RetrievalSettings(at=[1, 10])).evaluate(evaluation)
+    assert found.metrics.keys() == {f"retrieval/swap/{name}_at_{k}" for name in ("recall", "ndcg") for k in (1, 10)}
+    assert found.lines[0].endswith(" of 7 queries among 38 outputs")
+    assert len(found.tables["retrieval/swap"]) == 7
 
 
 def test_work_divided_among_one_rank_notices_that_the_budget_is_spent(monkeypatch):
