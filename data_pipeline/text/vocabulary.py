@@ -14,10 +14,10 @@ class Vocabulary:
         text: (first, end), the range of ids that are text; random replacements are drawn from it.
         first_sentinel: the id of sentinel 0.
         sentinels: the number of sentinels.
-        sentinel_step: what is added to a sentinel's id for the next one's: -1 as in T5, 1 as in ByT5.
         special: the ids of all other special tokens by name, such as "[R]".
         word_starts, sentence_ends: (size,) bool, which ids begin a word and which end a sentence.
         texts: the text of each id, "" for ids without text; () before the tokenizer is trained.
+        sentinel_step: what is added to a sentinel's id for the next one's: -1 as in T5, 1 as in ByT5.
     """
 
     size: int
@@ -29,11 +29,11 @@ class Vocabulary:
     mask: int | None = None
     first_sentinel: int = -1
     sentinels: int = 0
-    sentinel_step: int = -1
     special: dict[str, int] = field(default_factory=dict)
     word_starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
     sentence_ends: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
     texts: tuple[str, ...] = field(default=(), repr=False)
+    sentinel_step: int = -1
 
     @property
     def start(self) -> int:
