@@ -191,7 +191,8 @@ def span_corruption(proof: Proof) -> str:
 
     corpus = data_pipeline.open(proof.corpus)
     vocabulary = corpus.tokenizer.vocabulary
-    number_of = {vocabulary.first_sentinel - number: number for number in range(vocabulary.sentinels)}
+    step = vocabulary.sentinel_step
+    number_of = {vocabulary.first_sentinel + step * number: number for number in range(vocabulary.sentinels)}
     rows = dict[int, list[int]]()
     for epoch in (0, 1):
         for example in islice(corpus.examples("train", epoch), _ROWS_OF_SPANS):
@@ -266,7 +267,7 @@ def damaged_shard(proof: Proof) -> str:
     proof.run("data_pipeline", "build", proof.corpus_file("corpus"), f"output={proof.corpus}", "--repair")
     if shard.read_bytes() != before:
         raise Wrong(f"{shard.name} isn't what it was")
-    return f"byte {position:,} of {shard.name}: named, mended"
+    return f"byte {position:,} of {shard.name}: named, repaired"
 
 
 class _Opens:
@@ -334,7 +335,7 @@ CLAIMS = (
     Claim("AdamW under ZeRO is PyTorch's", "as in a plain loop", optimizer, "pretrain/engine/optimizers"),
     Claim("Span corruption is T5's", "its definition", span_corruption, "data_pipeline/corpus/objectives"),
     Claim("Models leave as transformers'", "within 2e-5 of 5.3", exports, "pretrain/export"),
-    Claim("A damaged shard is named and mended", "byte for byte", damaged_shard, "data_pipeline/corpus/verify.py"),
+    Claim("A damaged shard is named and repaired", "byte for byte", damaged_shard, "data_pipeline/corpus/verify.py"),
     Claim("A hostile model runs no code", "refused in one line", hostile_input, "pretrain/export/load.py"),
     Claim("The quickstart's model reads its input", "2.33 nats", input_use, "pretrain/evaluate/input_use.py"),
     Claim("Pages say what their data say", "0 differences", results, "checks/results"),

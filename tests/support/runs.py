@@ -103,8 +103,8 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offered: d
 
 
 def install_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Installs the package that a page of docs/how-to shows; returns the settings on the page that use it."""
-    page = (TOP / f"docs/how-to/{name}.md").read_text()
+    """Installs the package that a page of docs shows; returns the settings on the page that use it."""
+    page = (TOP / f"docs/{name}.md").read_text()
     for file, code in re.findall(r"```\w+\n# ([\w./]+)(?::[^\n]*)?\n(.*?)```", page, re.DOTALL):
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(code)

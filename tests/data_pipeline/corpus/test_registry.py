@@ -6,7 +6,7 @@ from tests.support.runs import install_page
 
 
 def test_the_page_on_a_kind_of_tokenizer_works(tmp_path, monkeypatch):
-    settings = install_page("write-a-tokenizer", tmp_path, monkeypatch)
+    settings = install_page("reference/own-tokenizers", tmp_path, monkeypatch)
     write_c4(tmp_path / "c4.json.gz", records=40)
     config = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=settings["tokenizer"])
     done = run_command("data-pipeline", "build", config)

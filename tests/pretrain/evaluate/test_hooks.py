@@ -288,7 +288,7 @@ def test_a_package_of_ones_own_offers_hooks_and_their_trouble_is_not_the_runs(pa
 
 
 def test_the_hook_of_the_page_runs(small_corpus, tmp_path, monkeypatch):
-    evaluation = install_page("write-a-hook", tmp_path, monkeypatch)["evaluation"]
+    evaluation = install_page("how-to/write-a-hook", tmp_path, monkeypatch)["evaluation"]
     path = run_file(tmp_path / "run-file", small_corpus, evaluation=evaluation)
     done = run_command("pretrain", "train", path)
     assert done.returncode == 0, done.stderr
@@ -455,7 +455,7 @@ def test_a_checkpoint_is_evaluated_as_in_its_run(small_corpus, tmp_path):
 def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    callbacks = install_page("write-a-callback", tmp_path, monkeypatch)["callbacks"]
+    callbacks = install_page("how-to/write-a-callback", tmp_path, monkeypatch)["callbacks"]
     callbacks[1]["target"] = 1e9  # at once: the second step is the last
     path = run_file(tmp_path, small_corpus, callbacks=callbacks)
     assert run_command("launch", "local", path, "--ranks", "2").returncode == 75
@@ -482,7 +482,7 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
 
 def test_skipped_steps_leave_the_average_of_the_page_as_it_was(tmp_path, monkeypatch):
     """The first step and the third are skipped: 4, and 0.9 · 4 + 0.1 · 2 = 3.8."""
-    install_page("write-a-callback", tmp_path, monkeypatch)
+    install_page("how-to/write-a-callback", tmp_path, monkeypatch)
     patience = runpy.run_path(str(tmp_path / "my_package/callback.py"))["Patience"](target=3.0)
     patience.load_state_dict({})
     found = []
