@@ -143,7 +143,7 @@ def plan(
     else:
         inputs = [Tokenizer(config.existing(), config.special_tokens, config.sentinels).sha256]
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
-    outputs = tuple(f"{FOLDER}/{file}" for file in config.model.file_names)
+    outputs = tuple(f"{FOLDER}/{file}" for file in (*config.model.file_names, *config.model.listings))
     # A unit for each kind, so that a change of kind removes the old files.
     return [Unit(config.kind, spec, fingerprint(inputs), outputs, size=config.trained_on(spec.text_bytes))]
 

@@ -32,7 +32,8 @@ def to_be_trained(size: int) -> Vocabulary:
 
 class SentencePiece(TextModel):
     kind = "sentencepiece"
-    file_names = (MODEL, LISTING)
+    file_names = (MODEL,)
+    listings = (LISTING,)
 
     def __init__(self, model: bytes, origin: str | Path):
         """`origin` names the model in error messages."""

@@ -35,7 +35,8 @@ class TextModel(Protocol):
 
     Attributes:
         kind: the name of the kind, as in a corpus file.
-        file_names: the names of the model's files.
+        file_names: the names of the files that `read` opens.
+        listings: the names of the model's other files, which only people read.
         gap: what stands before a special token when ids are shown, and belongs to it in an input: " " or "".
         sentinels_ascend: True if sentinels have ascending ids from the model's own on, as ByT5's; False if
             `<extra_id_0>` has the highest id, as T5's.
@@ -43,6 +44,7 @@ class TextModel(Protocol):
 
     kind: ClassVar[str]
     file_names: ClassVar[tuple[str, ...]]
+    listings: ClassVar[tuple[str, ...]] = ()
     gap: str = " "
     sentinels_ascend: ClassVar[bool] = False
 

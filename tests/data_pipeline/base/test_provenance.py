@@ -142,12 +142,13 @@ def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair,
 def test_the_page_says_how_to_compare_two_corpora(pair, tmp_path, monkeypatch):
     """The web rules dropped a line of a document, the language a document."""
     page = (Path(__file__).parents[3] / "docs/how-to/trace-a-document.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, domains = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "corpora").mkdir()
     for name, corpus in zip(("c4", "another"), pair[::-1], strict=True):
         (tmp_path / "corpora" / name).symlink_to(corpus)
     monkeypatch.chdir(tmp_path)
-    exec(code, found := {})
+    exec(code + domains, found := {})
+    assert sum(found["counts"].field("counts").to_pylist()) == len(found["urls"])
     assert found["only_in_a"]["id"].to_pylist() == [page_id(3)]
     differing = {identity for identity in map(page_id, (0, 1)) if texts(pair[0])[identity] != texts(pair[1])[identity]}
     assert page_id(1) in differing

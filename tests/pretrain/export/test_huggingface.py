@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,9 @@ def test_what_does_not_fit_together_is_refused(spiece, tmp_path):
 
 
 def same(one, other):
-    return one.describe() == other.describe()
+    """Whether two tokenizers give the same ids. What an export's tokenizer.json puts around a text decides none."""
+    alike = {"files": {}} if other.model.kind == "tokenizer_json" else {}
+    return one.sha256 == other.sha256 and replace(one.describe(), **alike) == replace(other.describe(), **alike)
 
 
 SPECIAL = ("<s>", "[R]", "<mask>")

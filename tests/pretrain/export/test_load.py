@@ -342,7 +342,7 @@ def written(saved, kind, folder, settings=None, tensors=None):
         ("BART", "dropout", 1.5, "dropout: input should be less than 1, got 1.5"),
         ("Qwen3", "num_key_value_heads", 3, f"num_key_value_heads: {HEADS}"),
         ("T5 v1.1", "d_model", "x", "…d_model…"),
-        ("BART", "model_type", "pegasus", "model_type is 'pegasus', not one of t5, bart…"),
+        ("BART", "model_type", "pegasus", "model_type is 'pegasus', not one of t5…"),
         ("BART", "decoder_attention_heads", 2, "…encoder_attention_heads is 4 and decoder_attention_heads is 2…"),
         ("BART", "encoder_layerdrop", 0.1, f"{NOT_OURS}: encoder_layerdrop is 0.1, but must be 0.0"),
         ("BART", "decoder_start_token_id", 0, "…but our bart starts from EOS, 1"),

@@ -46,7 +46,7 @@ def test_every_program_works_with_the_kind_and_its_export_has_equal_ids(kind, tm
     )
     assert train_ranks(path, 1) == [0]
     assert losses(path)[3] < losses(path)[1]
-    checkpoint = tmp_path / "run/checkpoints/latest"
+    checkpoint = tmp_path / "run"
     invoke("evaluate", checkpoint, "--corpus", tmp_path / "corpus", "--hook", "validation_loss")
     invoke("generate", checkpoint, WORDS, "--max-new-tokens", 3)
     invoke("export", checkpoint, tmp_path / "exported")
@@ -81,7 +81,7 @@ def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer
     done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows))
     path = run_file(tmp_path, tmp_path / "corpus", run={"max_steps": 1}, model=sizes | layers, evaluation=[])
     assert train_ranks(path, 1) == [0]
-    invoke("export", tmp_path / "run/checkpoints/latest", tmp_path / "exported")
+    invoke("export", tmp_path / "run", tmp_path / "exported")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     texts = c4_pages()[:20]
     assert ours.encode(texts) == theirs(texts, add_special_tokens=False).input_ids
