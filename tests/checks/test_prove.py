@@ -28,7 +28,8 @@ PLANTED = [
 
 @pytest.mark.slow
 def test_three_planted_faults_are_found_by_the_claims_that_they_break(tmp_path):
-    folders = ("benchmarks", "checks", "configs", "data_pipeline", "docs", "experiments", "launch", "pretrain", "tests")
+    folders = ("benchmarks", "checks", "configs", "data_pipeline", "docs", "examples")
+    folders += ("experiments", "launch", "pretrain", "tests")
     for name in folders:
         shutil.copytree(TOP / name, tmp_path / "broken" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, right, wrong in PLANTED:

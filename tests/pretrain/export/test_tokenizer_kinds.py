@@ -73,11 +73,11 @@ def test_bytes_of_families_with_other_marks_than_byt5s_are_exported_as_tokenizer
     done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer))
     ours = open_corpus(tmp_path / "corpus").tokenizer
     sizes = {"family": family, "d_model": 32, "d_ff": 64, "num_heads": 4, "dropout_rate": 0.0}
-    layers = {"num_layers": 1} if family == "decoder_only" else {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    objective = {"name": "causal_lm", "length": 63} if family == "decoder_only" else None
-    data = {"train": [{"corpus": str(tmp_path / "corpus")}], "lanes": 8, "workers": 0}
-    data |= {"objective": objective} if objective else {}
-    rows = {"objective": objective} if objective else {"objective": {"name": "span_corruption", "inputs_length": 32}}
+    layers, objective = {
+        "bart": ({"num_encoder_layers": 1, "num_decoder_layers": 1}, {"name": "span_corruption", "inputs_length": 32}),
+        "decoder_only": ({"num_layers": 1, "max_positions": 64}, {"name": "causal_lm", "length": 63}),
+    }[family]
+    rows = {"objective": objective}
     done_here("data-pipeline", "build", write_corpus_file(tmp_path / "corpus.yaml", tokenizer=tokenizer, rows=rows))
     path = run_file(tmp_path, tmp_path / "corpus", run={"max_steps": 1}, model=sizes | layers, evaluation=[])
     assert train_ranks(path, 1) == [0]
