@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # transformers is imported later
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    at = given.at or 3 + given.seed % (STEPS - 5)
+    at = 3 + given.seed % (STEPS - 5) if given.at is None else given.at
     numbers = [int(one) for one in given.only.split(",") if one] or range(1, len(CLAIMS) + 1)
     if not 1 <= at <= STEPS - 2 or not {*numbers} <= {*range(1, len(CLAIMS) + 1)}:
         parser.error(f"--at is 1 to {STEPS - 2}, --only has numbers from 1 to {len(CLAIMS)}")

@@ -122,7 +122,18 @@ class Proof:
     # runs
 
     def run_file(self, name: str, **changes: Any) -> str:
-        """A small T5 on the uneven corpus. `changes`: whole sections."""
+        """A small T5 on the uneven corpus, from the first weights. `changes`: whole sections."""
+        checkpoint = {"every_steps": 4, "init_from": str(self.first_weights)}
+        return self._run_file(name, {"checkpoint": checkpoint, **changes})
+
+    @cached_property
+    def first_weights(self) -> Path:
+        """A checkpoint with the weights from which all runs begin: random ones, after one step."""
+        run = {"name": "first", "directory": "first", "seed": self.seed, "max_steps": 1, "cpu_threads": 1}
+        self.run("pretrain", "train", self._run_file("first", {"run": run}))
+        return self.folder / "first"
+
+    def _run_file(self, name: str, changes: dict[str, Any]) -> str:
         settings = {
             "run": {"name": name, "directory": name, "seed": SEED_OF_RUNS, "max_steps": STEPS, "cpu_threads": 1},
             "model": {**MODEL, "dropout_rate": 0.0},
@@ -138,27 +149,10 @@ class Proof:
             "schedule": {"name": "constant"},
             "precision": "fp32",
             "deepspeed": {"zero_optimization": {"stage": 1}},
-            "checkpoint": {"every_steps": 4, "init_from": str(self.first_weights)},
             "faults": {"spikes": None},
             "tracking": {"mlflow": None, "log_every_steps": 1},
         }
         return self.file(f"{name}.yaml", settings | changes)
-
-    @cached_property
-    def first_weights(self) -> Path:
-        """A checkpoint with the weights from which all runs begin: random ones, after one step."""
-        settings: dict[str, Any] = {
-            "run": {"name": "first", "directory": "first", "seed": self.seed, "max_steps": 1, "cpu_threads": 1},
-            "model": {**MODEL, "dropout_rate": 0.0},
-            "data": {"train": [{"corpus": str(self.uneven)}], "workers": 0},
-            "batch": {"global_batch_size": ROWS},
-            "optimizer": {"name": "adamw", "learning_rate": RATE},
-            "schedule": {"name": "constant"},
-            "precision": "fp32",
-            "tracking": {"mlflow": None},
-        }
-        self.run("pretrain", "train", self.file("first.yaml", settings))
-        return self.folder / "first"
 
     @cached_property
     def plain(self) -> Path:
