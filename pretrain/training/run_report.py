@@ -50,7 +50,7 @@ class RunReport:
     @classmethod
     def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
         """The report of a run, whose directory rank 0 prepares and locks. All ranks call this together."""
-        own = environment.this_machine(run.rank)
+        own = environment.this_machine(run.world.rank)
         report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
         report._system_metrics = _system_metrics(run, report.machines)
@@ -80,7 +80,7 @@ class RunReport:
 
     def say(self, line: str, stream: TextIO | None = None) -> None:
         """Prints a line on rank 0."""
-        if self.run.rank == 0:
+        if self.run.world.rank == 0:
             with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 print(line, file=stream, flush=True)
 
@@ -130,7 +130,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
+            heartbeat.tell_failed(self.run.world.rank, error)  # now: MLflow may take its time
         self._end_system_metrics()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
@@ -198,7 +198,7 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
         parameters={**config.model_dump(mode="json"), "parameters": parameters},
         tags={
             **environment.git_tags(),
-            "ranks": str(run.ranks),
+            "ranks": str(run.world.size),
             "zero_stage": str(config.zero_stage),
             "precision": config.precision,
             NOTE: _description(run, parameters),
@@ -245,7 +245,7 @@ def _description(run: PreparedRun, parameters: int) -> str:
 def _system_metrics(run: PreparedRun, machines: list[Machine]) -> SystemMetrics | None:
     """The monitor of this machine, on its first rank; None on other ranks, and where it is off."""
     mlflow, uri = run.config.tracking.mlflow, _mlflow_uri(run.config, machines)
-    host = next((one["host"] for one in machines if one["ranks"][0] == run.rank), None)
+    host = next((one["host"] for one in machines if one["ranks"][0] == run.world.rank), None)
     if not (mlflow and mlflow.log_system_metrics and uri and host):
         return None
     return SystemMetrics(run.directory, uri, None if len(machines) == 1 else host)
