@@ -95,7 +95,7 @@ def ended(path: Path, fails_in: list[str]) -> tuple[int | str, list[str], str]:
             end: int | str = train(load(path, [], RunConfig), callbacks=noted)
         except FailedError as error:
             end = str(error)
-    warnings = [line for line in printed.getvalue().splitlines() if "close" in line]
+    warnings = [line for line in printed.getvalue().splitlines() if "can't be closed" in line]
     return end, calls, "\n".join(warnings)
 
 
