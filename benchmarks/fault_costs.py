@@ -28,6 +28,7 @@ from pretrain.engine.checkpoint import memory
 from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 
 LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
@@ -89,7 +90,7 @@ def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> i
         return memory.interval(taken, plain)
     if what == "replay":
         return replay.interval(1, ranks, save_every=1000)
-    run = prepare(RunConfig.model_validate(json.loads(path.read_text())), 0, ranks)
+    run = prepare(RunConfig.model_validate(json.loads(path.read_text())), World.on_this_node(ranks))
     model = meta_model(run.model)
     read = 4 * model.num_parameters() * (1 + 3 / ranks)  # weights, and this rank's master weights and two moments
     return hunting.interval(int(read), ROWS * count_flops(model, Sizes.of_example(*run.lengths)), "cpu")

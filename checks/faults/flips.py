@@ -29,6 +29,7 @@ from data_pipeline.base.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
+from pretrain.engine.ranks import joined_world
 from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.support.rank_processes import each, on_ranks
@@ -131,7 +132,7 @@ class Trial:
 
         Engine.step = step  # type: ignore[method-assign]
         try:
-            run.train_in_group(dist.get_rank(), dist.get_world_size(), load(self.path, [], RunConfig))
+            run.train_in_group(joined_world(), load(self.path, [], RunConfig))
         except FailedError as error:
             return str(error)
         finally:

@@ -244,9 +244,9 @@ def score_checkpoint(
         found = {}
         for name, by in scores.items():
             found[name] = accuracies(pairs, by)
-            if session.rank == 0:
+            if session.world.rank == 0:
                 print(f"{name}: {100 * found[name].of_paradigms:.1f} %", file=sys.stderr, flush=True)
-        if session.rank == 0:
+        if session.world.rank == 0:
             _show(found, out, as_json)
 
 

@@ -9,6 +9,7 @@ from data_pipeline.base.errors import UserError
 from experiments.ladder.ladder_file import LadderFile, Rung
 from pretrain import models
 from pretrain.config import RunConfig
+from pretrain.run.world import World
 from pretrain.tools.experiment.experiment_folder import PlannedRun, of_length, plan_runs
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.throughput import flops_per_step, rows_per_step
@@ -54,7 +55,7 @@ def sized(path: Path, file: LadderFile, run: Path, overrides: Sequence[str]) -> 
     wrong: dict[str, list[str]] = {}  # rungs, by what is wrong with them
     for key, rung in [*((f"rungs.{number}", rung) for number, rung in enumerate(file.rungs)), ("next", file.next)]:
         try:
-            setups.append(prepare(load(run, [*overrides, *rung.overrides], RunConfig), 0, 1))
+            setups.append(prepare(load(run, [*overrides, *rung.overrides], RunConfig), World.on_this_node()))
         except UserError as error:
             name = f"{key} ({rung.name})"
             wrong |= {line: [*wrong.get(line, []), name] for line in str(error).splitlines()}

@@ -15,6 +15,7 @@ from data_pipeline.loading.batches import Batch, TrainingBatches
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.model_config import ModelConfig
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 
 INPUTS, TARGETS, ROWS = 64, 32, 4  # of a step: what a CPU takes in a tenth of a second
@@ -49,7 +50,7 @@ def subject(config: RunConfig, steps: int) -> Subject:
     batches, source = None, "generated tokens"
     directory = Path(config.data.train[0].corpus)
     if (directory / "manifest.json").exists():
-        setup = prepare(config, 0, 1)
+        setup = prepare(config, World.on_this_node())
         model, source = setup.model, str(directory)
         rows = TrainingBatches(setup.stream, BatchLayout(0, 1, ROWS, 1))
         batches = [_shortened(rows[step * ROWS].batch) for step in range(steps)]

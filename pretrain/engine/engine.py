@@ -37,11 +37,12 @@ from pretrain.engine.graphs import graphed
 from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.optimizers.groups import kinds
-from pretrain.engine.ranks import min_over_ranks, ranks_by_node
+from pretrain.engine.ranks import min_over_ranks
 from pretrain.engine.same_use import SameUse
 from pretrain.engine.sharding import Sharding, ways_to_add_locally
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
+from pretrain.run.world import World
 
 Value = TypeVar("Value", float, Tensor)
 _DISABLED = "TORCHDYNAMO_DISABLE"  # PyTorch reads it whenever something is compiled
@@ -162,7 +163,6 @@ class Engine:
         self._wrapped = wrapper
         self.config = config
         self.sharding, self._local = sharding, sharding.local
-        self._rank = dist.get_rank()
         self.device: torch.device = engine.device
         self.accelerator = deepspeed.accelerator.get_accelerator()
         self.module = cast(Model, engine.module)
@@ -252,17 +252,17 @@ class Engine:
         it. All ranks call this together, between steps."""
         self._discard(batch, self.counted([batch]))
 
-    def compile(self, batch: Batch) -> None:
+    def compile(self, batch: Batch, world: World) -> None:
         """Compiles the layers for micro-batches like `batch` on one rank of each node. The other ranks wait, then find
         the compiled code in the node's cache. All ranks call this together, before the first step.
 
         Does nothing if layers aren't compiled, or if DeepSpeed reduces gradients: the ranks' passes then meet in
         collectives.
         """
-        if not (self._local and compiles(self.config.compute)) or len(nodes := ranks_by_node()) == self.sharding.ranks:
+        if not (self._local and compiles(self.config.compute)) or len(world.nodes) == world.size:
             return
         counted = self.counted([batch])
-        if any(node[0] == self._rank for node in nodes):
+        if world.local_rank == 0:
             self._discard(batch, counted)
         dist.barrier()
 

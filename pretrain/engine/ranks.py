@@ -24,8 +24,10 @@ from data_pipeline.base.imports import importing
 from data_pipeline.base.json_file import adapter
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
-from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
+from pretrain.run import heartbeat, rank_logs, watchdog
+from pretrain.run.node_memory import node_name
 from pretrain.run.rank_environment import LOOPBACK, RankEnvironment, be_the_only_rank, is_launched, rank_environment
+from pretrain.run.world import World
 
 T = TypeVar("T")
 _of_threads: list[dist.ProcessGroup] = []
@@ -33,8 +35,8 @@ _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # True tells PyTorch that the st
 
 
 @contextlib.contextmanager
-def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = True) -> Iterator[tuple[int, int]]:
-    """Joins the process group for the duration of the block; yields (rank, number of ranks).
+def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = True) -> Iterator[World]:
+    """Joins the process group for the duration of the block; yields its ranks.
 
     `cpu_threads` and `bind_cores` as in a run file. `seconds`: the watchdog's limit; collectives time out later.
 
@@ -81,7 +83,7 @@ def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = Tr
     if dist.get_world_size() > 1:
         watchdog.share(dist.TCPStore(here.master_addr, here.master_port, timeout=timeout))
     try:
-        yield rank, dist.get_world_size()
+        yield joined_world()
     except BaseException as error:
         if (end := _leave(error, rank)) is error:
             raise
@@ -266,10 +268,11 @@ def first_value(text: str | None) -> str | None:
     return next(filter(None, all_gather(text, str | None)), None)
 
 
-def ranks_by_node() -> list[list[int]]:
-    """The ranks of each node, by the names of nodes. All ranks call this together."""
-    names = all_gather(node_memory.node_name(), str)
-    return [[rank for rank, name in enumerate(names) if name == node] for node in dict.fromkeys(names)]
+def joined_world() -> World:
+    """The ranks of the process group that this process has joined. All ranks call this together."""
+    names = all_gather(node_name(), str)
+    nodes = tuple(tuple(rank for rank, name in enumerate(names) if name == node) for node in dict.fromkeys(names))
+    return World(dist.get_rank(), len(names), node_name(), nodes)
 
 
 def max_over_ranks(value: int) -> int:

@@ -33,6 +33,7 @@ from pretrain.evaluate.prompt_format import FORMS, PromptFormat
 from pretrain.models import FAMILIES
 from pretrain.models.model import Model
 from pretrain.run.rank_environment import is_launched
+from pretrain.run.world import World
 
 _HANG_SECONDS = 1800.0
 
@@ -87,16 +88,15 @@ class Session:
 
     trained: TrainedModel
     config: RunConfig | None
-    rank: int
-    ranks: int
+    world: World
     batch_size: int
 
     def held_out(self, corpora: Mapping[str, Corpus]) -> ValidationData:
-        layout = BatchLayout(self.rank, self.ranks, self.batch_size, 1)
+        layout = BatchLayout(self.world.rank, self.world.size, self.batch_size, 1)
         return ValidationData(corpora, self.trained.tokenizer, skip_damage=False, layout=layout)
 
     def evaluation(self, subject: TrainedModel) -> Evaluation:
-        collectives = Collectives(None, self.trained.device, alone=self.ranks == 1)
+        collectives = Collectives(None, self.trained.device, alone=self.world.size == 1)
         return Evaluation(Standalone(subject), self.held_out({}), 0, collectives)
 
     def prompt_format(self, form: str | None) -> PromptFormat:
@@ -108,10 +108,10 @@ class Session:
 def opened_checkpoint(checkpoint: Path, batch_size: int) -> Iterator[Session]:
     """Opens `checkpoint` on the ranks that a launcher started, or in this process without a process group."""
     config = load(checkpoint / CONFIG, [], RunConfig) if (checkpoint / CONFIG).exists() else None
-    alone = contextlib.nullcontext((0, 1))
-    with process_group(None, _HANG_SECONDS) if is_launched() else alone as (rank, ranks):
-        trained = TrainedModel.open(checkpoint, together=ranks > 1).on_best_device()
-        yield Session(trained, config, rank, ranks, batch_size)
+    alone = contextlib.nullcontext(World.on_this_node())
+    with process_group(None, _HANG_SECONDS) if is_launched() else alone as world:
+        trained = TrainedModel.open(checkpoint, together=world.size > 1).on_best_device()
+        yield Session(trained, config, world, batch_size)
 
 
 def evaluate(
@@ -143,9 +143,9 @@ def evaluate(
         for findings in runner.after(Standalone(session.trained), step, last=True):
             metrics |= findings.metrics
             failed |= findings.failed
-            if session.rank == 0:
+            if session.world.rank == 0:
                 _show(findings, sys.stderr if as_json else sys.stdout)
-        if session.rank == 0 and as_json:
+        if session.world.rank == 0 and as_json:
             print(json.dumps(strict_json(metrics), indent=1))
     if failed:
         raise FailedError("some hooks failed; their lines above say why")
@@ -179,7 +179,7 @@ def evaluate_on_tasks(
         prompt_format, evaluation = session.prompt_format(form), session.evaluation(session.trained)
         requests = LmEvalRequests(session.trained.model, prompt_format, evaluation, batch_size)
         found, results = run_tasks(requests, settings)
-        if session.rank > 0:
+        if session.world.rank > 0:
             return
         if out is not None:
             write_json(out / "lm_eval.json", strict_json(json.loads(json.dumps(results, default=str))))

@@ -19,7 +19,7 @@ from data_pipeline.base.processes import PYTHON
 from data_pipeline.loading.batches import Batch, TrainingBatches
 from data_pipeline.loading.prefetch import with_target_indices
 from pretrain import models
-from pretrain.engine.ranks import min_over_ranks, ranks_by_node
+from pretrain.engine.ranks import min_over_ranks
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
 from pretrain.models.functional.kernel_check import Form
@@ -44,8 +44,7 @@ def choose_attention(run: PreparedRun, device: torch.device) -> str | None:
         return None
     dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
     # one rank of each node checks and compiles for the node, since each check takes a CUDA context of its own
-    checks = any(node[0] == run.rank for node in ranks_by_node())
-    problem = find_problem(run.model, _rows(run), dtype, device) if checks else None
+    problem = find_problem(run.model, _rows(run), dtype, device) if run.world.local_rank == 0 else None
     if min_over_ranks(problem is None):
         use("triton")
         return None

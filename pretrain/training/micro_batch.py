@@ -32,7 +32,7 @@ from pretrain.engine.checkpoint.memory import memory_bytes
 from pretrain.engine.construction import compiles, forget_compiled
 from pretrain.engine.engine import Engine
 from pretrain.engine.memory import SAFE, DeviceMemory
-from pretrain.engine.ranks import max_over_ranks, min_over_ranks, on_rank_0, ranks_by_node
+from pretrain.engine.ranks import max_over_ranks, min_over_ranks, on_rank_0
 from pretrain.training.prepare import PreparedRun
 
 FILE = "micro_batch.json"
@@ -66,7 +66,7 @@ def choose(run: PreparedRun, engine: Engine) -> BatchPlan:
         return choice.micro_batch_size if choice and choice.measured_for == conditions else None
 
     rows = on_rank_0(earlier, int | None) or _fastest(run, engine)
-    if run.rank == 0:
+    if run.world.rank == 0:
         write_json(run.directory / FILE, asdict(Choice(rows, conditions)))
     return replace(run.plan, measured=rows)
 
@@ -78,7 +78,7 @@ def _conditions(run: PreparedRun, engine: Engine) -> dict[str, Any]:
         "rows": run.plan.share,
         "lengths": list(run.lengths),
         "pack": run.stream.pack,
-        "ranks": run.ranks,
+        "ranks": run.world.size,
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         "gibibytes": DeviceMemory(engine.device).total() // 2**30,
@@ -180,7 +180,7 @@ def _to_come(run: PreparedRun, engine: Engine) -> int:
     if engine.device.type == "cpu":
         copied += copy_bytes(engine)
         if engine.config.checkpoint.memory_every_steps is not None:
-            copied += memory_bytes(engine, len(ranks_by_node()))
+            copied += memory_bytes(engine, len(run.world.nodes))
     return copied if engine.optimizer.state else copied + engine.state_bytes
 
 

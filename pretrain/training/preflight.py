@@ -14,6 +14,7 @@ from pretrain.engine.checkpoint.index import is_valid, newest
 from pretrain.hardware import count_gpus
 from pretrain.run import deaths, status
 from pretrain.run.directory_check import check_directory
+from pretrain.run.world import World
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.tracking import tracker
 
@@ -48,7 +49,12 @@ def preflight(
         raise UserError(f"run.directory: {checkpoints} is no folder; move it away")
     if missing := unbuilt(config, folder):
         raise UserError("\n".join(missing))
-    return prepare(config, 0, ranks, None if fresh else newest(directory), device_problems(config) if here else ())
+    return prepare(
+        config,
+        World.on_this_node(ranks),
+        None if fresh else newest(directory),
+        device_problems(config) if here else (),
+    )
 
 
 def unchecked(config: RunConfig, ranks: int, folder: Path) -> bool:

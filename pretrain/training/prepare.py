@@ -24,6 +24,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.index import checkpoint_in
 from pretrain.run import status
 from pretrain.run.train_state import TrainState, after_rewinds
+from pretrain.run.world import World
 
 _OF_WEIGHTS = re.compile(r"data\.train\.\d+\.weight")
 
@@ -36,8 +37,7 @@ class PreparedRun:
     training: list[Corpus]
     validation: dict[str, Corpus]  # by the name of the corpus in metrics
     model: ModelConfig  # with the vocabulary of the corpus
-    rank: int
-    ranks: int
+    world: World
     resume: Path | None  # the checkpoint that the run resumes from
     directory: Path
     initial_weights: Path | None  # the checkpoint whose weights the run starts with; None: random weights
@@ -69,8 +69,7 @@ class PreparedRun:
         """The facts about this run that each of its checkpoints records."""
         return checkpoint_index.Origin(
             run=self.directory,
-            rank=self.rank,
-            ranks=self.ranks,
+            world=self.world,
             zero_stage=self.config.zero_stage,
             identity=self.identity,
             config_fingerprint=fingerprint(self.config.model_dump()),
@@ -95,7 +94,7 @@ class PreparedRun:
     @property
     def plan(self) -> BatchPlan:
         """How this rank divides its rows."""
-        return BatchPlan(self.config.batch, self.ranks, self.rank)
+        return BatchPlan(self.config.batch, self.world.size, self.world.rank)
 
     @property
     def warnings(self) -> list[str]:
@@ -123,9 +122,7 @@ class PreparedRun:
         return found
 
 
-def prepare(
-    config: RunConfig, rank: int, ranks: int, resume: Path | None = None, of_devices: Sequence[str] = ()
-) -> PreparedRun:
+def prepare(config: RunConfig, world: World, resume: Path | None = None, of_devices: Sequence[str] = ()) -> PreparedRun:
     """Opens and checks everything that `config` names, and checks that the run may resume from `resume`.
 
     Raises UserError with all problems, one line each. `of_devices`: further problems, which join them.
@@ -140,7 +137,7 @@ def prepare(
     names = [entry.name or corpus.name for entry, corpus in zip(data.validation, validation, strict=True)]
     model, id_problems = with_tokenizer_ids(config.model, training[0])
     problems = [
-        *BatchPlan(config.batch, ranks).problems(),
+        *BatchPlan(config.batch, world.size).problems(),
         *of_devices,
         *_corpus_problems("train", training),
         *_corpus_problems("validation", validation),
@@ -173,8 +170,7 @@ def prepare(
         training=training,
         validation=dict(zip(names, validation, strict=True)),
         model=model,
-        rank=rank,
-        ranks=ranks,
+        world=world,
         resume=resume,
         directory=directory,
         initial_weights=checkpoint_in(Path(init_from)) if init_from else None,

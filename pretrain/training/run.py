@@ -18,6 +18,7 @@ from pretrain.run import rank_logs, slurm, status
 from pretrain.run.directory_check import check_directory
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
+from pretrain.run.world import World
 from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.run_report import RunReport
@@ -59,19 +60,15 @@ def train(
         status.clear_stop(Path(config.run.directory))  # left from an earlier start; from now on it is a request
     with (
         contextlib.nullcontext() if alone else watching(own, hang, start, store),
-        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, bind_cores=config.run.bind_cores) as (
-            rank,
-            ranks,
-        ),
+        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, config.run.bind_cores) as world,
     ):
         if not alone:
             gc.freeze()  # what has been imported stays; DeepSpeed would have Python search it for garbage a few times
-        return train_in_group(rank, ranks, config, stop_at_step, fresh, callbacks)
+        return train_in_group(world, config, stop_at_step, fresh, callbacks)
 
 
 def train_in_group(
-    rank: int,
-    ranks: int,
+    world: World,
     config: RunConfig,
     stop_at_step: int | None = None,
     fresh: bool = False,
@@ -88,17 +85,17 @@ def train_in_group(
         config = without_bf16(asked)
     # other hosts may have other CPUs, and a network file system may show them an older run file
     config = broadcast(config, RunConfig)
-    if rank == 0 and config != asked:
+    if world.rank == 0 and config != asked:
         print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
-    resume = None if fresh else resumable.newest(directory, last)
-    run = run_on_all_ranks(lambda: prepare(config, rank, ranks, resume, device_problems(config)))
+    resume = None if fresh else resumable.newest(directory, last, world)
+    run = run_on_all_ranks(lambda: prepare(config, world, resume, device_problems(config)))
     if not rank_logs.supervised():  # a supervisor has looked before the ranks
         on_rank_0(lambda: note_death(directory), None)
     if fresh:
         on_rank_0(lambda: status.move_aside(directory), None)
     if on_rank_0(lambda: run.finished, bool):
-        if rank == 0:
+        if world.rank == 0:
             print(run.nothing_left)
         return 0
     called = run_on_all_ranks(lambda: build_callbacks(config, stop_at_step, callbacks))

@@ -52,7 +52,7 @@ class RunReport:
     @classmethod
     def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
         """The report of a run, whose directory rank 0 prepares and locks. All ranks call this together."""
-        own = environment.this_machine(run.rank)
+        own = environment.this_machine(run.world.rank)
         report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
         report._sample_machine()
@@ -82,7 +82,7 @@ class RunReport:
 
     def say(self, line: str, stream: TextIO | None = None) -> None:
         """Prints a line on rank 0."""
-        if self.run.rank == 0:
+        if self.run.world.rank == 0:
             with contextlib.suppress(OSError):  # a full disk under the log must not end the run
                 print(line, file=stream, flush=True)
 
@@ -132,7 +132,7 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            heartbeat.tell_failed(self.run.rank, error)  # now: MLflow may take its time
+            heartbeat.tell_failed(self.run.world.rank, error)  # now: MLflow may take its time
         self._ended.set()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
@@ -142,7 +142,7 @@ class RunReport:
     def _sample_machine(self) -> None:
         """On the first rank of each machine, has MLflow sample the machine."""
         mlflow, uri = self.run.config.tracking.mlflow, _mlflow_uri(self.run.config, self.machines)
-        host = next((one["host"] for one in self.machines if one["ranks"][0] == self.run.rank), None)
+        host = next((one["host"] for one in self.machines if one["ranks"][0] == self.run.world.rank), None)
         if mlflow and mlflow.log_system_metrics and uri and host:
             node = None if len(self.machines) == 1 else host
             arguments = (self.run.directory, uri, node, self._ended)
@@ -206,7 +206,7 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
         tags={
             **environment.git_tags(),
             "host": platform.node(),
-            "ranks": str(run.ranks),
+            "ranks": str(run.world.size),
             "zero_stage": str(config.zero_stage),
             "precision": config.precision,
             NOTE: _description(run, parameters),

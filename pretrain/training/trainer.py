@@ -92,7 +92,7 @@ class Trainer:
         try:
             yield set_up
         except BaseException as error:
-            heartbeat.tell_failed(self.run.rank, error)  # now: a callback may take its time to close
+            heartbeat.tell_failed(self.run.world.rank, error)  # now: a callback may take its time to close
             raise
         finally:
             with watchdog.slow_phase():
@@ -109,7 +109,7 @@ class Trainer:
         for micro_batches in steps:
             waited = time.perf_counter() - asked
             if not self._compiled:
-                self.engine.compile(micro_batches[0])
+                self.engine.compile(micro_batches[0], self.run.world)
                 self._compiled = True
             stopping = self._train_step(micro_batches, waited)
             if self.rewinding:

@@ -20,6 +20,7 @@ from launch.nodes import Access, Node
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import save
 from pretrain.engine.checkpoint.index import newest
+from pretrain.engine.ranks import joined_world
 from pretrain.run import restarts, status
 from pretrain.training.callbacks import stops
 from pretrain.training.tracking.mlflow_store import TrackedRun
@@ -178,7 +179,7 @@ def trained(path: Path, asks: Callable[[], object]) -> tuple[int, status.Status,
     config = load(path, [], RunConfig)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(save, "write_run_index", write_run_index)
-        code = train_in_group(0, 1, config)
+        code = train_in_group(joined_world(), config)
         stops.pass_on()  # to nobody: forgets them
     directory = Path(config.run.directory)
     newest_there = newest(directory)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from data_pipeline.base.atomic import fingerprint, sha256
 from pretrain.config import RunConfig
+from pretrain.engine.ranks import joined_world
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import run_file
 
@@ -52,7 +52,7 @@ def _recorded_training(folder: Path, settings: RunConfig, stop: int | None) -> i
         patch.setenv("RECORDED_ROWS", str(folder / settings.optimizer.name))
         patch.setattr(Engine, "step", Engine.step)  # so that it is as before after this run
         record_steps(Engine)
-        return train_in_group(dist.get_rank(), dist.get_world_size(), settings, stop)
+        return train_in_group(joined_world(), settings, stop)
 
 
 def flip(path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 import yaml
 
 from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
+from pretrain.engine.ranks import joined_world
 from pretrain.run.metrics_file import FILE_NAME, read_metrics, rows_from
 from tests.conftest import TOP
 from tests.support.forked import run_forked
@@ -79,8 +79,8 @@ def train_each(ranks: int, starts: list[tuple[Path, int | None]]) -> list[list[i
 def _train_each(starts: list[tuple[Path, int | None]]) -> list[int]:
     from pretrain.training.run import train_in_group
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return [train_in_group(rank, ranks, load(path, [], RunConfig), stop) for path, stop in starts]
+    world = joined_world()
+    return [train_in_group(world, load(path, [], RunConfig), stop) for path, stop in starts]
 
 
 def train(path: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:

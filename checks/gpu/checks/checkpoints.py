@@ -12,6 +12,7 @@ from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.run.train_state import TrainState
+from pretrain.run.world import World
 from tests.support.checkpoint_runs import OPTIMIZERS
 from tests.support.rank_processes import on_ranks
 
@@ -73,7 +74,7 @@ def _saved(config: RunConfig, source: Path | None) -> Path:
     from pretrain.engine.engine import Engine
     from pretrain.training.prepare import prepare
 
-    setup = prepare(config, 0, 1)
+    setup = prepare(config, World.on_this_node())
     _begin(config)
     engine = Engine.initialize(construct(config, setup.model), config)
     if source:

@@ -37,7 +37,7 @@ class Alerts(Callback):
         self._disk_is_full = False
 
     def before_training(self, trainer: "Trainer") -> None:
-        if trainer.run.rank != 0:
+        if trainer.run.world.rank != 0:
             return
         self._sender = Sender(self._settings, trainer.run.config.run.name)
         logs = rank_logs.supervised()

@@ -22,6 +22,7 @@ from pretrain.config import RunConfig
 from pretrain.run import rank_logs, restarts, status
 from pretrain.run.status import Status
 from pretrain.run.train_state import Health
+from pretrain.run.world import World
 from pretrain.training.callbacks import build_callbacks
 from tests.conftest import TOP
 from tests.support.runs import run_file
@@ -55,7 +56,8 @@ def webhook(monkeypatch):
 def at(folder: Path, rank: int = 0, **more: Any) -> Any:
     """What a callback sees of a trainer."""
     config = SimpleNamespace(run=SimpleNamespace(name="mine"))
-    return SimpleNamespace(run=SimpleNamespace(rank=rank, directory=folder, config=config), **more)
+    world = World(rank, 2, "here", ((0, 1),))
+    return SimpleNamespace(run=SimpleNamespace(world=world, directory=folder, config=config), **more)
 
 
 def test_an_alert_reaches_the_command_and_the_webhook(tmp_path, webhook):

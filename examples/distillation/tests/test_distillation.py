@@ -24,6 +24,7 @@ from pretrain.engine.checkpoint.trained import save_weights
 from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.training.metrics import Metrics
 from pretrain.training.prepare import prepare
 from tests.support.example_rows import PAD, VOCABULARY, ragged_rows
@@ -201,14 +202,14 @@ def refused_on_resume(path: Path, put) -> None:
 
     def told(wrapper) -> list[str]:
         with pytest.raises(UserError) as refused:
-            prepare(RunConfig.model_validate({**run, "wrapper": wrapper}), 0, 1, resume)
+            prepare(RunConfig.model_validate({**run, "wrapper": wrapper}), World.on_this_node(), resume)
         of_another, way_out = (
             "the checkpoint of step 2 is of another run: ",
             "; set it back, or start a new run with --fresh or another run.directory",
         )
         return [line.removeprefix(of_another).partition(way_out)[0] for line in str(refused.value).split("\n")]
 
-    prepare(RunConfig.model_validate(run), 0, 1, resume)
+    prepare(RunConfig.model_validate(run), World.on_this_node(), resume)
     (line,) = told({**run["wrapper"], "teacher": put(init_std=0.2)})
     assert line == "wrapper.teacher differs from the checkpoint's"
     assert told({**run["wrapper"], "top_k": None}) == ["wrapper.top_k is 50 there, null here"]
@@ -227,7 +228,7 @@ def refused(small_corpus, tmp_path):
         run = {"name": "a", "directory": str(tmp_path / "run"), "max_steps": 1}
         config = run_config(model=model, data=data, run=run, wrapper={"name": "distillation", "teacher": teacher})
         try:
-            prepare(config, 0, 1)
+            prepare(config, World.on_this_node())
         except UserError as error:
             return str(error).split("\n")
         return []

@@ -47,7 +47,7 @@ class Finding:
         `clean`: checkpoints after this step are set aside, since they may be wrong. None: all checkpoints are right.
         """
         if self.rank is not None:
-            heartbeat.tell(trainer.run.rank, "faulty", str(self.rank))
+            heartbeat.tell(trainer.run.world.rank, "faulty", str(self.rank))
         if clean is None:
             trainer.finish_saving()
         trainer.drop_unsaved()  # a checkpoint that is being written takes no other's place: it may be wrong

@@ -70,7 +70,7 @@ class Replay(Callback):
     def before_training(self, trainer: Trainer) -> None:
         config, engine = trainer.config, trainer.engine
         self._engine, self._machines, self._layout = engine, trainer.report.machines, trainer.layout
-        auto = interval(self._layout.accumulation, trainer.run.ranks, config.checkpoint.every_steps)
+        auto = interval(self._layout.accumulation, trainer.run.world.size, config.checkpoint.every_steps)
         self._every = auto if self._asked == "auto" else self._asked
         self._model: nn.Module = engine.module
         self._names = [name for name, _ in self._model.named_parameters()]

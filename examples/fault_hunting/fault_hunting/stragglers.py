@@ -68,7 +68,7 @@ class Stragglers(Callback):
     def before_training(self, trainer: Trainer) -> None:
         self._machines, self._folder = trainer.report.machines, record.directory(trainer.run.directory)
         self._remote = trainer.config.data.remote  # a store, which may be slow too
-        self._on = trainer.run.ranks > 1 or self._remote
+        self._on = trainer.run.world.size > 1 or self._remote
         self._times = DeviceTimes() if trainer.engine.device.type == "cuda" else HostTimes()
         if self._on:
             trainer.engine.time_steps(self._times)

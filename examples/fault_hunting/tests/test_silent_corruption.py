@@ -28,6 +28,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.fingerprint import of_masters
 from pretrain.engine.deepspeed_private import flat_buffers, fragments, local_weights, wrapped
 from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import joined_world
 from pretrain.run import environment, node_memory
 from pretrain.training.run import train_in_group
 from tests.support import tables
@@ -70,7 +71,7 @@ def trained(
     torch.manual_seed(0)
     engine = Engine.initialize(models.build(config.model), config)
     layout = BatchLayout(dist.get_rank(), ranks, ROWS, accumulation)
-    trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(ranks=ranks))
+    trainer = SimpleNamespace(config=config, engine=engine, layout=layout, run=SimpleNamespace(world=joined_world()))
     trainer.report = SimpleNamespace(machines=[environment.this_machine(*range(ranks))])
     trainer.state = SimpleNamespace(step=0)
     replay = Replay(every) if every else None
@@ -268,7 +269,7 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
         patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
         patch.setattr(Engine, "step", step)
         try:
-            train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            train_in_group(joined_world(), load(path, [], RunConfig))
         except FailedError as error:
             return str(error), losses
     return "", losses

@@ -16,6 +16,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.loading.batches import TrainingBatches
 from pretrain.config import RunConfig
 from pretrain.engine.engine import Engine
+from pretrain.engine.ranks import joined_world
 from pretrain.evaluate import record
 from pretrain.models.layers import RMSNorm
 from pretrain.run.environment import place, this_machine
@@ -223,7 +224,7 @@ def named_while_busy_for(folder, steps):
     rank = dist.get_rank()
     trainer = SimpleNamespace(
         config=run_config(),
-        run=SimpleNamespace(directory=folder, ranks=2),
+        run=SimpleNamespace(directory=folder, world=joined_world()),
         engine=SimpleNamespace(device=torch.device("cpu"), time_steps=timers.append),
         report=SimpleNamespace(
             machines=[this_machine(0, 1)],

@@ -24,6 +24,7 @@ from pretrain.engine.checkpoint import rank_file
 from pretrain.engine.checkpoint.directory import candidates, step_in_name
 from pretrain.models import FAMILIES, ModelConfig, parse
 from pretrain.run.train_state import TrainState
+from pretrain.run.world import World
 
 FORMAT_VERSION = 2
 Size = Annotated[int, Field(ge=0, lt=2**62)]
@@ -75,8 +76,7 @@ class Origin:
     """
 
     run: Path
-    rank: int
-    ranks: int
+    world: World
     zero_stage: int
     identity: Identity
     config_fingerprint: str
@@ -343,7 +343,7 @@ def write_run_index(
         consumed=origin.mixture.consumed(train_state.position),
         config_fingerprint=origin.config_fingerprint,
         identity=origin.identity,
-        world_size=origin.ranks,
+        world_size=origin.world.size,
         zero_stage=origin.zero_stage,
         weights=weights,
     )

@@ -65,26 +65,26 @@ def memory_bytes(engine: Engine, nodes: int) -> int:
 class MemoryCheckpoints:
     """Takes checkpoints in memory while a run trains. All ranks call its methods together.
 
-    `node`: the run's directory in this node's memory. `nodes`: the ranks of each node. `every`: steps between
-    checkpoints; "auto": as few as take 0.2 % of the time.
+    `node`: the run's directory in this node's memory. `every`: steps between checkpoints; "auto": as few as take 0.2 %
+    of the time.
     """
 
     _group: dist.ProcessGroup  # in which the threads that store communicate
 
-    def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str, nodes: list[list[int]]):
+    def __init__(self, engine: Engine, origin: Origin, node: Path, every: int | str):
         self._engine = engine
         self._origin = origin
         self._node = node
         self._auto, self._every = every == "auto", 1 if every == "auto" else int(every)
-        self._first_of_node = origin.rank in [ranks[0] for ranks in nodes]
+        self._first_of_node = origin.world.local_rank == 0
         page_locked = PinnedStaging(engine) if engine.device.type == "cuda" else None
-        self._slots = [_Slot(engine, node, origin.rank, number, page_locked) for number in range(_SLOTS)]
+        self._slots = [_Slot(engine, node, origin.world.rank, number, page_locked) for number in range(_SLOTS)]
         self._number = self._step = 0
         self._storing: threading.Thread | None = None
         self._began, self._seconds = time.monotonic(), 0.0
         self.problem: str | None = None
         """Why no more checkpoints are taken, once this rank or another can't take one."""
-        self._neighbours = _neighbours(origin.rank, nodes) if len(nodes) > 1 else None
+        self._neighbours = _neighbours(origin.world.rank, origin.world.nodes) if len(origin.world.nodes) > 1 else None
 
     def open(self) -> "MemoryCheckpoints":
         """Prepares the slots on each node, and returns this object. Raises FailedError if a node has no room."""
@@ -147,7 +147,9 @@ class MemoryCheckpoints:
     def _store(self, slot: "_Slot", copy: "Copy | Exception", train_state: TrainState) -> None:
         """Completes the copy, and the checkpoint, if all ranks have completed theirs. Called in a thread."""
         try:
-            files, state = write_together(lambda: slot.describe(self._origin.rank, copy), train_state, self._group)
+            files, state = write_together(
+                lambda: slot.describe(self._origin.world.rank, copy), train_state, self._group
+            )
             if self._neighbours:
                 self._exchange(slot, files)
             run_on_all_ranks(lambda: self._name(slot, files, state), self._group)
@@ -170,8 +172,8 @@ class MemoryCheckpoints:
         assert self._neighbours
         to, sources = self._neighbours
         incoming = run_on_all_ranks(lambda: {source: slot.room(source, files) for source in sources}, self._group)
-        table = bytearray((slot.directory / f"{rank_file(self._origin.rank)}.json").read_bytes())
-        sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.rank].split(_MOST_BYTES)]
+        table = bytearray((slot.directory / f"{rank_file(self._origin.world.rank)}.json").read_bytes())
+        sent = [torch.frombuffer(table, dtype=torch.uint8), *slot.files[self._origin.world.rank].split(_MOST_BYTES)]
         pending: list[Any] = [dist.isend(part, to, self._group, tag=number) for number, part in enumerate(sent)]
         for source, parts in incoming.items():
             pending += [dist.irecv(part, source, self._group, tag=number) for number, part in enumerate(parts)]
@@ -261,7 +263,7 @@ def memory_file(path: Path, size: int) -> Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
 
 
-def _neighbours(own: int, nodes: list[list[int]]) -> tuple[int, list[int]]:
+def _neighbours(own: int, nodes: tuple[tuple[int, ...], ...]) -> tuple[int, list[int]]:
     """The rank of the next node that keeps the files of the rank `own`, and the ranks whose files `own` keeps."""
     to: dict[int, int] = {}
     for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True):

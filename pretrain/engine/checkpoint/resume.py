@@ -18,14 +18,15 @@ from pretrain.engine.checkpoint import memory
 from pretrain.engine.checkpoint.directory import all_steps, candidates, checkpoint_directory, set_latest
 from pretrain.engine.checkpoint.index import INDEX, File, Files, MappedFile, damage, first_valid
 from pretrain.engine.checkpoint.tensors import StoredTensors, verify_share
-from pretrain.engine.ranks import all_gather, broadcast, first_value, on_rank_0, ranks_by_node
+from pretrain.engine.ranks import all_gather, broadcast, first_value, on_rank_0
 from pretrain.run import node_memory, watchdog
+from pretrain.run.world import World
 
 logger = logging.getLogger(__name__)
 _Key = tuple[int, str]  # a step, and the checksum of its index, which differs between attempts
 
 
-def newest(run: Path, last: int) -> Path | None:
+def newest(run: Path, last: int, world: World) -> Path | None:
     """The checkpoint that a run resumes from: the latest valid one on disk, or a newer one in memory (`newer`); None if
     there is none. Raises FailedError if all checkpoints on disk are damaged and there is none in memory.
     """
@@ -34,7 +35,7 @@ def newest(run: Path, last: int) -> Path | None:
         on_disk = newest_verified(run)
     except FailedError as error:  # on all ranks
         damaged = error
-    found = newer(run, on_disk, last)
+    found = newer(run, on_disk, last, world)
     if found is None and damaged:
         raise damaged
     return found
@@ -52,7 +53,7 @@ def _damage_on_any_rank(directory: Path) -> str | None:
     return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))
 
 
-def newer(run: Path, resume: Path | None, last: int) -> Path | None:
+def newer(run: Path, resume: Path | None, last: int, world: World) -> Path | None:
     """The newest checkpoint in the nodes' memory if it is newer than `resume`, else `resume`.
 
     On one node, the checkpoint stays in memory, unless its step is `last`, at which the run ends or stops: that
@@ -64,17 +65,16 @@ def newer(run: Path, resume: Path | None, last: int) -> Path | None:
         shutil.rmtree(node / "checkpoints", ignore_errors=True)
         node = None
     on_disk = checkpoint_index.read(resume).step if resume else -1
-    nodes = ranks_by_node()
-    own = _held(node, on_disk, next(ranks for ranks in nodes if dist.get_rank() in ranks)) if node else {}
+    own = _held(node, on_disk, world) if node else {}
     held = [dict(one) for one in all_gather([*own.items()], list[tuple[_Key, dict[str, bool]]])]
     for key in sorted({key for one in held for key in one}, reverse=True):
         where = _holders([one.get(key, {}) for one in held])
         on_all = all(key in one for one in held)  # otherwise a node is new, or a rank has no directory in memory
-        if where is None or not (on_all or len(nodes) > 1):
+        if where is None or not (on_all or len(world.nodes) > 1):
             continue
         step, _ = key
-        stays = len(nodes) == 1 and step < last
-        found = checkpoint_directory(node, step) if stays and node else _on_disk(run, node, step, where)
+        stays = len(world.nodes) == 1 and step < last
+        found = checkpoint_directory(node, step) if stays and node else _on_disk(run, node, step, where, world.rank)
         problem = _damage_on_any_rank(found) if found else f"step {step} in memory: a file is damaged"
         if problem is None:
             return found
@@ -89,13 +89,13 @@ def _holders(files: list[dict[str, bool]]) -> dict[str, int] | None:
     return where if all(told.keys() <= where.keys() for told in files) else None
 
 
-def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool]]:
+def _held(node: Path, after: int, world: World) -> dict[_Key, dict[str, bool]]:
     """The checkpoints in `node` after the step `after`, each with the names of its files, and True if the file is
     there: files of other nodes' ranks may not be.
 
-    Each of the `ranks` of a node lists its share of the files.
+    Each rank of a node lists its share of the files.
     """
-    share = slice(ranks.index(dist.get_rank()), None, len(ranks))
+    share = slice(world.local_rank, None, len(world.on_node))
     held: dict[_Key, dict[str, bool]] = {}
     for step in (step for step in all_steps(node) if step > after):
         directory = checkpoint_directory(node, step)
@@ -107,11 +107,11 @@ def _held(node: Path, after: int, ranks: list[int]) -> dict[_Key, dict[str, bool
     return held
 
 
-def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int]) -> Path | None:
+def _on_disk(run: Path, node: Path | None, step: int, where: Mapping[str, int], rank: int) -> Path | None:
     """Copies a checkpoint to `run`, each file by the rank in `where`. Returns its new path; None if a file is
     damaged."""
-    final, rank = checkpoint_directory(run, step), dist.get_rank()
-    source, temporary = checkpoint_directory(node or run, step), broadcast(temporary_path(final), Path)
+    final, source = checkpoint_directory(run, step), checkpoint_directory(node or run, step)
+    temporary = broadcast(temporary_path(final), Path)
     mine = [name for name, holder in where.items() if holder == rank]
     index = checkpoint_index.read(source) if mine else None
     copied: dict[str, File | MappedFile] = {}

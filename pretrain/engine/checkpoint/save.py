@@ -117,7 +117,7 @@ class Saver:
         started = time.perf_counter()
         before = self.wait()
         copy = run_on_all_ranks(self._copied)
-        buffers = model_buffers(self._engine.deepspeed.module) if self._origin.rank == 0 else {}
+        buffers = model_buffers(self._engine.deepspeed.module) if self._origin.world.rank == 0 else {}
         final = checkpoint_directory(self._origin.run, train_state.step)
         temporary = broadcast(temporary_path(final), Path)
         self._writing = _Writing(Saved(final, train_state.step), copy)
@@ -183,7 +183,7 @@ class Saver:
     ) -> None:
         """Writes this rank's files; on rank 0, also completes the checkpoint. Called in a thread."""
         started = time.perf_counter()
-        rank, saved = self._origin.rank, writing.saved
+        rank, saved = self._origin.world.rank, writing.saved
 
         def write_own() -> Files:
             writing.copy.finish()

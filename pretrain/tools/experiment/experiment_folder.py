@@ -19,6 +19,7 @@ from data_pipeline.base.json_file import read_valid_json
 from data_pipeline.base.processes import PYTHON
 from pretrain.config import RunConfig
 from pretrain.run import status
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 from pretrain.training.throughput import flops_per_step
 
@@ -237,7 +238,7 @@ def _schedule(config: RunConfig, steps: int, share: float) -> dict[str, int]:
 def _steps_of_flops(config: RunConfig, flops: float) -> int:
     # The weights that a run starts from need not be there: they don't change its arithmetic.
     alone = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"init_from": None})})
-    steps = round(flops / flops_per_step(prepare(alone, 0, 1)))
+    steps = round(flops / flops_per_step(prepare(alone, World.on_this_node())))
     if steps < _SMALLEST:
         raise UserError(f"--budget: {flops:g} FLOPs are {steps} steps of {config.run.name}; {_SMALLEST} at least")
     return steps

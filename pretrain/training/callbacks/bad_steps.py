@@ -113,7 +113,7 @@ class Spikes(Callback):
         trainer.drop_unsaved()
         # training continues with the rows after the spike
         trainer.rewind(checkpoint, replace(then, position=now.position, skipped=now.skipped, health=health))
-        if run.rank == 0:
+        if run.world.rank == 0:
             counts = health.spikes, health.skipped
             add_rewind(run.directory, Rewind(then.step, then.position, now.position, now.step, result.loss, *counts))
         rows = now.position - then.position

@@ -10,7 +10,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.fingerprint import of_masters
 from pretrain.engine.checkpoint.memory import MemoryCheckpoints, memory_bytes
 from pretrain.engine.checkpoint.save import Saved, Saver
-from pretrain.engine.ranks import all_gather, ranks_by_node, run_on_all_ranks
+from pretrain.engine.ranks import all_gather, run_on_all_ranks
 from pretrain.run import node_memory, watchdog
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
@@ -31,11 +31,11 @@ class CheckpointsInMemory(Callback):
         every, node = trainer.config.checkpoint.memory_every_steps, node_memory.given()
         if every is None or not any(all_gather(node is not None, bool)):
             return
-        nodes = ranks_by_node()
-        ranks = next(ranks for ranks in nodes if trainer.run.rank in ranks)
+        world = trainer.run.world
+        needed = memory_bytes(trainer.engine, len(world.nodes)) * len(world.on_node)
         try:
-            there = run_on_all_ranks(lambda: _with_room(node, memory_bytes(trainer.engine, len(nodes)) * len(ranks)))
-            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every, nodes).open()
+            there = run_on_all_ranks(lambda: _with_room(node, needed, world.node))
+            self._memory = MemoryCheckpoints(trainer.engine, trainer.run.origin, there, every).open()
         except FailedError as error:
             trainer.report.warn(f"{error}: no checkpoints in memory")
 
@@ -65,11 +65,11 @@ class CheckpointsInMemory(Callback):
             self._memory.close()
 
 
-def _with_room(node: Path | None, needed: int) -> Path:
-    """The run's directory in this node's memory. Raises FailedError if there is none, or less than `needed` bytes are
-    free."""
+def _with_room(node: Path | None, needed: int, name: str) -> Path:
+    """The run's directory in the memory of this node, which has this `name`. Raises FailedError if there is none, or
+    less than `needed` bytes are free."""
     if node is None:
-        raise FailedError(f"{node_memory.node_name()}: has no file system in memory that this run may write to")
+        raise FailedError(f"{name}: has no file system in memory that this run may write to")
     try:
         node.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -45,7 +45,7 @@ class Profiling(Callback):
         if self._profile is None:
             return
         self._profile.stop()
-        target = trainer.run.directory / "profile" / f"rank-{trainer.run.rank:05d}.json"
+        target = trainer.run.directory / "profile" / f"rank-{trainer.run.world.rank:05d}.json"
         try:
             target.parent.mkdir(exist_ok=True)
             unnamed = temporary_path(target)

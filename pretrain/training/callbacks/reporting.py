@@ -47,7 +47,7 @@ class Speed(Callback):
         self._peak = self._measured_peak(trainer)
 
     def _measured_peak(self, trainer: Trainer) -> float:
-        return peak_flops(trainer.config, trainer.engine.device) * trainer.run.ranks
+        return peak_flops(trainer.config, trainer.engine.device) * trainer.run.world.size
 
     def before_steps(self, trainer: Trainer) -> None:
         """Restarts the clock: the time until now doesn't count as the time of a step."""
@@ -150,7 +150,7 @@ class Reporting(Callback):
             metrics |= callback.metrics(trainer)
         metrics = trainer.metrics.take() | metrics
         trainer.report.record(trainer.step, metrics)
-        if trainer.run.rank == 0 and "train/loss" in metrics:
+        if trainer.run.world.rank == 0 and "train/loss" in metrics:
             steps = trainer.config.run.max_steps
             trainer.report.say(
                 f"step {trainer.step}/{steps}  loss {metrics['train/loss']:.4f}  "

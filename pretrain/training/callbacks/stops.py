@@ -69,7 +69,7 @@ class Stops(Callback):
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
         lost = trainer.store_error is not None
-        by_file = trainer.run.rank == 0 and os.path.exists(self._stop_file)  # noqa: PTH110 - False if a disk fails
+        by_file = trainer.run.world.rank == 0 and os.path.exists(self._stop_file)  # noqa: PTH110 - False if a disk fails
         late = time.monotonic() > self._deadline
         requested = bool(_received) or by_file or trainer.step == self._stop_at_step
         return {"stop": requested or late or lost, _STORE_LOST: lost}

@@ -26,6 +26,7 @@ from launch.tools.scaffold.text import Sample, sample_of, source_of
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
@@ -337,7 +338,7 @@ def test_what_init_writes_for_each_kind_of_folder_builds_and_trains(kind, format
     done_here("data-pipeline", "build", "first.corpus.yaml")
     finished = open_corpus("corpora/first")
     assert sum(split.documents for split in finished.manifest.splits.values()) == 60
-    setup = prepare(load("first.run.yaml", [], RunConfig), 0, 1)
+    setup = prepare(load("first.run.yaml", [], RunConfig), World.on_this_node())
     assert setup.warnings == []
     assert setup.config.schedule.warmup_steps < setup.config.run.max_steps
 
@@ -375,7 +376,7 @@ def test_of_twenty_documents_some_are_held_out():
     Path("a.jsonl").write_bytes(b"".join(pages[100:120]))
     done_here("launch", "init", "--text", "a.jsonl")
     done_here("data-pipeline", "build", "first.corpus.yaml")
-    prepare(load("first.run.yaml", [], RunConfig), 0, 1)  # refuses a corpus without validation rows
+    prepare(load("first.run.yaml", [], RunConfig), World.on_this_node())  # refuses a corpus without validation rows
 
 
 @pytest.mark.slow

@@ -34,9 +34,11 @@ from pretrain.engine.checkpoint.index import Origin, is_valid, newest
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors, header, write_part
 from pretrain.engine.checkpoint.trained import TrainedModel, average, save_weights
 from pretrain.engine.optimizers import AVERAGE
+from pretrain.engine.ranks import joined_world
 from pretrain.models import build
 from pretrain.run import watchdog
 from pretrain.run.train_state import Health, TrainState
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 from tests.support.checkpoint_runs import OPTIMIZERS, STEPS, config, describe, flip, trained
 from tests.support.in_process import done_here, refused_here
@@ -157,7 +159,7 @@ def test_what_goes_wrong_around_a_checkpoint_that_is_there_is_a_warning(finished
 
 @pytest.mark.parametrize("moves", [True, False])
 def test_waiting_for_a_save_counts_as_progress_while_the_save_gets_on(moves, monkeypatch):
-    alone = Origin(Path(), 0, 1, 2, {}, "", None, None, None)
+    alone = Origin(Path(), World.on_this_node(), 2, {}, "", None, None, None)
     monkeypatch.setattr(save, "first_value", lambda value: value)
     monkeypatch.setattr(save.dist, "all_reduce", lambda tensor: None)
     saver = save.Saver(SimpleNamespace(device="cpu"), alone, None)
@@ -250,12 +252,12 @@ def test_the_page_says_what_may_change_on_resume(finished):
     checkpoint = newest(finished.parent / "run")
     for override in MAY_CHANGE.values():
         changed = load(finished, ["run.max_steps=13", *([override] if override else [])], RunConfig)
-        assert prepare(changed, 0, 2, checkpoint).train_state.step == 12, override
+        assert prepare(changed, World.on_this_node(2), checkpoint).train_state.step == 12, override
     for override in filter(None, REFUSED.values()):
         with pytest.raises(
             UserError, match=r"is of another run: .*; set it back, or start a new run with --fresh or another run\."
         ):
-            prepare(load(finished, ["run.max_steps=13", override], RunConfig), 0, 2, checkpoint)
+            prepare(load(finished, ["run.max_steps=13", override], RunConfig), World.on_this_node(2), checkpoint)
 
 
 @each(
@@ -281,7 +283,7 @@ def test_a_refusal_to_resume_names_a_key_of_the_run_file_and_the_ways_out(finish
     given = override.replace("ROWS", str(read_manifest(Path(rows)).rows.raw_length))
     changed = load(finished, ["run.max_steps=13", given], RunConfig)
     with pytest.raises(UserError) as refused:
-        prepare(changed, 0, 2, newest(finished.parent / "run"))
+        prepare(changed, World.on_this_node(2), newest(finished.parent / "run"))
     told = str(refused.value).splitlines()
     assert f"the checkpoint of step 12 is of another run: {line}; {WAYS_OUT}" in told
     keys = [one.split(": ")[1].split()[0] for one in told]
@@ -370,7 +372,7 @@ def on_a_slow_disk(folder: Path, corpus: Path) -> int:
 
     if dist.get_rank() == 1:
         atomic.flush = checkpoint_index.flush = slowly
-    return train_in_group(dist.get_rank(), 2, config(folder, corpus, "adamw", stage=2), stop_at_step=3)
+    return train_in_group(joined_world(), config(folder, corpus, "adamw", stage=2), stop_at_step=3)
 
 
 # Averages of checkpoints, and the moving average of a run's weights

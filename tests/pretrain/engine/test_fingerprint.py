@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import fingerprint
+from pretrain.engine.ranks import joined_world
 from tests.support import tables
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file
@@ -37,7 +37,7 @@ def loaded_wrong(path: Path) -> None:
     from pretrain.engine.deepspeed_private import fragments
     from pretrain.training import run, trainer
 
-    assert run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), 4) == 75
+    assert run.train_in_group(joined_world(), load(path, [], RunConfig), 4) == 75
     right = trainer.restore
 
     def wrong(engine: Any, directory: Path) -> None:
@@ -49,7 +49,7 @@ def loaded_wrong(path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "restore", wrong)
         with pytest.raises(FailedError, match=said):
-            run.train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            run.train_in_group(joined_world(), load(path, [], RunConfig))
 
 
 def test_weights_that_change_as_they_are_loaded_end_the_start(small_corpus, tmp_path):

@@ -22,6 +22,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.engine.checkpoint.index import is_valid
 from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
+from pretrain.engine.ranks import joined_world
 from pretrain.run import node_memory
 from pretrain.run.metrics_file import read_metrics
 from tests.support.checkpoint_runs import flip, rewrite
@@ -43,7 +44,7 @@ def trained(path: Path, stop: int | None, node: str = "node") -> Any:
         patch.setattr(memory.MemoryCheckpoints, "due", memory.MemoryCheckpoints.due)  # undone after this run
         store_each(memory)
         patch.setenv(node_memory.DIRECTORY, str(path.parent / node))
-        return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig), stop)
+        return train_in_group(joined_world(), load(path, [], RunConfig), stop)
 
 
 def rank_1(folder: Path, step: int) -> Path:

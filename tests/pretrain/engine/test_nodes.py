@@ -15,6 +15,7 @@ import torch
 
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
+from pretrain.run.world import World
 from tests.pretrain.engine.test_memory_checkpoints import trained
 from tests.pretrain.training.test_attention_check import a_run, child
 from tests.support.rank_processes import on_ranks
@@ -42,21 +43,24 @@ def _host_names():
         pytest.skip("a host name of one's own takes root")
 
 
-def on_its_node(work: Callable[[int], Any]) -> Any:
+def on_its_node(work: Callable[[World], Any]) -> Any:
     """What `work` returns on this rank, which sees a GPU of its own alone: LOCAL_RANK is 0."""
-    from pretrain.engine.ranks import process_group, ranks_by_node
+    from pretrain.engine.ranks import process_group
 
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "unshare")
     socket.sethostname(NODES[int(os.environ["RANK"])])
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
     os.environ.pop("SLURMD_NODENAME", None)
-    with process_group(cpu_threads=1, seconds=120) as (rank, _):
-        assert ranks_by_node() == [[0, 2], [1, 3]]
-        return work(rank)
+    with process_group(cpu_threads=1, seconds=120) as world:
+        rank = int(os.environ["RANK"])
+        assert world == World(rank, 4, NODES[rank], ((0, 2), (1, 3)))
+        assert world.on_node == ((0, 2), (1, 3))[rank % 2]
+        assert world.local_rank == rank // 2
+        return work(world)
 
 
-def chosen(folders: dict[str, Path], rank: int) -> list[tuple[float, str | None, str | None]]:
+def chosen(folders: dict[str, Path], world: World) -> list[tuple[float, str | None, str | None]]:
     """On a GPU, for each node whose check fails: when this rank has chosen what computes attention, what it says and
     what it takes."""
     from pretrain.models.functional import attention_backends
@@ -68,7 +72,7 @@ def chosen(folders: dict[str, Path], rank: int) -> list[tuple[float, str | None,
             child(patch, CHECK.format(folder=str(folder), failing=failing))
             patch.setattr(attention_check, "forms", lambda *_: [])
             patch.setattr(attention_check, "_rows", lambda *_: [])
-            line = attention_check.choose_attention(a_run("auto", rank), torch.device("cuda"))
+            line = attention_check.choose_attention(a_run("auto", world), torch.device("cuda"))
             found.append((time.monotonic(), line, attention_backends._backend))
     return found
 
@@ -89,7 +93,7 @@ def test_one_rank_of_each_node_checks_kernels_and_all_wait_for_both(tmp_path):
             assert (line, backend) == ((said, "sdpa") if failing else (None, "triton"))
 
 
-def compiled(path: Path, rank: int) -> list[int]:
+def compiled(path: Path, world: World) -> list[int]:
     """Trains a step; how many graphs the first rank of this node had compiled when this one began each of its own."""
     from pretrain.engine import construction
     from pretrain.training.run import train_in_group
@@ -101,7 +105,7 @@ def compiled(path: Path, rank: int) -> list[int]:
 
     def backend(graph: Any, _: Any) -> Any:
         found.append(len([*folder.iterdir()]))
-        if rank in FIRST:
+        if world.rank in FIRST:
             until = time.monotonic() + 1  # the other has begun by then, if it doesn't wait
             while not other.exists() and time.monotonic() < until:
                 time.sleep(0.01)
@@ -113,7 +117,7 @@ def compiled(path: Path, rank: int) -> list[int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(construction, "BACKEND", backend)
         overrides = [f"run.directory={path.parent}/of-{node}"]
-        assert train_in_group(rank, 4, load(path, overrides, RunConfig)) == 0
+        assert train_in_group(world, load(path, overrides, RunConfig)) == 0
     return found
 
 
@@ -126,7 +130,7 @@ def test_one_rank_of_each_node_compiles_and_the_others_wait_for_it(small_corpus,
     assert of_ranks == [[0, 1] if rank in FIRST else [2, 2] for rank in range(4)]
 
 
-def written(path: Path, rank: int) -> list[str]:
+def written(path: Path, world: World) -> list[str]:
     """Trains three steps; which files of no rank this one writes into its node's memory."""
     from pretrain.engine.checkpoint import memory
 

@@ -94,7 +94,7 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
     recorded_streams.use()
     found = {}
     own = engines.deepspeed_config
-    with process_group(cpu_threads=1, seconds=120) as (rank, ranks), pytest.MonkeyPatch.context() as patch:
+    with process_group(cpu_threads=1, seconds=120) as world, pytest.MonkeyPatch.context() as patch:
         if smaller:
             patch.setattr(engines, "deepspeed_config", lambda config, sharding, largest: own(config, sharding))
         for name in names:
@@ -102,9 +102,9 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
             # at stage 1 the ranks reduce gradients, not DeepSpeed
             with reducing(**(OVERLAPPING if stage > 1 else {})), recorded_streams.recording() as record:
                 engine = engine_of(
-                    run_config(stage, MODEL, zero, precision=precision, batch={"global_batch_size": 4 * ranks})
+                    run_config(stage, MODEL, zero, precision=precision, batch={"global_batch_size": 4 * world.size})
                 )
-                copies, layout = PinnedStaging(engine), BatchLayout(rank, ranks, 2, 2)
+                copies, layout = PinnedStaging(engine), BatchLayout(world.rank, world.size, 2, 2)
                 for step in range(2):
                     begun, copy = len(record), copies.take()
                     engine.step(step, row_offsets(layout, step), micro_batches(layout, step), before_update=copies.wait)
@@ -112,7 +112,7 @@ def recorded(names: list[str], smaller: bool = False) -> dict[str, tuple[list[st
                 engine.close()
             whole = program(record)
             last = range(len(program(record[:begun])), len(whole))
-            found[name] = list(races(whole)), needed(whole, last)[0] if rank == 0 and not smaller else set()
+            found[name] = list(races(whole)), needed(whole, last)[0] if world.rank == 0 and not smaller else set()
     return found
 
 

@@ -22,6 +22,7 @@ from pretrain.evaluate.record import table
 from pretrain.evaluate.retrieval import Retrieval
 from pretrain.evaluate.text_to_text import ANSWER_METRICS, TextToTextAnswers, normalized, word_f1
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 from tests.conftest import made_once, run, write_corpus_file
 from tests.support.exported import randomise
@@ -128,7 +129,7 @@ def test_a_task_is_trained_beside_a_corpus_and_each_held_out_row_is_answered_onc
     config = load(path, [], RunConfig)
     rows = [open_corpus(corpus).rows("train") for corpus in corpora]
     parts = [min(number, 100) ** 0.5 for number in rows]
-    assert prepare(config, 0, 1).shares == pytest.approx(
+    assert prepare(config, World.on_this_node()).shares == pytest.approx(
         {"swap": parts[0] / sum(parts), "small": parts[1] / sum(parts)}
     )
     assert train_ranks(path, 2) == [0, 0]
@@ -221,6 +222,6 @@ def test_what_a_hook_cannot_answer_is_refused_at_the_start(small_corpus, pairs_c
     corpora = [pairs_corpus, small_corpus]
     path = mixture(tmp_path, [pairs_corpus], corpora, evaluation=[{"hook": "text_to_text", **hook}])
     with pytest.raises(UserError) as refused:
-        prepare(load(path, [], RunConfig), 0, 1)
+        prepare(load(path, [], RunConfig), World.on_this_node())
     assert line in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1

@@ -25,6 +25,7 @@ from pretrain.export import card, export, import_, load_state, tokenizer_files
 from pretrain.export.card import LICENCES, Lineage
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 from tests.data_pipeline.corpus.test_tokenizer import KEPT
 from tests.pretrain.export.test_load import TEXTS
@@ -272,19 +273,21 @@ def test_a_run_starts_from_imported_weights(small_corpus, tmp_path):
         evaluation=[],
     )
     with pytest.raises(UserError) as refused:
-        prepare(load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), 0, 1)
+        prepare(
+            load_run(path, ["model.d_ff=32", "model.pad_vocab_to_multiple_of=128"], RunConfig), World.on_this_node()
+        )
     assert f"checkpoint.init_from: {tmp_path}/imported: d_ff is 48 there, 32 here" in str(refused.value)
     assert "rows of the embedding matrix is 520 there, 640 here" in str(refused.value)
     t5 = {**json.loads(path.read_text()), "model": MODELS["t5"]}
     with pytest.raises(UserError, match="family is 'bart' there, 't5' here"):
-        prepare(RunConfig.model_validate(t5), 0, 1)
+        prepare(RunConfig.model_validate(t5), World.on_this_node())
     takes = r"model: takes sequences of 31 tokens at most, .*/corpus gives up to 32 inputs and 8 targets"
     with pytest.raises(UserError, match=takes):
-        prepare(load_run(path, ["model.max_positions=31"], RunConfig), 0, 1)
+        prepare(load_run(path, ["model.max_positions=31"], RunConfig), World.on_this_node())
     way_out = f", but a model of transformers; pretrain import {tmp_path}/hf OUT makes a checkpoint"
     for there, found in (("nowhere", ""), (f"{tmp_path}/hf", way_out)):
         with pytest.raises(UserError) as refused:
-            prepare(load_run(path, [f"checkpoint.init_from={there}"], RunConfig), 0, 1)
+            prepare(load_run(path, [f"checkpoint.init_from={there}"], RunConfig), World.on_this_node())
         assert str(refused.value) == f"checkpoint.init_from: {there}: not a checkpoint: no index.json{found}"
 
     done = run_forked("train", path, "--stop-at-step", "1")

@@ -12,6 +12,7 @@ import pytest
 from data_pipeline.base.atomic import strict_json
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
+from pretrain.run.world import World
 from pretrain.tools import evaluate
 
 SPOILT = {"loss": 2.5, "nothing": math.nan, "all": math.inf, "none": -math.inf}
@@ -42,7 +43,9 @@ def test_a_table_of_an_evaluation_is_json(tmp_path):
 
 def test_evaluate_prints_json(tmp_path, monkeypatch, capsys):
     """The metrics of hooks, and those of tasks, whose results also go to a file."""
-    session = SimpleNamespace(rank=0, config=None, trained=SimpleNamespace(model=None), held_out=lambda _: None)
+    session = SimpleNamespace(
+        world=World.on_this_node(), config=None, trained=SimpleNamespace(model=None), held_out=lambda _: None
+    )
     session.prompt_format = lambda _: SimpleNamespace(form="none")
     session.evaluation = lambda _: None
     monkeypatch.setattr(evaluate, "opened_checkpoint", lambda *_: contextlib.nullcontext(session))

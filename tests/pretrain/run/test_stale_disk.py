@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pretrain.run import status
+from pretrain.run.world import World
 from pretrain.training.callbacks.profiling import Profiling
 from pretrain.training.callbacks.stops import Stops
 
@@ -40,7 +41,7 @@ def test_a_request_to_stop_is_seen_once_the_disk_answers(tmp_path, stale):
     status.request_stop(tmp_path)
     stat = stale(os, "stat")
     trainer = SimpleNamespace(
-        run=SimpleNamespace(rank=0, directory=tmp_path),
+        run=SimpleNamespace(world=World.on_this_node(), directory=tmp_path),
         config=SimpleNamespace(run=SimpleNamespace(max_hours=None)),
         store_error=None,
         step=1,
@@ -55,7 +56,7 @@ def test_a_request_to_stop_is_seen_once_the_disk_answers(tmp_path, stale):
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     (tmp_path / "profile").write_text("no folder")
     trainer = SimpleNamespace(
-        run=SimpleNamespace(rank=0, directory=tmp_path),
+        run=SimpleNamespace(world=World.on_this_node(), directory=tmp_path),
         engine=SimpleNamespace(device=SimpleNamespace(type="cpu")),
         state=SimpleNamespace(step=0),
         step=10,

@@ -25,6 +25,7 @@ from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run import status
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.tools.experiment import experiment_folder, report, results, run_experiment
 from pretrain.tools.experiment.experiment_folder import plan_experiment, shortened
 from pretrain.tools.experiment.results import Comparison, Result, compare, holm, read_csv
@@ -186,7 +187,7 @@ def test_a_budget_of_flops_gives_each_model_its_steps(small_corpus, tmp_path):
     for name, file in files.items():
         config = load(file, [], RunConfig)
         steps[name] = load(file, shortened(config, "2e10 FLOPs"), RunConfig).run.max_steps
-    setup = prepare(load(files["narrow"], [], RunConfig), 0, 1)
+    setup = prepare(load(files["narrow"], [], RunConfig), World.on_this_node())
     inputs, targets = setup.lengths
     pairs = (inputs**2, targets**2, inputs * targets)
     of_step = count_flops(meta_model(setup.model), Sizes(*(16 * number for number in (1, inputs, targets, *pairs))))

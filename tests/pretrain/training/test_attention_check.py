@@ -18,6 +18,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.models.functional import attention_backends, kernel_check
 from pretrain.models.functional.attention_backends import Pattern, Visibility, attend, logit_bias, using
 from pretrain.models.functional.kernel_check import Form
+from pretrain.run.world import World
 from pretrain.training import attention_check
 from pretrain.training.attention_check import choose_attention, forms
 from pretrain.training.prepare import prepare
@@ -80,16 +81,15 @@ def trained(path: Any) -> str | None:
     return attention_backends._backend
 
 
-def a_run(asked: str, rank: int = 0) -> Any:
+def a_run(asked: str, world: World | None = None) -> Any:
     config = SimpleNamespace(compute=ComputeSection(attention=asked), precision="bf16")
     plan = BatchPlan(BatchSection(global_batch_size=4), ranks=1)
-    return SimpleNamespace(config=config, model=None, rank=rank, plan=plan)
+    return SimpleNamespace(config=config, model=None, world=world or World.on_this_node(), plan=plan)
 
 
 def alone(monkeypatch) -> None:
     """The only rank of all; several are in test_nodes.py."""
     monkeypatch.setattr(attention_check, "min_over_ranks", lambda value: value)
-    monkeypatch.setattr(attention_check, "ranks_by_node", lambda: [[0]])
 
 
 def chosen(monkeypatch, asked: str, problem: str | None, elsewhere: bool = False) -> tuple[str | None, str | None]:
@@ -124,7 +124,7 @@ def test_the_forms_of_a_runs_own_rows_are_checked(small_corpus, tmp_path, monkey
     given = tmp_path / "given"
     child(monkeypatch, f"import sys; open({str(given)!r}, 'w').write(sys.stdin.read())")
     alone(monkeypatch)
-    run = prepare(load(run_file(tmp_path, small_corpus), [], RunConfig), 0, 1)
+    run = prepare(load(run_file(tmp_path, small_corpus), [], RunConfig), World.on_this_node())
     assert choose_attention(run, CUDA) is None
     assert attention_backends._backend == "triton"
     found = json.loads(given.read_text())

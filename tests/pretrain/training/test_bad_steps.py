@@ -15,6 +15,7 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading.stream import Stream
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
+from pretrain.engine.ranks import joined_world
 from pretrain.run.metrics_file import read_metrics, rows_from
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
@@ -65,7 +66,7 @@ def train_with(
 
     Engine.step = step
     try:
-        return train_in_group(dist.get_rank(), dist.get_world_size(), config, stop, callbacks=callbacks), taken
+        return train_in_group(joined_world(), config, stop, callbacks=callbacks), taken
     except FailedError as error:
         return str(error), taken
     finally:

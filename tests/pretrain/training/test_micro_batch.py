@@ -16,6 +16,7 @@ from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.engine import construction
+from pretrain.engine.ranks import joined_world
 from pretrain.engine.sharding import Sharding
 from pretrain.models.layers import Layer
 from pretrain.run import watchdog
@@ -77,7 +78,7 @@ def chosen_with(
     from pretrain.engine.engine import Engine
 
     overrides = [f"run.directory={path.parent}/{folder or f'{free}-{pack}'}", f"data.packing_ratio={pack}"]
-    run = prepare(load(path, overrides, RunConfig), dist.get_rank(), dist.get_world_size())
+    run = prepare(load(path, overrides, RunConfig), joined_world())
     engine = Engine.initialize(construct(run.config, run.model), run.config)
     tried: list[tuple[int, int, int]] = []
 

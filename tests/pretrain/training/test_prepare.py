@@ -16,6 +16,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from pretrain.config import RunConfig
 from pretrain.models import FAMILIES
+from pretrain.run.world import World
 from pretrain.training import preflight as module
 from pretrain.training.preflight import device_problems
 from pretrain.training.prepare import prepare
@@ -47,7 +48,7 @@ def prepared(small_corpus, tmp_path):
             "data": {"train": corpora, "validation": corpora, "objective": objective},
             "optimizer": {"learning_rate": 1e-3, **optimizer},
         }
-        return prepare(run_config(model=model, **(usual | (sections or {}))), 0, 1)
+        return prepare(run_config(model=model, **(usual | (sections or {}))), World.on_this_node())
 
     return made
 

@@ -14,6 +14,7 @@ from pretrain.config.batch import BatchPlan
 from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
+from pretrain.run.world import World
 from pretrain.training import throughput
 from pretrain.training.throughput import measured_peak, rows_per_step
 from tests.support.slow import slow
@@ -65,7 +66,7 @@ def test_the_meter_counts_real_tokens_once(one_rank, name, tokens):
     model = as_at_the_start(name)
     batch = rows(model, *LENGTHS[:2])
     speed, trainer = Speed(), SimpleNamespace(meta_model=model)
-    trainer.config, trainer.run = run_config(), SimpleNamespace(ranks=1)
+    trainer.config, trainer.run = run_config(), SimpleNamespace(world=World.on_this_node())
     trainer.engine = SimpleNamespace(device=torch.device("cpu"))
 
     def metrics_with(peak: float) -> dict[str, float]:

@@ -23,6 +23,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
 from pretrain.config import RunConfig
 from pretrain.config.evaluation import HookSettings
+from pretrain.engine.ranks import joined_world
 from pretrain.evaluate.hook import EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.run import node_memory
@@ -97,7 +98,7 @@ def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
             patch.setattr(PinnedStaging, "take", locks_no_more)
         patch.chdir(path.parent if what == "no corpus" and alone else corpus)
         try:
-            return train_in_group(dist.get_rank(), dist.get_world_size(), load(path, [], RunConfig))
+            return train_in_group(joined_world(), load(path, [], RunConfig))
         except UserError as error:
             return str(error)
         finally:
