@@ -2,8 +2,8 @@
 
     python benchmarks/fault_costs.py [--ranks 2] [--stages 1 2] [--steps 240] [--sizes 1 12 60]
 
-T5s of 1, 12 or 60 million parameters train with AdamW in fp32 on the shipped text. Every eighth step is replayed, is
-followed by a checkpoint in memory, or has checksums of weights and moments before and after it. What that adds is the
+T5s of 1, 12 or 60 million parameters train with AdamW in fp32 on the shipped text. Every eighth step is replayed, or
+has checksums of weights and moments before and after it. What that adds is the
 time of the steps that it may slow down, minus as many times the median of the steps that are not near one, both of the
 same run. The share is of the time at the interval that `auto` chooses.
 """
@@ -16,7 +16,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from fault_hunting import memory as hunting
 from fault_hunting import replay
@@ -24,16 +23,13 @@ from harness import ROOT, Options, Table, main
 from start_up import command
 
 from pretrain.config import RunConfig
-from pretrain.engine.checkpoint import memory
 from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
 from pretrain.training.prepare import prepare
 
-LIMIT = """A checkpoint in memory is a copy of the parameters and two moments, on threads beside the next steps: on a
-CPU it takes the processors that these need. A replay is the two passes of a micro-batch once more, and of several ranks
-again for the rank before."""
+LIMIT = """A replay is the two passes of a micro-batch once more, and of several ranks again for the rank before."""
 EVERY, NEAR = 8, 3  # steps from one to the next; steps that one may slow down
 FIRST = 16  # steps that are left out
 ROWS = 16  # of a rank
@@ -42,22 +38,11 @@ MODELS = {  # by millions of parameters
     12: {"d_model": 256, "num_heads": 4, "d_ff": 704, "num_encoder_layers": 4, "num_decoder_layers": 4},
     60: {"d_model": 512, "num_heads": 8, "d_ff": 1408, "num_encoder_layers": 8, "num_decoder_layers": 8},
 }
-WHAT: dict[str, dict[str, Any]] = {
-    "checkpoint in memory": {"checkpoint": {"memory_every_steps": EVERY}},
-    "replay": {
-        "checkpoint": {"memory_every_steps": None},
-        "callbacks": [{"name": "fault_hunting:Replay", "every_steps": EVERY}],
-    },
-    "checksums": {
-        "checkpoint": {"memory_every_steps": None},
-        "callbacks": [{"name": "fault_hunting:MemoryChecksums", "every_steps": EVERY}],
-    },
-}
+WHAT = {"replay": "fault_hunting:Replay", "checksums": "fault_hunting:MemoryChecksums"}
 
 
 def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, ranks: int, what: str) -> Path:
     path = folder / f"{what.replace(' ', '-')}-{size}-{stage}.yaml"
-    changes = WHAT[what]
     config = {
         "run": {"name": "costs", "directory": str(folder / path.stem), "max_steps": steps},
         "model": {"family": "t5", "d_kv": 64, "pad_vocab_to_multiple_of": 8192 if size > 1 else 2048, **MODELS[size]},
@@ -67,9 +52,9 @@ def run_file(folder: Path, corpus: Path, size: int, stage: int, steps: int, rank
         "precision": "fp32",
         "deepspeed": {"zero_optimization": {"stage": stage}},
         "tracking": {"mlflow": None, "log_every_steps": 1},
-        "checkpoint": {"every_steps": 10 * steps, **changes["checkpoint"]},
+        "checkpoint": {"every_steps": 10 * steps},
         "faults": {"max_restarts": 1},
-        "callbacks": changes.get("callbacks", []),
+        "callbacks": [{"name": WHAT[what], "every_steps": EVERY}],
     }
     path.write_text(json.dumps(config))
     return path
@@ -84,10 +69,8 @@ def costs(seconds: Mapping[int, float]) -> tuple[list[float], float]:
     return [sum(seconds[step + offset] for offset in range(NEAR)) - NEAR * plain for step in events], plain
 
 
-def interval(what: str, path: Path, ranks: int, taken: float, plain: float) -> int:
-    """Steps from one to the next, as `auto` chooses for the run file `path`: one takes `taken` s, a step `plain` s."""
-    if what == "checkpoint in memory":
-        return memory.interval(taken, plain)
+def interval(what: str, path: Path, ranks: int) -> int:
+    """Steps from one to the next, as `auto` chooses for the run file `path`."""
     if what == "replay":
         return replay.interval(1, ranks, save_every=1000)
     run = prepare(RunConfig.model_validate(json.loads(path.read_text())), World.on_this_node(ranks))
@@ -119,7 +102,7 @@ def measure(options: Options) -> Iterator[Table]:
             seconds = {row.step: row.metrics["train/seconds"] for row in rows if "train/seconds" in row.metrics}
             added, plain = costs(seconds)
             mean, error = statistics.fmean(added), statistics.stdev(added) / math.sqrt(len(added))
-            every = interval(what, path, given.ranks, mean, plain)
+            every = interval(what, path, given.ranks)
             cells = [f"{plain * 1e3:.0f} ms", f"{mean * 1e3:.0f} ms", f"{error * 1e3:.0f} ms", f"{every} steps"]
             share = f"{mean / plain / every:.2%}" if mean > error else "not to be seen"
             table.add(what, f"{size} M", stage, *cells, share, added=added, plain=plain)

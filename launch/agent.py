@@ -21,7 +21,6 @@ import psutil
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.processes import Process, ProcessGroup, caught
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
-from pretrain.engine.checkpoint.directory import release_memory, remove_left_in_memory
 from pretrain.hardware import ACCELERATOR, count_gpus, free_port, threads_per_rank
 from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
 from pretrain.run.heartbeat import Heartbeat, Message
@@ -98,7 +97,6 @@ class NodeProcesses:
         # by default gloo resolves the host's name, often to a loopback address
         self._network = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
         self._machine = Machine(address, count_gpus(), 0)
-        self._run: Path | None = None  # the run directory of the ranks
         self._waiting: Start | None = None  # ranks that wait for the directory of their logs
         self._since = 0.0
         self._answers = [self._idle({})]
@@ -112,12 +110,8 @@ class NodeProcesses:
             else:
                 self.started.append(Program(asked, {**self._network, **os.environ, **asked.environment}))
             return
-        heartbeats, kept = self.end(), None
-        if message["dismissed"]:
-            self.dismissed = True
-            # the run's last state stays in this node's memory if it is newer than the checkpoint on the disk
-            kept = release_memory(self._run) if self._run and not message["run_goes_on"] else None
-        self._answers.append(self._idle(heartbeats, kept))
+        self._answers.append(self._idle(self.end()))
+        self.dismissed = message["dismissed"]
 
     def receive(self) -> list[dict[str, Any]]:
         """The answers and events since the last call."""
@@ -133,20 +127,17 @@ class NodeProcesses:
         self._waiting = None
         return heartbeats
 
-    def _idle(self, heartbeats: dict[int, Heartbeat], kept: str | None = None) -> dict[str, Any]:
-        """The answer that nothing runs here. `kept`: a line about the run's last state in this node's memory."""
+    def _idle(self, heartbeats: dict[int, Heartbeat]) -> dict[str, Any]:
+        """The answer that nothing runs here."""
         last = {rank: asdict(one) for rank, one in heartbeats.items()}
-        return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last, "kept": kept}
+        return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last}
 
     def _start_ranks(self, asked: Start) -> None:
         """Starts ranks once this node sees the directory of their logs."""
         logs = Path(asked.logs)
         if logs.is_dir():
-            if self._run is None:
-                self._run = logs.parent.parent
-                remove_left_in_memory()
             environment = self._network | ranks_environment(self._machine.gpus, len(asked.ranks))
-            self.started.append(Ranks(asked, environment | asked.environment, self._run))
+            self.started.append(Ranks(asked, environment | asked.environment))
             self._waiting = None
         elif time.monotonic() - self._since > _SECONDS_TO_SEE_THE_LOGS:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
@@ -190,17 +181,15 @@ class Program:
 
 
 class Ranks:
-    """Runs the ranks of this node, and reports their events. `run`: the run directory.
+    """Runs the ranks of this node, and reports their events.
 
     Each rank has the variables that DeepSpeed's launcher would set, except that CUDA_VISIBLE_DEVICES stays as it is.
     """
 
-    def __init__(self, asked: Start, environment: Mapping[str, str], run: Path):
+    def __init__(self, asked: Start, environment: Mapping[str, str]):
         self._asked, self._logs = asked, Path(asked.logs)
-        self._directory = node_memory.for_ranks(run)
+        self._directory = node_memory.new_directory()
         own = {rank_logs.SUPERVISED: asked.logs, heartbeat.DIRECTORY: str(self._directory)}
-        if node := node_memory.path(run):
-            own[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
         self._processes: dict[int, Process] = {}
         self._ends: list[Message] = []  # added by threads

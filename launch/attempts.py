@@ -153,7 +153,7 @@ class Attempts:
         self._pool = pool = AgentPool([node.name for node in self.nodes], self._access)
         pool.connect(give_up=lambda: self._requests.made or pool.problems)
         if problems := pool.problems:
-            self._close(run_goes_on=True)
+            self._close()
             return "\n".join(f"{name}: {reason}" for name, reason in problems.items())
         if not self._requests.made:
             self._reached = True
@@ -211,7 +211,7 @@ class Attempts:
 
     def leave_out(self, lost: Sequence[str]) -> bool:
         """Makes the next attempt begin without the nodes `lost`; returns whether the other nodes can continue."""
-        self._close(run_goes_on=True)  # agents of the other nodes, too: their ranks get new numbers
+        self._close()  # agents of the other nodes, too: their ranks get new numbers
         if self._run.min_nodes is None:
             return bool(self._access.waits) and self._faults.max_restarts > 0
         left = [node for node in self.nodes if node.name not in lost]
@@ -263,10 +263,10 @@ class Attempts:
         now, stop = status.read(self._directory), self._run.stop_at_step
         return not now.stop_file and (stop is None or (now.step or 0) < stop)
 
-    def _close(self, run_goes_on: bool = False) -> None:
+    def _close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close(run_goes_on)
+            pool.close()
 
     def __enter__(self) -> "Attempts":
         return self

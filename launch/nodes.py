@@ -4,7 +4,6 @@ On the head's own machine, the head's process does an agent's work.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -77,14 +76,11 @@ class Agent:
         events, self._events = self._events, []
         return events
 
-    def end(self, dismissed: bool = False, run_goes_on: bool = True) -> None:
-        """Asks the agent to kill its processes and, if `dismissed`, to end itself.
-
-        `run_goes_on`: the run's state stays in the node's memory.
-        """
+    def end(self, dismissed: bool = False) -> None:
+        """Asks the agent to kill its processes and, if `dismissed`, to end itself."""
         self.heartbeats.clear()
         self._ends = True
-        self.connection.send({"dismissed": dismissed, "run_goes_on": run_goes_on})
+        self.connection.send({"dismissed": dismissed})
 
     def wait(self) -> None:
         """Waits until the agent has ended its processes, or is lost."""
@@ -104,9 +100,6 @@ class Agent:
             self._ends = False
             self.machine = Machine(**message["machine"])
             self.heartbeats = {int(rank): Heartbeat(**one) for rank, one in message["heartbeats"].items()}
-            if message["kept"]:
-                where = f"{self.name}: " if self._process else ""
-                print(f"{where}{message['kept']}", file=sys.stderr, flush=True)
 
 
 class AgentPool:
@@ -145,10 +138,10 @@ class AgentPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self, run_goes_on: bool = False) -> None:
+    def close(self) -> None:
         """Ends the agents and their processes."""
         for agent in self.agents:
-            agent.end(dismissed=True, run_goes_on=run_goes_on)
+            agent.end(dismissed=True)
         for agent in self.agents:
             if agent.machine:
                 agent.wait()

@@ -30,7 +30,6 @@ _ONE_HOST = {
     "a loader's worker killed": _STEPS,
     "straggler": ["step"],
     FOUND_BY_HUNTING: ["comparison of weights"],
-    "a bit in memory, then SIGKILL": ["step", "forward", "all-reduce"],
     "torn rename": list(OF_RANK_0),
 }
 _OF_A_HOST = ["first step", "step", "forward", "all-reduce", "copy of a save", "evaluation"]
@@ -56,7 +55,6 @@ _NAMED = {  # in the first line on the terminal; None: nothing fails
     "a loader's worker killed": "data.workers: the loader's worker process",
     "straggler": None,  # ten steps are too few to tell
     FOUND_BY_HUNTING: "weights",
-    "a bit in memory, then SIGKILL": "rank {rank} was killed by SIGKILL",
     "torn rename": "rank {rank} was killed by SIGKILL",
     "the agent killed": "{address} is lost",
     "a lost host": "{address} is lost",
@@ -134,14 +132,10 @@ class Cell:
 ONCE_WRONG = {
     cell.number: cell
     for cell in (
-        # the checkpoint in memory would be whole if it had been begun before the step was logged
+        # a step that isn't in the log is in no checkpoint
         Cell(-2, "SIGKILL two seconds later", "log", rank=0, step=20),
         # all ranks wait for a write that hangs, in rounds that they take together: the one that writes is named
         Cell(-3, "hang", "write of a save", rank=1, step=15),
-        # of the last checkpoint: all steps are taken, but what is in memory goes with the run
-        Cell(-4, "SIGKILL two seconds later", "write of a save", rank=0, step=35),
-        # of the first checkpoint: nothing on disk is whole, but a later step is in memory
-        Cell(-5, "torn rename", "rename of a save", rank=0, step=3),
     )
 }
 
@@ -157,6 +151,8 @@ def draw(seed: int, number: int) -> Cell:
     point = generator.choice(table[fault])
     rank = 0 if point in OF_RANK_0 else generator.randrange(RANKS)
     step = generator.randrange(3, STEPS - 2)
+    if fault == "torn rename":
+        step = max(step, 2 * SAVE_EVERY - 1)  # a start is refused if the only checkpoint is damaged
     attempt, ranks_after = 2 if point == "load" else 1, RANKS
     if hosts == 2 and fault in _GOES_ON_ALONE and rank and generator.random() < _ALONE:
         ranks_after = 1

@@ -2,8 +2,8 @@
 
     python -m checks.faults.flips --each 20 --seed 1 --csv FILE
 
-A small T5 trains for 12 steps on two ranks in bf16 at ZeRO stage 2, with a checkpoint on disk every four steps, one in
-memory after each, and each step replayed and its memory compared. For each place, EACH runs draw an element, a bit and
+A small T5 trains for 12 steps on two ranks in bf16 at ZeRO stage 2, with a checkpoint every four steps, and each step
+replayed and its memory compared. For each place, EACH runs draw an element, a bit and
 a step from the seed, and flip it on rank 1; of a checkpoint, after the run has failed in that step. A run that fails is
 started again, as `launch` does. `steps lost` are those that were taken again; `result` compares the losses of all
 steps, each as it was last taken, and the last checkpoint's weights with those of the undisturbed run.
@@ -11,8 +11,6 @@ steps, each as it was last taken, and the last checkpoint's weights with those o
 
 import argparse
 import csv
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -30,7 +28,6 @@ from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory
 from pretrain.engine.ranks import joined_world
-from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import run_file
@@ -38,7 +35,7 @@ from tests.support.runs import run_file
 COLUMNS = ("place", "number", "step", "element", "bit", "found at step", "by", "steps lost", "result")
 FLIPPED = 1  # the rank
 STEPS, SAVE_EVERY, MICRO_BATCHES = 12, 4, 2
-IN_MEMORY, ON_DISK = "a checkpoint in memory", "a checkpoint on disk"
+ON_DISK = "a checkpoint on disk"
 BY = {  # what an error or a warning says, and who says it
     "changed between two updates": "checksum before the update",
     "different gradients from the same micro-batch": "replay",
@@ -81,7 +78,7 @@ AT_REST: dict[str, Callable[[Any, np.random.Generator], tuple[int, int]]] = {
     "a moment, between updates": _moments,
 }
 GRADIENT, REDUCED = "a gradient, before it is reduced", "a reduced gradient, before the update"
-PLACES = (*AT_REST, GRADIENT, REDUCED, IN_MEMORY, ON_DISK)
+PLACES = (*AT_REST, GRADIENT, REDUCED, ON_DISK)
 
 
 class Trial:
@@ -99,8 +96,7 @@ class Trial:
 
     def run(self) -> None:
         """Trains until the end, starting again after a finding."""
-        os.environ[node_memory.DIRECTORY] = str(self.path.parent / "node")
-        if self.place in (IN_MEMORY, ON_DISK):
+        if self.place == ON_DISK:
             self._train(fail_in=self.step)
             self._damage()
         for _ in range(3):
@@ -183,9 +179,7 @@ class Trial:
         """Flips a bit of a file of this rank in the newest checkpoint. All ranks wait for it."""
         dist.barrier()
         if dist.get_rank() == FLIPPED:
-            if self.place == ON_DISK:
-                shutil.rmtree(self.path.parent / "node")
-            root = self.path.parent / ("node" if self.place == IN_MEMORY else "run")
+            root = self.path.parent / "run"
             newest = checkpoint_directory(root, all_steps(root)[-1])
             files = sorted(newest.glob(f"rank-{FLIPPED:05d}.*"))
             file = files[int(self.drawn.integers(len(files)))]
@@ -212,7 +206,7 @@ def line(one: Trial, undisturbed: Trial) -> list[str]:
     same = (one.losses, one.weights) == (undisturbed.losses, undisturbed.weights)
     result = ("same" if same else "differs") if one.weights else "refused"
     by = one.by
-    if one.place in (IN_MEMORY, ON_DISK):
+    if one.place == ON_DISK:
         by = "checksum of the file" if again or one.found else ""
     step, (element, bit) = one.step, one.where
     return [
@@ -253,7 +247,7 @@ def main() -> int:
 
 
 def _run_file(folder: Path, corpus: Path) -> Path:
-    path = run_file(
+    return run_file(
         folder,
         corpus,
         run={"max_steps": STEPS},
@@ -264,10 +258,8 @@ def _run_file(folder: Path, corpus: Path) -> Path:
             {"name": "fault_hunting:MemoryChecksums", "every_steps": 1},
             {"name": "fault_hunting:WeightComparison"},
         ],
-        checkpoint={"every_steps": SAVE_EVERY, "keep_last": 9, "memory_every_steps": 1},
+        checkpoint={"every_steps": SAVE_EVERY, "keep_last": 9},
     )
-    (folder / "node").mkdir()
-    return path
 
 
 if __name__ == "__main__":

@@ -88,17 +88,6 @@ def _flip_a_weight(here: Here) -> None:
     weights.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 20)
 
 
-def _flip_in_memory(_: Here) -> None:
-    """Flips a bit of this rank's newest checkpoint in memory, then dies."""
-    checkpoints = Path(os.environ["PRETRAIN_NODE_DIRECTORY"]) / "checkpoints"
-    newest = max(checkpoints.glob(f"step-*/rank-{int(os.environ['RANK']):05d}.safetensors"))
-    with newest.open("r+b") as file:
-        byte = file.read(1)[0]
-        file.seek(0)
-        file.write(bytes([byte ^ 1]))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _kill_later(_: Here) -> None:
     """Dies when this rank's threads have finished what they were doing."""
     time.sleep(2.0)
@@ -160,7 +149,6 @@ OTHERS: dict[str, Fault] = {
     "a loader's worker killed": _kill_a_loaders_worker,
     "straggler": _straggle,
     "a bit of a weight": _flip_a_weight,
-    "a bit in memory, then SIGKILL": _flip_in_memory,
     "torn rename": _tear,
 }
 DRAWN = {**KILLS, **HANGS, **ERRORS, **DISK, **HARMLESS, **HOSTS, **OTHERS}

@@ -23,7 +23,6 @@ from checks.faults.cells import Cell
 from checks.faults.planted import Planted
 from checks.faults.slow_link import slow
 from checks.faults.verdicts import Verdict
-from pretrain.run import node_memory
 from tests.conftest import run, write_c4, write_corpus_file
 from tests.support.ports import free_port
 from tests.support.processes import processes_with
@@ -103,7 +102,7 @@ class Matrix:
         while len(codes) < _STARTS:
             ranks = cell.ranks_after if codes else cells.RANKS
             command = _local(path, ranks) if cell.hosts == 1 else self._over_hosts(path, cell)
-            act = self._act(cell, path) if not marker.exists() else None
+            act = self._act(cell) if not marker.exists() else None
             codes.append(self._started(path, command, environment, act))
             if codes == cell.codes or codes != cell.codes[: len(codes)]:
                 break
@@ -144,7 +143,7 @@ class Matrix:
             self.corpus,
             run={"max_steps": cells.STEPS, "directory": str(folder / "run")},
             data=data,
-            checkpoint={"every_steps": cells.SAVE_EVERY, "keep_last": 2, "memory_every_steps": 1},
+            checkpoint={"every_steps": cells.SAVE_EVERY, "keep_last": 2},
             evaluation=[{"hook": "validation_loss", "every_steps": 10}],
             callbacks=cells.HUNTING if self._hunting else [],
             faults={
@@ -161,21 +160,15 @@ class Matrix:
         least = ["--min-nodes", "1"] if cell.ranks_after == 1 else []
         return [LAUNCH, "hosts", str(path), "--hostfile", str(hostfile), "--ssh", self.hosts.ssh, *least]
 
-    def _act(self, cell: Cell, path: Path) -> Callable[[int], None] | None:
+    def _act(self, cell: Cell) -> Callable[[int], None] | None:
         """What is done to the head or to a host when the fault's rank has reached its point."""
         return {
             "the head killed": lambda head: os.kill(head, signal.SIGKILL),
-            "a lost host": lambda _: self._lose(cell.rank, path),
+            "a lost host": lambda _: self.hosts.kill_all(cell.rank),
             "a slow host": lambda _: self._slow(cell.rank),
             "a host cut off for a while": lambda _: self._cut_off(cell.rank, CUT_FOR),
             "a host cut off": lambda _: self._cut_off(cell.rank, cells.NO_WORD_SECONDS + 5),
         }.get(cell.fault)
-
-    def _lose(self, index: int, path: Path) -> None:
-        self.hosts.kill_all(index)
-        memory = node_memory.path(path.with_name("run"), self.hosts.names[index])
-        assert memory
-        shutil.rmtree(memory, ignore_errors=True)
 
     def _slow(self, index: int) -> None:
         with slow(self.hosts, index, seconds=SLOW_LINK, loss=0.01):

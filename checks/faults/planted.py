@@ -35,7 +35,7 @@ POINTS = {  # where each is: the module and its function
 EARLY = ("import", "build", "load", "first step")  # these come before any step
 OF_RANK_0 = ("rename of a save", "rename of latest")
 MODULES = sorted({module for module, _ in POINTS.values()})
-FIRST_KILL = 5  # the step before which every rank of attempt 1 is killed, where the fault is for attempt 2
+FIRST_KILL = 15  # the step before which every rank of attempt 1 is killed, where the fault is for attempt 2
 _step = 0  # the one that this rank takes, from 1
 
 
@@ -79,6 +79,8 @@ def _count_steps(module: Any, planted: Planted | None) -> None:
         global _step
         _step = step + 1
         if planted and planted.attempt == 2 and step >= FIRST_KILL and _attempt() == 1:
+            while not (_run() / "checkpoints/latest").exists():  # attempt 2 resumes from the first checkpoint
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         if planted and planted.point in ("first step", "step"):
             _happen(planted, Here(self))
@@ -111,6 +113,10 @@ def _happen(planted: Planted, here: Here) -> None:
 
 def _attempt() -> int:
     return int(Path(os.environ["PRETRAIN_SUPERVISED"]).name.rpartition("-")[2])
+
+
+def _run() -> Path:
+    return Path(os.environ["PRETRAIN_SUPERVISED"]).parent.parent
 
 
 def turn_clock(planted: Planted) -> None:

@@ -154,7 +154,9 @@ def _larger(_: Path) -> Iterator[list[str | None]]:
     for gpus in (64, 1024, 16_384):
         between = 50_700 / gpus * 3600
         costs = [
-            100 * (1 + recovery + 7.54 * (every + 1) / 2) / between for recovery in (30, 120, 600) for every in (1, 250)
+            100 * (1 + recovery + 7.54 * (every + 1) / 2) / between
+            for recovery in (30, 120, 600)
+            for every in (25, 250)
         ]
         yield [f"{gpus:,}", None, *(number(cost, 3 if gpus == 64 else 2) for cost in costs)]
 

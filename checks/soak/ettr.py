@@ -8,12 +8,11 @@ the whole command. Prints the distribution of the time from a failure to the nex
 """
 
 import argparse
+import contextlib
 import json
-import os
 import random
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from pretrain.run import node_memory, restarts
+import psutil
+
+from pretrain.run import restarts
 from pretrain.run.metrics_file import read_metrics
 
 RANKS = 2
@@ -39,7 +40,7 @@ def main() -> int:
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ettr-")) / "run"
     changes = [f"run.directory={directory}", "run.max_steps=1000000", "tracking.log_every_steps=1"]
-    changes += ["faults.max_restarts=100000", "checkpoint.memory_every_steps=1", "evaluation=[]", *given.overrides]
+    changes += ["faults.max_restarts=100000", "evaluation=[]", *given.overrides]
     program = str(Path(sys.executable).with_name("launch"))
     generator, began = random.Random(given.seed), time.time()
     process = subprocess.Popen([program, "local", str(given.run), "--ranks", str(RANKS), *changes])
@@ -47,7 +48,7 @@ def main() -> int:
     pause = generator.expovariate(1 / given.every)
     while process.poll() is None and time.time() + pause < until:
         time.sleep(pause)
-        kills += _killed(directory, generator.randrange(RANKS))
+        kills += _killed(process.pid, generator.randrange(RANKS))
         pause = generator.expovariate(1 / given.every)
     time.sleep(max(0.0, until - time.time()))
     process.send_signal(signal.SIGTERM)
@@ -76,16 +77,13 @@ def main() -> int:
     return int(code != 75 or len(rows) != max(rows, default=0))
 
 
-def _killed(directory: Path, rank: int) -> bool:
-    """Kills `rank` of the attempt that runs, if there is one."""
-    node = node_memory.path(directory)
-    for path in sorted(node.glob(f"ranks-*/rank-{rank}"), key=lambda one: one.stat().st_mtime) if node else []:
-        process, *_ = struct.unpack("<q", path.read_bytes()[:8])
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        return True
+def _killed(launcher: int, rank: int) -> bool:
+    """Kills `rank` of the attempt that runs, if there is one. Ranks are child processes of `launcher`."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(launcher).children():
+            if process.environ().get("RANK") == str(rank):
+                process.kill()
+                return True
     return False
 
 

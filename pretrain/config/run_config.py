@@ -197,15 +197,19 @@ class ComputeSection(Section):
 class CheckpointSection(Section):
     """When checkpoints are saved, which are kept, and where a new run's weights come from."""
 
+    gone = {
+        "memory_every_steps": (
+            ["auto", None],
+            "gone; leave it out: `launch` resumes from the latest checkpoint on disk (checkpoint.every_steps)",
+        )
+    }
+
     every_steps: Steps = 1000
     """Steps between checkpoints. A run also saves at its end."""
     keep_last: PositiveInt = 3
     """Number of the latest checkpoints to keep."""
     keep_every_steps: PositiveInt | None = None
     """Also keep the checkpoints at multiples of this many steps. null: keep the latest only."""
-    memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
-    """Steps between checkpoints in the memory of the nodes, from which `launch` resumes after a failure. `auto`: as few
-    steps as cost less than 0.2 % of the time, 1000 at most. null: off."""
     on_failure: Literal["continue", "stop"] = "continue"
     """What happens when a save fails, for instance on a full disk. `continue`: training continues until the next save.
     `stop`: the run ends."""

@@ -210,10 +210,8 @@ class Plan:
 
     @property
     def held_by_checkpoints(self) -> int:
-        """Bytes of each node's memory: the copy that a checkpoint on disk is written from and, with checkpoints in
-        memory, the state of its ranks twice and, on several nodes, the state of another node's ranks twice."""
-        kept = 2 * min(self.nodes, 2) if self.config.checkpoint.memory_every_steps else 0
-        return (1 + kept) * (self.parameters.state // self.nodes)
+        """Bytes of each node's memory: the copy that a checkpoint is written from."""
+        return self.parameters.state // self.nodes
 
 
 def text(plan: Plan) -> str:

@@ -28,7 +28,6 @@ from data_pipeline.loading.batches import Batch, TrainingBatches, widened
 from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
-from pretrain.engine.checkpoint.memory import memory_bytes
 from pretrain.engine.construction import compiles, forget_compiled
 from pretrain.engine.engine import Engine
 from pretrain.engine.memory import SAFE, DeviceMemory
@@ -82,7 +81,6 @@ def _conditions(run: PreparedRun, engine: Engine) -> dict[str, Any]:
         "zero_stage": config.zero_stage,
         "device": torch.cuda.get_device_name(engine.device) if cuda else "cpu",
         "gibibytes": DeviceMemory(engine.device).total() // 2**30,
-        "checkpoints_in_memory": not cuda and config.checkpoint.memory_every_steps is not None,
         "model": fingerprint(run.model.model_dump()),
         "settings": fingerprint(settings),
         "wrapper": run.identity["wrapper"],
@@ -172,15 +170,13 @@ def _passes(engine: Engine, batch: Batch) -> None:
 
 def _to_come(run: PreparedRun, engine: Engine) -> int:
     """Bytes that this rank will allocate later, besides rows: the optimizer's state. On a CPU also the copy from which
-    checkpoints are written, and checkpoints in memory, even if this start has no supervisor for them. On a GPU with
-    CUDA graphs, which keep the memory of rows, also the optimizer's temporary tensors."""
+    checkpoints are written. On a GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary
+    tensors."""
     copied = 0
     if engine.device.type == "cuda" and engine.in_few_shapes:
         copied = engine.config.optimizer.step_bytes * engine.own_elements
     if engine.device.type == "cpu":
         copied += copy_bytes(engine)
-        if engine.config.checkpoint.memory_every_steps is not None:
-            copied += memory_bytes(engine, len(run.world.nodes))
     return copied if engine.optimizer.state else copied + engine.state_bytes
 
 

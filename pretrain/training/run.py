@@ -76,7 +76,7 @@ def train_in_group(
 ) -> int:
     """`train` within a process group that exists already."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
-    from pretrain.engine.checkpoint import resume as resumable
+    from pretrain.engine.checkpoint.resume import newest_verified
     from pretrain.training.callbacks import build_callbacks, stops
     from pretrain.training.trainer import Trainer
 
@@ -88,7 +88,7 @@ def train_in_group(
     if world.rank == 0 and config != asked:
         print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
-    resume = None if fresh else resumable.newest(directory, last, world)
+    resume = None if fresh else newest_verified(directory)
     run = run_on_all_ranks(lambda: prepare(config, world, resume, device_problems(config)))
     if not rank_logs.supervised():  # a supervisor has looked before the ranks
         on_rank_0(lambda: note_death(directory), None)

@@ -15,13 +15,12 @@ from checks.faults.verdicts import Outcome, Verdict, finished, first_line, summa
 
 SEED, ALL = 1, range(200)
 CHOSEN = {
-    71: "continues with one rank",
-    21: "a torn file",
-    160: "a checkpoint in memory that isn't read",
+    86: "continues with one rank",
+    73: "a torn file",
+    201: "a torn checkpoint",
     748: "stops and is killed by its watchdog, right after a resume",
     136: "MLflow",
     -2: "a step that the next attempt resumes from is in the log",
-    -5: "the only checkpoint on disk is torn, and a later one is in memory",
 }
 LONG = (748, 136)  # with `make soak`
 CELL = Cell(7, "SIGKILL", "step", rank=1, step=9)

@@ -181,7 +181,7 @@ def test_of_ranks_that_end_while_the_agent_is_busy_the_first_is_known(tmp_path):
         f"until [ -e {tmp_path}/1 ]; do sleep 0.02; done; while [ -e /proc/$(cat {tmp_path}/1) ]; do sleep 0.02; done"
     )
     command = ["sh", "-c", f"{shown}; [ $RANK = 0 ] || kill -KILL $$; {first}; kill -ABRT $$"]
-    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ, tmp_path)
+    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ)
     told: list[Event] = []
     try:
         while not (tmp_path / "0").exists() or runs(int((tmp_path / "0").read_text())):
@@ -198,7 +198,7 @@ def test_of_ranks_that_hang_the_one_that_the_others_wait_for_is_known_by_how_the
     read = {rank: heartbeat.Heartbeat(9, 9, 5.0 * rank, 0.0, 9.0) for rank in range(2)}
     monkeypatch.setattr(heartbeat, "read", lambda directory: dict(read))
     command = ["sh", "-c", f"[ $RANK = 1 ] || {{ {told('hung', '')}; }}; {WAITS}"]
-    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ, tmp_path)
+    ranks = Ranks(Start(command, {}, ranks=range(2), logs=str(tmp_path)), os.environ)
     try:
         while not any(event.kind == "hung" for event in ranks.events()):
             time.sleep(0.05)
@@ -363,7 +363,7 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
     config, run = load(path, [], RunConfig), Run(path, [], min_nodes=min_nodes)
     requests = StopRequests(tmp_path / "run")
     attempts = Attempts(run, config, [Node(name, 1) for name in "abc"], Access(agent, waits=(0.1, 0.2)), requests)
-    attempts._pool = pool = Mock()  # of agents that are sent away
+    attempts._pool = Mock()  # of agents that are sent away
     ends = []
     for number, node in enumerate(found, 1):
         logs = tmp_path / f"run/logs/attempt-{number:04d}"
@@ -376,7 +376,6 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
         attempt.told += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
     assert (ends, "".join(node.name for node in attempts.nodes)) == ([None, last], left)
-    assert all(call.args == (True,) for call in pool.close.call_args_list)  # the run continues
     assert said in capsys.readouterr().err
     ranks = [(one.rank, one.faulty_node) for one in restarts.read(tmp_path / "run")]
     assert ranks == [("abc".index(node), node) for node in found]

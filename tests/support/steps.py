@@ -1,7 +1,6 @@
 """What the ranks of a run do to themselves at a step, so that no test depends on when it looks at them.
 
-A test sets `environment(…)`, which agents hand on. Every rank then also waits, before a step, until its checkpoint
-in memory of the step before is stored: one that falls due earlier is left to a later step.
+A test sets `environment(…)`, which agents hand on.
 """
 
 import json
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.engine.checkpoint.directory import candidates, checkpoint_directory
 from pretrain.run import watchdog
 
 _HERE = Path(__file__).parent
@@ -21,7 +21,8 @@ _SEEN_AS_SILENT = 4.0  # s, more than the 3 s by which the supervisor tells whic
 
 @dataclass(frozen=True)
 class Planned:
-    """What `rank` does at the first step from `step` on of one attempt.
+    """What `rank` does at the first step from `step` on of one attempt, once the checkpoint of the step `saved`, if not
+    0, is the run's latest.
 
     - "kill": it sends itself SIGKILL.
     - "stop": it notes its process in the file `path` and sends itself SIGSTOP.
@@ -34,23 +35,13 @@ class Planned:
     does: str
     path: str = ""
     attempt: int = 1
+    saved: int = 0
 
 
 def environment(*planned: Planned) -> dict[str, str]:
     """The variables that have ranks do what is planned."""
     search = [str(_HERE / "planned_steps"), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     return {"STEPS": json.dumps([asdict(one) for one in planned]), "PYTHONPATH": os.pathsep.join(filter(None, search))}
-
-
-def store_each(module: Any) -> None:
-    """Has steps wait until the checkpoint in memory of the step before is stored."""
-    is_due = module.MemoryCheckpoints.due
-
-    def due(self: Any, step: int) -> Any:
-        self.close()
-        return is_due(self, step)
-
-    module.MemoryCheckpoints.due = due
 
 
 def _plan_steps(module: Any) -> None:
@@ -69,7 +60,9 @@ def _plan_steps(module: Any) -> None:
 
 
 def _do(planned: Planned) -> None:
-    path = Path(planned.path)
+    path, run = Path(planned.path), Path(os.environ["PRETRAIN_SUPERVISED"]).parent.parent
+    while planned.saved and candidates(run)[0][:1] != [checkpoint_directory(run, planned.saved)]:
+        time.sleep(0.05)
     match planned.does:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +74,6 @@ def _do(planned: Planned) -> None:
             threading.Thread(target=_end_time_of_watchdog, args=(path,), daemon=True).start()
         case "hold":
             path.touch()
-            run = Path(os.environ["PRETRAIN_SUPERVISED"]).parent.parent
             while not (run / "stop").exists():
                 time.sleep(0.05)
 
@@ -96,4 +88,4 @@ def _end_time_of_watchdog(path: Path) -> None:
 
 
 # What is done to modules.
-CHANGES = {"pretrain.engine.engine": _plan_steps, "pretrain.engine.checkpoint.memory": store_each}
+CHANGES = {"pretrain.engine.engine": _plan_steps}

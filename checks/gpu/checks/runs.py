@@ -124,7 +124,7 @@ def run(report: Report) -> None:
         "optimizer": {},
         "schedule": {"warmup_steps": 20},
         "compute": {"compile": report.cuda, "cuda_graphs": True},
-        "checkpoint": {"every_steps": saved, "memory_every_steps": None},
+        "checkpoint": {"every_steps": saved},
         "faults": {"max_restarts": 1},
         "evaluation": [],
         "callbacks": [_fault("kill", killed, note)],

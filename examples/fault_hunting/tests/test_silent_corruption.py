@@ -29,7 +29,7 @@ from pretrain.engine.checkpoint.fingerprint import of_masters
 from pretrain.engine.deepspeed_private import flat_buffers, fragments, local_weights, wrapped
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import joined_world
-from pretrain.run import environment, node_memory
+from pretrain.run import environment
 from pretrain.training.run import train_in_group
 from tests.support import tables
 from tests.support.exactness import whole_parameters
@@ -248,11 +248,9 @@ def test_ranks_pass_their_rows_on_to_those_that_round_alike():
 
 
 def watched(folder: Path, corpus: Path, stage: int = 2, keep_last: int = 9, **sections: Any) -> Path:
-    """The run file of a run that also saves each step in memory."""
-    checkpoint = {"every_steps": 2, "keep_last": keep_last, "memory_every_steps": 1}
-    path = run_file(folder, corpus, stage, checkpoint=checkpoint, evaluation=[], **sections)
-    (folder / "node").mkdir()
-    return path
+    """The run file of a run that saves every second step."""
+    checkpoint = {"every_steps": 2, "keep_last": keep_last}
+    return run_file(folder, corpus, stage, checkpoint=checkpoint, evaluation=[], **sections)
 
 
 def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[float]]:
@@ -266,7 +264,6 @@ def error_and_losses(path: Path, spoil: Spoil, *given: Any) -> tuple[str, list[f
         return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(node_memory.DIRECTORY, str(path.parent / "node"))
         patch.setattr(Engine, "step", step)
         try:
             train_in_group(joined_world(), load(path, [], RunConfig))
@@ -288,7 +285,7 @@ def computing_wrong(engine: Any, step: int) -> Iterator[None]:
 
 
 def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(small_corpus, tmp_path):
-    """Wrong is step 6, which is replayed; saved are steps 2 and 4, and in memory is each step."""
+    """Wrong is step 6, which is replayed; saved are steps 2 and 4."""
     later = ["unsound-step-00000004"]
     only = "; step-00000002 may be wrong too, but it is the oldest: the run resumes from it"
     cases = [(2, 4, 4, [], ""), (3, 3, 2, later, ""), (6, 1, 2, later, only)]
@@ -308,7 +305,6 @@ def test_a_finding_ends_the_attempt_and_later_checkpoints_are_not_gone_on_from(s
         checkpoints = tmp_path / str(every) / "run/checkpoints"
         assert (checkpoints / "latest").read_text() == f"step-{latest:08d}\n"
         assert sorted(one.name for one in checkpoints.glob("unsound-*")) == aside
-        assert not list((tmp_path / str(every) / "node").glob("checkpoints/step-*"))
 
 
 # Bits that flip in a rank's memory between two updates: found before the second

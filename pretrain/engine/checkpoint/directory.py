@@ -1,8 +1,8 @@
 """Finds and sets aside the checkpoints of a run, in directories such as RUN/checkpoints/step-00001000. The file
 `latest` names the latest.
 
-Only names of this form count; other names, in the directory or in `latest`, are ignored. A run's directory in the
-memory of a node has checkpoints under the same names. This module imports no PyTorch, because launchers use it.
+Only names of this form count; other names, in the directory or in `latest`, are ignored. This module imports no
+PyTorch, because launchers use it.
 """
 
 import re
@@ -11,7 +11,6 @@ import stat
 from pathlib import Path
 
 from data_pipeline.base.atomic import write_bytes
-from pretrain.run import node_memory
 
 _LONGEST = 4096  # bytes of `latest`
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})")  # exactly one name for each step
@@ -73,39 +72,3 @@ def _latest(run: Path) -> tuple[int | None, str]:
         return None, f"{path}: can't be read: {error.strerror}"
     step = step_in_name(name)
     return step, "" if step is not None else f"{path}: names no checkpoint of this run: {name[:60]!r}"
-
-
-def release_memory(run: Path) -> str | None:
-    """Removes the checkpoints of `run` in this node's memory, unless they are newer than those on disk: then returns a
-    message.
-
-    The same command resumes from the memory until the machine is rebooted. If the run has started again already, as
-    after a requeue, nothing is removed.
-    """
-    node = node_memory.path(run)
-    if node is None or _removed(node, run):
-        return None
-    step, on_disk = max(all_steps(node), default=0), max(all_steps(run), default=0)
-    if step <= on_disk:
-        return None
-    than = f"step {on_disk:,}" if on_disk else "no checkpoint"
-    return f"{run}: step {step:,} is in memory ({node}), the disk has {than}; a start of this run resumes from memory"
-
-
-def remove_left_in_memory() -> None:
-    """Removes the checkpoints in memory that killed runs of this user have left, unless they are newer than those on
-    disk."""
-    for node, run in node_memory.runs():
-        _removed(node, run)
-
-
-def _removed(node: Path, run: Path | None) -> bool:
-    """Removes a run's directory in memory if no supervisor uses it and the disk has a checkpoint as new. Returns True
-    if it did."""
-    with node_memory.locked(node) as is_there:
-        if not is_there or node_memory.is_used(node):
-            return False
-        newer = run is not None and run.is_dir() and max(all_steps(node), default=0) > max(all_steps(run), default=0)
-        if not newer:
-            shutil.rmtree(node, ignore_errors=True)
-        return not newer

@@ -8,7 +8,6 @@ then writes the checkpoint.
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,14 +83,12 @@ def copy_bytes(engine: Engine) -> int:
 class PinnedStaging:
     """Copies an engine's state, each time to the same host memory, since new memory costs more than the copy.
 
-    The memory has the content of a safetensors file. `allocate` returns so many bytes of memory. By default this is
-    memory of the process, page-locked if a GPU copies. PyTorch takes the next power of two of page-locked bytes, unless
-    PYTORCH_ALLOC_CONF has pinned_max_round_threshold_mb.
+    The memory has the content of a safetensors file. It is page-locked if a GPU copies. PyTorch takes the next power of
+    two of page-locked bytes, unless PYTORCH_ALLOC_CONF has pinned_max_round_threshold_mb.
     """
 
-    def __init__(self, engine: Engine, allocate: Callable[[int], Tensor] | None = None):
+    def __init__(self, engine: Engine):
         self._engine = engine
-        self._allocate = allocate
         self._image = torch.empty(0)
         self._shapes: dict[str, list[int]] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -103,8 +100,8 @@ class PinnedStaging:
         self._current.wait()
 
     def take(self) -> Copy:
-        """Begins a copy. The copy before must not be used any more. Raises the errors of `allocate`, and RuntimeError
-        if the system locks no more pages."""
+        """Begins a copy. The copy before must not be used any more. Raises RuntimeError if there is too little memory,
+        or the system locks no more pages."""
         copy, deepspeed = Copy(), self._engine.deepspeed
         optimizer = wrapped(deepspeed)
         state: dict[Tensor, dict[str, Tensor]] = optimizer.state
@@ -144,10 +141,7 @@ class PinnedStaging:
             return
         beginning, sizes = bytearray(header(shapes)), [math.prod(shape) for shape in shapes.values()]
         size = len(beginning) + 4 * sum(sizes)
-        if self._allocate:
-            self._image = self._allocate(size)
-        else:
-            self._image = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+        self._image = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
         self._image[: len(beginning)] = torch.frombuffer(beginning, dtype=torch.uint8)
         values = self._image[len(beginning) :].view(torch.float32).split(sizes)
         self._tensors = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), values, strict=True)}

@@ -3,14 +3,12 @@ the fragments in the safetensors file beside it. Finds the newest valid checkpoi
 
 import json
 import logging
-import mmap
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import xxhash
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from data_pipeline.base import packages
@@ -52,22 +50,6 @@ class File:
 
 
 @dataclass(frozen=True)
-class MappedFile:
-    """Size and checksum of a file of tensors in a node's memory. A sha256 would take ten times as long."""
-
-    bytes: NonNegativeInt
-    xxh3: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-
-    def matches(self, path: Path, progress: Callable[[], None]) -> bool:
-        """True if `path` has this content."""
-        progress()
-        if path.stat().st_size != self.bytes:
-            return False
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return xxhash.xxh3_128_hexdigest(mapped) == self.xxh3
-
-
-@dataclass(frozen=True)
 class Origin:
     """The facts that all checkpoints of `run` have in common, as seen by one of its ranks.
 
@@ -105,7 +87,7 @@ class Index:
     identity: Identity
     world_size: PositiveInt
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    files: dict[PathBelow, File | MappedFile]
+    files: dict[PathBelow, File]
     weights: str | None = None
     family_from: str = ""
     format_version: int = FORMAT_VERSION
@@ -321,7 +303,7 @@ class Table:
     fragments: dict[str, SavedFragment]
 
 
-Files = Mapping[str, File | MappedFile]
+Files = Mapping[str, File]
 """Descriptions of files, by their path below the checkpoint."""
 
 

@@ -4,9 +4,8 @@
 - 30 Speed, 20 Profiling: measure steps.
 - 0, unless they set `priority`: the callbacks of the run file, then those of a Python call.
 - -10 Reporting: logs metrics.
-- -20 CheckpointsInMemory: saves the run to memory.
 - -30 EvaluationHooks: runs evaluations during training.
-- -40 Checkpointing: saves the run to disk.
+- -40 Checkpointing: saves the run.
 - -50 Stops: ends the run on request.
 """
 
@@ -18,7 +17,7 @@ from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.training.callback import Callback
 from pretrain.training.callbacks.bad_steps import SkippedSteps, Spikes
-from pretrain.training.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.training.callbacks.checkpointing import Checkpointing
 from pretrain.training.callbacks.profiling import Profiling
 from pretrain.training.callbacks.reporting import EvaluationHooks, Reporting, Speed
 from pretrain.training.callbacks.stops import Stops
@@ -43,7 +42,6 @@ def build_callbacks(
         **built_in(Speed),
         **built_in(Profiling, config.trainer.profile),
         **built_in(Reporting),
-        **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
         **built_in(EvaluationHooks, bool(config.evaluation)),
         **built_in(Checkpointing),
         "Stops": Stops(stop_at_step),

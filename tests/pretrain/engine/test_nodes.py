@@ -16,7 +16,6 @@ import torch
 from data_pipeline.base.config_file import load
 from pretrain.config import RunConfig
 from pretrain.run.world import World
-from tests.pretrain.engine.test_memory_checkpoints import trained
 from tests.pretrain.training.test_attention_check import a_run, child
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import run_file
@@ -128,36 +127,3 @@ def test_one_rank_of_each_node_compiles_and_the_others_wait_for_it(small_corpus,
     path = run_file(tmp_path, small_corpus, 1, {"max_steps": 1}, **changes)
     of_ranks = on_ranks(4, on_its_node, functools.partial(compiled, path), joined=False)
     assert of_ranks == [[0, 1] if rank in FIRST else [2, 2] for rank in range(4)]
-
-
-def written(path: Path, world: World) -> list[str]:
-    """Trains three steps; which files of no rank this one writes into its node's memory."""
-    from pretrain.engine.checkpoint import memory
-
-    found: list[str] = []
-
-    def noting(write: Any) -> Any:
-        def noted(*given: Any) -> None:
-            found.append(write.__name__)
-            write(*given)
-
-        return noted
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("write_common", "write_run_index"):
-            patch.setattr(memory, name, noting(getattr(memory, name)))
-        assert trained(path, 3, socket.gethostname()) == 75
-    return found
-
-
-def test_one_rank_of_each_node_writes_what_no_rank_owns(small_corpus, tmp_path):
-    checkpoint = {"every_steps": 100, "memory_every_steps": 1}
-    path = run_file(tmp_path, small_corpus, checkpoint=checkpoint, evaluation=[])
-    found = on_ranks(4, on_its_node, functools.partial(written, path), joined=False)
-    slots, steps = ["write_common"] * 2, ["write_run_index"] * 3
-    assert found == [slots + steps if rank in FIRST else [] for rank in range(4)]
-    for node in ("alpha", "beta"):  # all ranks' files, of the node and of its neighbour
-        kept = tmp_path / node / "checkpoints/step-00000002"
-        assert sorted(file.name for file in kept.glob("rank-*.safetensors")) == [
-            f"rank-{rank:05d}.safetensors" for rank in range(4)
-        ]

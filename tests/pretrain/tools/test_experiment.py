@@ -131,7 +131,7 @@ WITH_EVERY_STEP = {
 }
 OF_NO_LENGTH = {  # of the page of settings: counts, and what follows from the time that something takes
     "faults.max_skipped_steps",
-    *("optimizer.ns_steps", "checkpoint.memory_every_steps"),
+    "optimizer.ns_steps",
 }
 
 

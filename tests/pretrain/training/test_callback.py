@@ -36,7 +36,6 @@ def test_callbacks_are_called_by_priority_and_then_in_the_order_of_the_run_file(
         data={"train": [{"corpus": "none"}], "validation": [{"corpus": "none"}]},
         evaluation=[{"hook": "validation_loss", "every_steps": 8}],
         faults={"spikes": {}},
-        checkpoint={"memory_every_steps": 2},
         trainer={"profile": True},
     )
     latest, usual, earlier = names
@@ -50,7 +49,6 @@ def test_callbacks_are_called_by_priority_and_then_in_the_order_of_the_run_file(
         usual,
         f"{usual} 3",
         "Reporting",
-        "CheckpointsInMemory",
         "EvaluationHooks",
         "Checkpointing",
         "Stops",

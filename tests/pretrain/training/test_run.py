@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 
 from data_pipeline.corpus import open_corpus
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.run import heartbeat, node_memory, rank_logs, restarts, status
+from pretrain.run import heartbeat, rank_logs, restarts, status
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.status import Status
 from pretrain.training.tracking.mlflow_store import TrackedRun
@@ -211,7 +211,7 @@ def test_a_variable_that_is_empty_is_one_that_is_not_set(small_corpus, tmp_path)
     path = run_file(tmp_path, small_corpus, run={"max_steps": 1}, evaluation=[])
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "HOME"]
     names += ["SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TMPDIR", "MKL_CBWR"]
-    names += [rank_logs.SUPERVISED, heartbeat.DIRECTORY, node_memory.DIRECTORY, restarts.EARLIER]
+    names += [rank_logs.SUPERVISED, heartbeat.DIRECTORY, restarts.EARLIER]
     with Forked("train", path, **dict.fromkeys(names, "")) as trained:
         assert trained.wait() == 0, trained.stderr
     with Forked("train", path, "--fresh", RANK="0", WORLD_SIZE="") as alone:

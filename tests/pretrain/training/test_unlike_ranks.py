@@ -26,7 +26,6 @@ from pretrain.config.evaluation import HookSettings
 from pretrain.engine.ranks import joined_world
 from pretrain.evaluate.hook import EvalResult, Evaluation, ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
-from pretrain.run import node_memory
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 from tests.support.rank_processes import each, on_ranks
@@ -83,17 +82,14 @@ def locks_no_more(_: object) -> None:
     raise RuntimeError("the system locks no more pages")
 
 
-def trained(path: Path, corpus: Path, what: str, node: bool) -> int | str:
+def trained(path: Path, corpus: Path, what: str) -> int | str:
     """The exit code of a run, or the error that it ends with, and what it warns of."""
     from pretrain.engine.checkpoint.engine_state import PinnedStaging
     from pretrain.training.run import train_in_group
 
     alone = dist.get_rank() == 1
-    memory = path.parent / "run.yaml/node" if what == "a folder that can't be made" and alone else path.parent / "node"
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        if node and not (what == "no folder" and alone):
-            patch.setenv(node_memory.DIRECTORY, str(memory))
         if what == "no memory" and alone:
             patch.setattr(PinnedStaging, "take", locks_no_more)
         patch.chdir(path.parent if what == "no corpus" and alone else corpus)
@@ -112,12 +108,10 @@ CASES: dict[str, tuple[str, dict[str, Any], int | str]] = {
     "Spikes": ("a spike", {"run": {"max_steps": 10}, "faults": {"spikes": {"window": 8}}}, 0),
     "Speed": ("a pause", {}, 0),
     "Reporting": ("a metric", {}, 0),
-    "CheckpointsInMemory": ("no folder", {}, 0),
     "Checkpointing": ("a full disk", {}, "can't be saved: rank 1: File too large"),
     "Stops": ("a stop", {"run": {"max_steps": 4}}, 75),
 }
 BESIDE = {
-    "memory": ("a folder that can't be made", {}, 0),
     "callback": (
         "can't be made",
         {},
@@ -142,7 +136,7 @@ def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
         changes = {"evaluation": [], "callbacks": [{"name": f"{HERE}:Unlike", "what": what}], **sections}
         changes["run"] = {"max_steps": 3, **sections.get("run", {})}
         path = run_file(tmp_path / name, Path(), **changes)
-        cases.append((path, small_corpus, what, name in ("CheckpointsInMemory", "memory")))
+        cases.append((path, small_corpus, what))
         expected.append(end)
     found = on_ranks(2, each, trained, cases)
     assert found[0] == found[1]
