@@ -38,8 +38,8 @@ from pii.patterns import PLACEHOLDERS, mask
 import data_pipeline
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
 from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
+from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.cleaning.bad_words import contains_bad_word
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, scorer
@@ -62,7 +62,7 @@ FILES = {
 
 
 def read(source: str, path: Path) -> list[Record]:
-    return list(READERS[source](Input(str(path)), ReadStats()))
+    return list(formats.read(source, Input(str(path)), ReadStats()))
 
 
 def size(path: Path) -> int:

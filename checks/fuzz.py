@@ -32,8 +32,8 @@ import fsspec
 import zstandard
 
 from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.cleaning.page import Cleaner
@@ -125,7 +125,7 @@ def _read(base: Seed, stored: bytes) -> tuple[list[Record], ReadStats, bool]:
     stats = ReadStats()
     records: list[Record] = []
     try:
-        records.extend(READERS[base.format](Input(path, options=dict(base.options)), stats))
+        records.extend(formats.read(base.format, Input(path, options=dict(base.options)), stats))
     except DamagedInput:
         return records, stats, True
     except UserError:  # a damaged schema gives a column another type
@@ -253,7 +253,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--only", choices=sorted(READERS))
+    parser.add_argument("--only", choices=sorted(formats.FORMATS))
     arguments = parser.parse_args()
     numbers = range(arguments.first, arguments.first + arguments.cases)
     tasks = zip(itertools.repeat(arguments.seed), numbers, itertools.repeat(arguments.only))

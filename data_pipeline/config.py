@@ -25,20 +25,19 @@ from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceC
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig
 from data_pipeline.engine.config import RayConfig
-from data_pipeline.sources import plain_text
-from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.text.cleaning.config import CleaningConfig
 
 if TYPE_CHECKING:
-    Format = str
+    FormatName = str
 else:
-    Format = Literal[tuple(OPTIONS)]
+    FormatName = Literal[tuple(FORMATS)]
 
 
 class SourceConfig(Section):
     """Files of one format."""
 
-    format: Format
+    format: FormatName
     """The format of the files."""
     path: Locations
     """The files: a path, a glob, or a list of them, local or as fsspec URLs; `hf://datasets/OWNER/NAME/…` is on the
@@ -77,16 +76,21 @@ class SourceConfig(Section):
     def _options_are_the_formats(cls, options: dict[str, Any], others: ValidationInfo) -> dict[str, Any]:
         if (declared := others.data.get("format")) is not None:
             try:
-                OPTIONS[declared].model_validate(options)
+                FORMATS[declared].options.model_validate(options)
             except ValidationError as error:
-                lines = problems(error, OPTIONS[declared])
+                lines = problems(error, FORMATS[declared].options)
                 raise ValueError("\n".join(f"format {declared}: {line}" for line in lines)) from None
         return options
 
     @property
     def together(self) -> int:
         """Number of consecutive documents of a file that stay together in the shuffle; 1: none."""
-        return plain_text.Options(**self.options).together if self.format == "text" else 1
+        return FORMATS[self.format].stays_together(self.options)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the documents are text-to-text pairs."""
+        return FORMATS[self.format].pairs
 
 
 class SplitConfig(Section):
@@ -208,7 +212,7 @@ class CorpusConfig(Section):
 
     @model_validator(mode="after")
     def _pairs_are_text_to_text(self) -> "CorpusConfig":
-        pairs = [source.name for source in self.sources if source.format == "pairs"]
+        pairs = [source.name for source in self.sources if source.pairs]
         text_to_text = isinstance(self.rows.objective, TextToText)
         if pairs and not text_to_text:
             lost = f"would lose the targets of the pairs in {', '.join(pairs)}"
@@ -220,13 +224,13 @@ class CorpusConfig(Section):
     @property
     def pairs(self) -> bool:
         """Whether the documents are text-to-text pairs."""
-        return self.sources[0].format == "pairs"
+        return self.sources[0].pairs
 
     def cleaning_of(self, source: SourceConfig) -> CleaningConfig:
         """The rules for the documents of `source`."""
         if source.cleaning is not None:
             return source.cleaning
-        return CleaningConfig(profile="none") if source.format == "pairs" else self.cleaning
+        return CleaningConfig(profile="none") if source.pairs else self.cleaning
 
     def ratio_of(self, source: SourceConfig) -> tuple[int, int]:
         """(p, q), as in `SplitConfig.ratio`, for the documents of `source`."""

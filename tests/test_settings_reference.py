@@ -9,7 +9,7 @@ import yaml
 
 from data_pipeline.base.config_file import Section, in_brief, meaning
 from data_pipeline.config import CorpusConfig
-from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.formats import FORMATS
 from docs.site import settings_reference
 from pretrain.config import RunConfig
 
@@ -44,7 +44,11 @@ def test_the_page_is_what_the_code_says():
 
 
 def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
-    classes = {found for schema in (CorpusConfig, RunConfig, *OPTIONS.values()) for found in settings_in(schema)}
+    classes = {
+        found
+        for schema in (CorpusConfig, RunConfig, *(known.options for known in FORMATS.values()))
+        for found in settings_in(schema)
+    }
     assert len(classes) > 50
     for section in classes:
         assert section is Section or section.__doc__ != Section.__doc__, section

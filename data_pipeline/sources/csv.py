@@ -14,6 +14,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 from pydantic import Field
 
 from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.sources.format import Format
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, open_text, record_of, too_long
 from data_pipeline.sources.tables import Columns
 
@@ -200,3 +201,10 @@ def _explained(error: csv.Error, lines: list[bytes], options: Options) -> str:
     if options.escapechar is None and any(b'\\"' in line for line in lines):
         return f'{reason}; for a backslash before quotation marks set options: {{escapechar: "\\\\"}}'
     return f"{reason}; a quotation mark inside a quoted field is written twice"
+
+
+class Csv(Format):
+    """Tables as text, with a line of names."""
+
+    options, refuses_others = Options, True
+    read = staticmethod(read)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_pipeline.base.errors import DamagedInput
+from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, numbered_lines, open_text
 
 
@@ -59,3 +60,12 @@ def _why_no_header(line: bytes | None, options: TextOptions) -> str:
     except ValueError as error:
         return str(error)
     return "expected a header, a line that begins with >"
+
+
+class Fasta(Format):
+    """Sequences of residues."""
+
+    options, refuses_others = TextOptions, True
+    # headers, each above lines of letters
+    beginning = Beginning(rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", "FASTA", also=("text",))
+    read = staticmethod(read)

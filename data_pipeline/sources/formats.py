@@ -1,15 +1,10 @@
-"""All file formats by name, also those of installed packages: the reader, the options and the first bytes of each.
-
-Every reader that ships raises `DamagedInput` for a file whose first bytes belong to another format.
-"""
+"""All file formats by name, also those of installed packages, and which format a file has by its first bytes."""
 
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
-from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import DamagedInput, StoreError, UserError
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.packages import offered
@@ -26,18 +21,8 @@ from data_pipeline.sources import (
     wikipedia,
 )
 from data_pipeline.sources.decompress import decompressed, open_file
-from data_pipeline.sources.record import (
-    Input,
-    ReadFunction,
-    ReadStats,
-    Record,
-    RecordOptions,
-    Source,
-    TextOptions,
-    wide_encoding,
-)
-from data_pipeline.sources.tables import Columns
-from data_pipeline.sources.warc_records import WarcOptions
+from data_pipeline.sources.format import Beginning, Format
+from data_pipeline.sources.record import Input, ReadStats, Record, wide_encoding
 
 _HEAD = 1 << 18  # bytes of content to look at
 _PRETTY = re.compile(rb'\s*\{[ \t]*\r?\n\s*"(?:[^"\\\n]|\\.)*"\s*:')  # JSON with indents
@@ -59,25 +44,55 @@ class Look:
         return self.description + (f" (format: {' or '.join(self.formats)})" if self.formats else "")
 
 
+_SHIPPED: dict[str, type[Format]] = {
+    "wet": warc_records.Wet,
+    "warc": warc.Warc,
+    "c4": jsonl.C4,
+    "wikipedia": wikipedia.Wikipedia,
+    "wikiextractor": wikiextractor.WikiExtractor,
+    "jsonl": jsonl.JsonLines,
+    "csv": csv.Csv,
+    "text": plain_text.PlainText,
+    "parquet": tables.Parquet,
+    "arrow": tables.Arrow,
+    "pairs": pairs.Pairs,
+    "fasta": fasta.Fasta,
+}
+FORMATS: dict[str, type[Format]] = {**_SHIPPED, **offered("sources", Format, _SHIPPED)}
+"""All formats by name: those that ship, and those of installed packages."""
+
 _ARRAY = "one JSON array, not JSON Lines: make each of its objects one line by jq -c '.[]'"
-_BEGINNINGS = (
-    (rb"PAR1", Look("a Parquet file", ("parquet",))),
-    (rb"ARROW1\0\0|\xff{4}..\0\0", Look("an Arrow file", ("arrow",))),
+_OTHERS = (
     (rb"\xfd7zXZ\0", Look("an xz archive: decompress it with xz -d")),
     (rb"PK\x03\x04|7z\xbc\xaf\x27\x1c|Rar!", Look("an archive of files: unpack it")),
     (rb"%PDF-", Look("a PDF: convert it to text")),
     (rb".{257}ustar", Look("a tar archive: unpack it with tar -xf")),
-    (rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", Look("a WARC archive", ("wet", "warc"))),
-    (rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", Look("a MediaWiki export", ("wikipedia",))),
-    (rb'\s*<doc id="[^"]*" (?:revid="[^"]*" )?url="', Look("WikiExtractor output", ("wikiextractor",))),
-    # headers, each above lines of letters
-    (rb">[^\n]*\n(?:[A-Za-z*.-]+[ \t\r]*\n)++(?:>|\Z)", Look("FASTA", ("fasta", "text"))),
     # These may be read as text too: a corpus of code, for example.
     (rb"\s*(?i:<!doctype html|<html[\s>])[^\t\n]*\n", Look("an HTML page", ("text",))),
     (rb"\s*\[ *\r?\n\s*[\[{]", Look(_ARRAY, ("text",))),
     (rb"\s*\[\s*[\[{]", Look(_ARRAY, certain=False)),
 )
-_LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _BEGINNINGS]
+
+
+def _looks() -> Iterator[tuple[bytes, Look]]:
+    """(pattern of the first bytes, kind of file) of the formats, then of files that no format has."""
+    formats: dict[Beginning, list[str]] = {}
+    for name, known in FORMATS.items():
+        if known.beginning:
+            formats.setdefault(known.beginning, []).append(name)
+    for beginning, names in formats.items():
+        yield beginning.pattern, Look(beginning.description, (*names, *beginning.also))
+    yield from _OTHERS
+
+
+_LOOKS = [(re.compile(pattern, re.DOTALL), look) for pattern, look in _looks()]
+
+
+def read(declared: str, file: Input, stats: ReadStats) -> Iterator[Record]:
+    """The records of `file`, which has the format `declared`. Raises `DamagedInput` for a file of another format."""
+    if FORMATS[declared].refuses_others:
+        refuse_other_format(file, declared)
+    yield from FORMATS[declared].read(file, stats)
 
 
 def look_of(path: str) -> Look | None:
@@ -161,29 +176,3 @@ def _objects(texts: list[bytes]) -> list[dict[str, object]]:
     except (ValueError, RecursionError):
         return []
     return found if all(isinstance(one, dict) for one in found) else []
-
-
-def _read(declared: str, reader: ReadFunction, file: Input, stats: ReadStats) -> Iterator[Record]:
-    refuse_other_format(file, declared)
-    yield from reader(file, stats)
-
-
-_SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
-    "wet": (warc_records.read_wet, WarcOptions),
-    "warc": (warc.read, warc.Options),
-    "c4": (jsonl.read_c4, RecordOptions),
-    "wikipedia": (wikipedia.read, Section),
-    "wikiextractor": (wikiextractor.read, TextOptions),
-    "jsonl": (jsonl.read, jsonl.Options),
-    "csv": (csv.read, csv.Options),
-    "text": (plain_text.read, plain_text.Options),
-    "parquet": (partial(tables.read, tables.ParquetTable), Columns),
-    "arrow": (partial(tables.read, tables.ArrowTable), Columns),
-    "pairs": (pairs.read, pairs.Options),
-    "fasta": (fasta.read, TextOptions),
-}
-_OFFERED = offered("sources", Source, _SHIPPED)
-READERS: dict[str, ReadFunction] = {name: partial(_read, name, read) for name, (read, _) in _SHIPPED.items()}
-READERS |= {name: source.read for name, source in _OFFERED.items()}
-OPTIONS = {name: options for name, (_, options) in _SHIPPED.items()}
-OPTIONS |= {name: source.options for name, source in _OFFERED.items()}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from data_pipeline.base.errors import DamagedInput
+from data_pipeline.sources.format import Format
 from data_pipeline.sources.record import (
     FieldNames,
     Input,
@@ -198,3 +199,17 @@ def _c4_row(line: str) -> dict[str, str]:
     if time := _TIMESTAMP.fullmatch(timestamp):
         timestamp = f"{time[1]}T{time[2]}{time[3] or 'Z'}"
     return {"text": text, "url": url, "timestamp": timestamp}
+
+
+class JsonLines(Format):
+    """A JSON object a line."""
+
+    options, refuses_others = Options, True
+    read = staticmethod(read)
+
+
+class C4(Format):
+    """C4 as it is published, in JSON Lines."""
+
+    options, refuses_others = RecordOptions, True
+    read = staticmethod(read_c4)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
+from data_pipeline.sources.format import Format
 from data_pipeline.sources.jsonl import is_alone, json_object, string, strings
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, first_character, open_text, parsed_lines
 
@@ -77,3 +78,10 @@ def _strings(pair: dict[str, object], name: str) -> list[str]:
     if not isinstance(values, list):
         raise ValueError(f'no list under the key "{name}"')
     return [string({name: value}, name) for value in values]
+
+
+class Pairs(Format):
+    """Text-to-text pairs."""
+
+    options, refuses_others, pairs = Options, True, True
+    read = staticmethod(read)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
+from data_pipeline.sources.format import Format
 from data_pipeline.sources.record import Input, ReadStats, Record, TextOptions, decode, numbered_lines, open_text
 
 _BLANK_LINE = re.compile(rb"\n[^\S\n]*(?=\n)")  # without its own line break
@@ -108,3 +109,14 @@ def _read_up_to(stream: BinaryIO, size: int) -> bytes:
         chunks.append(chunk)
         size -= len(chunk)
     return b"".join(chunks)
+
+
+class PlainText(Format):
+    """Text without a form of its own."""
+
+    options, refuses_others = Options, True
+    read = staticmethod(read)
+
+    @staticmethod
+    def stays_together(options: dict[str, Any]) -> int:
+        return Options(**options).together

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from pydantic import AfterValidator, Field
 
@@ -108,20 +108,6 @@ class ReadStats:
         """Notes damage between records, which loses no record that could be counted."""
         if len(self.damage) < _DAMAGE_KEPT:
             self.damage.append(Damage(position, reason))
-
-
-ReadFunction = Callable[[Input, ReadStats], Iterator[Record]]
-
-
-class Source:
-    """A file format of an installed package. `options`: the keys that a source may set under `options`."""
-
-    options: ClassVar[type[Section]] = Section
-
-    @staticmethod
-    def read(file: Input, stats: ReadStats) -> Iterator[Record]:
-        """Yields every record of `file`; `file.options` has the settings. Notes damage in `stats`."""
-        raise NotImplementedError
 
 
 class FieldNames(Section):

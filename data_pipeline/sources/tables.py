@@ -1,8 +1,10 @@
 """Tables with a column of text: Parquet, and Arrow as IPC streams (`datasets.save_to_disk`) or IPC files (Feather)."""
 
+import io
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +14,7 @@ from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.progress import advance
 from data_pipeline.sources.decompress import open_for_random_access
+from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
@@ -251,3 +254,26 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+class Parquet(Format):
+    """Tables in Parquet."""
+
+    options, refuses_others, beginning = Columns, True, Beginning(_PARQUET, "a Parquet file")
+    read = staticmethod(partial(read, ParquetTable))
+
+    @staticmethod
+    def head(file: BinaryIO, size: int) -> bytes:
+        whole, table = file.seek(0, 2), pq.ParquetFile(file)  # unreadable without its end
+        rows = max(1, table.metadata.num_rows * min(size, whole) // max(1, whole))
+        first, sample = pa.Table.from_batches([next(table.iter_batches(rows))], table.schema_arrow), io.BytesIO()
+        pq.write_table(first, sample)
+        return sample.getvalue()
+
+
+class Arrow(Format):
+    """Tables in Arrow's IPC streams and files."""
+
+    options, refuses_others = Columns, True
+    beginning = Beginning(rb"ARROW1\0\0|\xff{4}..\0\0", "an Arrow file")
+    read = staticmethod(partial(read, ArrowTable))

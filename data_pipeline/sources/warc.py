@@ -15,8 +15,9 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
 from data_pipeline.sources.charsets import page_text
+from data_pipeline.sources.format import Format
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.warc_records import WarcOptions, warc_records
+from data_pipeline.sources.warc_records import ARCHIVE, WarcOptions, warc_records
 
 _STATUS = re.compile(rb"HTTP/[\d.]+[ \t]+(\d{3})\b")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -170,3 +171,10 @@ def _unbrotlied(body: bytes, limit: int) -> bytes:
     if not decompressor.is_finished():
         raise ValueError("br encoding is cut off, or holds more than max_record_bytes")
     return content
+
+
+class Warc(Format):
+    """Common Crawl's pages as they were fetched."""
+
+    options, refuses_others, beginning = Options, True, ARCHIVE
+    read = staticmethod(read)

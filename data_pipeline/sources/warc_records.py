@@ -13,11 +13,13 @@ from typing import BinaryIO
 
 from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.decompress import open_stream
+from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import Input, ReadStats, Record, RecordOptions, too_long
 
 _VERSION = re.compile(rb"WARC/\d+\.\d+[ \t]*\r?\n")
 _NEXT_RECORD = re.compile(rb"\r?\n\r?\n(WARC/\d+\.\d+[ \t]*\r?\n)")
 _LONGEST_LINE = 1 << 16
+ARCHIVE = Beginning(rb"WARC/\d\.\d+[ \t]*\r?\n[\w-]+:", "a WARC archive")
 _FORMATS = {"conversion": "wet", "response": "warc"}
 _TYPES = {"warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation"}
 
@@ -247,3 +249,10 @@ def _decoded(block: bytes, stats: ReadStats) -> str:
     except UnicodeDecodeError:
         stats.counters.undecodable += 1
         return block.decode(errors="replace")
+
+
+class Wet(Format):
+    """Common Crawl's texts of pages."""
+
+    options, refuses_others, beginning = WarcOptions, True, ARCHIVE
+    read = staticmethod(read_wet)

@@ -6,6 +6,7 @@ from typing import BinaryIO
 from xml.sax.saxutils import unescape
 
 from data_pipeline.sources import jsonl
+from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import (
     Input,
     ReadStats,
@@ -91,3 +92,11 @@ def _record(
     # --html-safe, on by default, escapes the text. Earlier versions leave titles as the dump escapes them.
     url, title = (unescape(decode(value, options), _QUOTES) for value in start.groups())
     return Record(ordinal, unescape(text), url, title)
+
+
+class WikiExtractor(Format):
+    """Articles in the form that WikiExtractor writes."""
+
+    options, refuses_others = TextOptions, True
+    beginning = Beginning(rb'\s*<doc id="[^"]*" (?:revid="[^"]*" )?url="', "WikiExtractor output")
+    read = staticmethod(read)

@@ -1,6 +1,8 @@
 """Wikipedia dumps (`pages-articles.xml.bz2`, Special:Export): MediaWiki XML, export schemas 0.3 to 0.11."""
 
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -8,9 +10,12 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.parsers import expat
 
+from data_pipeline.base import stores
 from data_pipeline.base.errors import DamagedInput
-from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, Tag, chunks, page_tags
+from data_pipeline.sources.format import Beginning, Format
+from data_pipeline.sources.record import Input, Range, ReadStats, Record
+from data_pipeline.sources.wikipedia_export import END, PAGE, ROOT, Site, Tag, chunks, index_of, page_tags, ranges
+from data_pipeline.text.wikitext.markup import plain_text
 from data_pipeline.text.wikitext.namespaces import is_redirect, normalised_namespace
 
 _MAX_PAGE = 1 << 26  # bytes; MediaWiki's own limit of a text is 2 MiB
@@ -226,3 +231,29 @@ def url_title(title: str) -> str:
     "Who's (on) A/B?"  ->  "Who%27s_(on)_A/B%3F"
     """
     return quote(title.replace(" ", "_"), safe=";@$!*(),/:~")
+
+
+class Wikipedia(Format):
+    """Dumps of wikis: wikitext, which becomes plain text."""
+
+    refuses_others, divisible = True, True
+    beginning = Beginning(rb"\s*(?:<\?xml[^>]*>\s*)?(?><!--.*?-->\s*)*<mediawiki[\s>]", "a MediaWiki export")
+    read = staticmethod(read)
+
+    @staticmethod
+    def ranges(file: Input, target_bytes: int) -> list[Range]:
+        """The ranges of a multistream dump that has its index beside it."""
+        index = index_of(file.path)
+        if index == file.path:
+            return [Range()]
+        if not stores.exists(index):
+            print(f"{file.path}: one worker reads all of it; put its index, {index}, beside it", file=sys.stderr)
+            return [Range()]
+        try:
+            return ranges(file.path, index, target_bytes)
+        except DamagedInput:
+            return [Range()]  # reading the whole file reports where the damage is
+
+    @staticmethod
+    def text_of(record: Record, holes: Counter[str] | None = None) -> str:
+        return plain_text(record.text, record.title, record.hidden_namespaces, record.timestamp, holes)

@@ -21,8 +21,9 @@ from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.work_units import Finished, Unit
+from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import CorruptMember
-from data_pipeline.sources.formats import READERS, advice
+from data_pipeline.sources.formats import FORMATS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.stages.inputs import InputFile, pieces, shared
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
@@ -31,7 +32,6 @@ from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.cleaning.page import Cleaner
 from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
-from data_pipeline.text.wikitext.markup import plain_text
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _FILES_IN_FOLDER = 1000  # twice as many with the files of URLs
@@ -366,9 +366,9 @@ def _pages(
     A page that cleaning drops may be the newest, too, unless it is too long. `holes` counts the templates that left a
     hole in a sentence.
     """
-    split_of_next = splitter(spec, file)
+    split_of_next, text_of = splitter(spec, file), FORMATS[spec.format].text_of
     for record in read_records(spec, file, stats):
-        split, text = split_of_next(record), text_of(record, spec.format, holes)
+        split, text = split_of_next(record), text_of(record, holes)
         if not text.strip():
             stats.counters.document("empty", record.title or record.url or record.text)
             continue
@@ -381,7 +381,7 @@ def _pages(
 
 def read_records(spec: DocumentsSpec, file: InputSpec, stats: ReadStats) -> Iterator[Record]:
     """The records of one input, before cleaning."""
-    return READERS[spec.format](Input(file.path, *file.range, spec.options), stats)
+    return formats.read(spec.format, Input(file.path, *file.range, spec.options), stats)
 
 
 def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:
@@ -405,13 +405,6 @@ def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:
         return split
 
     return split_of_next
-
-
-def text_of(record: Record, declared: str, holes: Counter[str] | None = None) -> str:
-    """The text of a record of the format `declared`. Wikitext becomes plain text, whose `holes` are counted."""
-    if declared == "wikipedia":
-        return plain_text(record.text, record.title, record.hidden_namespaces, record.timestamp, holes)
-    return record.text
 
 
 def clean_record(

@@ -14,15 +14,15 @@ import fsspec
 
 from data_pipeline.base import hub, stores
 from data_pipeline.base.atomic import fingerprint
-from data_pipeline.base.errors import DamagedInput, UserError
+from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
 from data_pipeline.base.threads import in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
-from data_pipeline.sources.record import Range
-from data_pipeline.sources.wikipedia_export import index_of, ranges
+from data_pipeline.sources.formats import FORMATS
+from data_pipeline.sources.record import Input, Range
 from data_pipeline.stages.output import FINISHED, STAGES, WRITTEN, is_begun, refuse_inputs_in
 from data_pipeline.stages.parts import neighbours
 from data_pipeline.stages.revisions import pinned
@@ -394,24 +394,18 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
 
 
 def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = True) -> list[Range]:
-    """The pieces of `file`, one for each unit: several for a large Wikipedia dump with an index, else the whole file.
+    """The pieces of `file`, one for each unit: several for a large file of a format that can divide it, else the whole.
 
-    Reading the index takes long, so the pieces are saved in the corpus, unless `save` is false.
+    Finding them may take long, so several pieces are saved in the corpus, unless `save` is false.
     """
-    index = index_of(file.path)
-    if file.source.format != "wikipedia" or file.bytes <= bytes_per_unit or index == file.path:
+    known = FORMATS[file.source.format]
+    if not known.divisible or file.bytes <= bytes_per_unit:
         return [Range()]
     plan = f".stages/plans/{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
     cuts = corpus.read_valid_json(plan, list[Range])
     if cuts is None:
-        if not stores.exists(index):
-            print(f"{file.path}: one worker reads all of it; put its index, {index}, beside it", file=sys.stderr)
-            return [Range()]
-        try:
-            cuts = ranges(file.path, index, bytes_per_unit)
-        except DamagedInput:
-            cuts = [Range()]  # reading the whole file reports where the damage is
-        if save:
+        cuts = known.ranges(Input(file.path, options=file.source.options), bytes_per_unit)
+        if save and len(cuts) > 1:
             corpus.write_json(plan, cuts)
     return cuts
 

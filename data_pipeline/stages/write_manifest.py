@@ -31,7 +31,7 @@ from data_pipeline.corpus.corpus import (
 )
 from data_pipeline.corpus.tokenizer import in_corpus
 from data_pipeline.engine.work_units import Finished
-from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.stages import documents, shards
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.table import Built
@@ -141,7 +141,7 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
         "sources": [
             {
                 **source.model_dump(include={"name", "format", "language"}),
-                "options": OPTIONS[source.format].model_validate(source.options).model_dump(),
+                "options": FORMATS[source.format].options.model_validate(source.options).model_dump(),
                 "cleaning": config.cleaning_of(source).described(),
                 **({"commits": commits} if (commits := hub.commits(source.path)) else {}),
             }

@@ -22,7 +22,7 @@ from data_pipeline.corpus.corpus import MANIFEST
 from data_pipeline.corpus.documents import all_documents
 from data_pipeline.engine.work_units import Finished, Unit, read_finished
 from data_pipeline.loading.reader import BlockStore
-from data_pipeline.sources import plain_text
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import ReadStats
 from data_pipeline.stages import dedup, documents, tokens, write_manifest
 from data_pipeline.stages.documents import DocumentsResult, DocumentsSpec, InputSpec, read_records
@@ -124,16 +124,15 @@ def ids_of_rows(corpus: Corpus, split: str, rows: int) -> list[str]:
     The first block says how many documents begin there. The shuffle's hashes say which.
     """
     manifest = corpus.manifest
+    sources = manifest.config["sources"]
     settled = manifest.rows.packing == "concatenate" and manifest.rows.apply_at == "load"
+    settled &= all(source["format"] in FORMATS for source in sources)
     if not settled or manifest.splits[split].documents > _SEARCHED:
         return []
     block = BlockStore(corpus, split, cached=1).block(0)
     ends = block["row_offsets"]
     begun = int((block["document_offsets"] < ends[min(rows, len(ends) - 1)]).sum())
-    together = {
-        source["name"]: plain_text.Options(**source["options"]).together if source["format"] == "text" else 1
-        for source in manifest.config["sources"]
-    }
+    together = {source["name"]: FORMATS[source["format"]].stays_together(source["options"]) for source in sources}
 
     def place(identity: str) -> int:
         return tokens.shuffle_hash(manifest.seed, identity, together[identity.partition("/")[0]])

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_pipeline.base import stores
 from data_pipeline.base.errors import UserError
@@ -26,6 +24,7 @@ from data_pipeline.base.paths import opening
 from data_pipeline.base.processes import available_memory
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.workers import are_small, without_ray
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import report, table, tokenizer
 from data_pipeline.stages.documents import inputs_of_units
@@ -107,12 +106,7 @@ def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> Sour
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
         with opening(file.path), stores.open_file(file.path) as whole:
-            if source.format == "parquet":  # unreadable without its end
-                parquet = pq.ParquetFile(whole)
-                rows = max(1, parquet.metadata.num_rows * min(size, file.bytes) // max(1, file.bytes))
-                pq.write_table(pa.Table.from_batches([next(parquet.iter_batches(rows))], parquet.schema_arrow), sample)
-            else:
-                sample.write_bytes(whole.read(size))
+            sample.write_bytes(FORMATS[source.format].head(whole, size))
         size -= file.bytes
         if size <= 0:
             break

@@ -15,8 +15,9 @@ from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
 from data_pipeline.dedup.reading import WITHOUT_KEYS, opened
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import ReadStats, Record
-from data_pipeline.stages.documents import DocumentsSpec, InputSpec, clean_record, read_records, splitter, text_of
+from data_pipeline.stages.documents import DocumentsSpec, InputSpec, clean_record, read_records, splitter
 from data_pipeline.text.cleaning.page import Cleaner
 from data_pipeline.text.document import Document, Tally
 from data_pipeline.tools.finished_build import BuiltInput, FinishedBuild, records_named
@@ -137,7 +138,7 @@ def _left_out(
 
 
 def _cleaned(spec: DocumentsSpec, file: InputSpec, record: Record, split: str, clean: Cleaner) -> DocumentTrace:
-    text = text_of(record, spec.format)
+    text = FORMATS[spec.format].text_of(record)
     trace = DocumentTrace(spec.identity(file.file, record.ordinal), file.path, record.url, record.title, text)
     if not text.strip():
         trace.steps.append(StepTrace("reading", [Drop("empty")], None))

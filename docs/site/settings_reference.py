@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from data_pipeline.base.config_file import Section, allowed_values, meaning
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.objectives.registry import TrainingObjective
-from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.formats import FORMATS
 from pretrain.config import RunConfig
 
 _INTRODUCTION = """\
@@ -115,7 +115,8 @@ def file_parts(title: str, schema: type[Section]) -> Iterator[Part]:
             yield Part(3, name, _summary(section), rows)
         if name == "sources":
             yield Part(3, "options", "By the format of the source.", [])
-            for format_, options in OPTIONS.items():
+            for format_, known in FORMATS.items():
+                options = known.options
                 rows = _rows(options, "sources.0.options.", frozenset())
                 yield Part(4, f"format: {format_}", _summary(options) if rows else "No options.", rows)
 

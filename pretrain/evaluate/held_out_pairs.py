@@ -9,7 +9,7 @@ from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.corpus import Corpus
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
-from data_pipeline.sources.formats import READERS
+from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats
 from pretrain.config.evaluation import PairsSettings
 from pretrain.evaluate.generation.blanks import held_out_documents
@@ -70,7 +70,7 @@ def _file_questions(settings: PairsSettings) -> list[Question]:
     stats = ReadStats()
     file = Input(str(settings.file), options={"prefix": settings.prefix})
     try:
-        records = list(islice(READERS["pairs"](file, stats), settings.rows))
+        records = list(islice(formats.read("pairs", file, stats), settings.rows))
     except DamagedInput as error:
         raise UserError(str(error)) from None
     if stats.damage:

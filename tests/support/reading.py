@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.base.errors import DamagedInput
-from data_pipeline.sources.formats import READERS
+from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.document import LINE, MASKED, SPAN, Counts
 from tests.conftest import C4_SAMPLE
@@ -26,7 +26,7 @@ def encodings() -> list[dict[str, str]]:
 
 def read(source: str, path: Path, **options: Any) -> tuple[list[Record], ReadStats]:
     stats = ReadStats()
-    return list(READERS[source](Input(str(path), options=options), stats)), stats
+    return list(formats.read(source, Input(str(path), options=options), stats)), stats
 
 
 def read_bytes(source: str, path: Path, data: bytes, **options: Any) -> tuple[list[Record], ReadStats]:
@@ -37,7 +37,7 @@ def read_bytes(source: str, path: Path, data: bytes, **options: Any) -> tuple[li
 def read_until_damage(source: str, path: Path, **options: Any) -> tuple[list[Record], ReadStats, DamagedInput]:
     """The records that a reader yields before it raises DamagedInput, which it must."""
     kept, stats = [], ReadStats()
-    records = READERS[source](Input(str(path), options=options), stats)
+    records = formats.read(source, Input(str(path), options=options), stats)
     with pytest.raises(DamagedInput) as damage:
         kept.extend(records)  # the records before the error
     return kept, stats, damage.value

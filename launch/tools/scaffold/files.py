@@ -23,7 +23,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
-from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.formats import FORMATS
 from launch.tools.scaffold.machine import EVALUATED, TOKENS_PER_PARAMETER, FirstRun, Machine, model_named, run_within
 from launch.tools.scaffold.text import PART, Sample, SampleBy, sample_of, source_of
 from pretrain.config.evaluation import InputUseSettings
@@ -210,7 +210,7 @@ def _from_text(
     name: str, text: str | None, text_format: str | None, sample_by: SampleBy | None, objective: Objective
 ) -> Corpus:
     """The corpus that is built from the files at `text`. Raises UserError for text that no reader can read."""
-    formats = [known for known in OPTIONS if known != "pairs"]  # pairs need another objective
+    formats = [name for name, known in FORMATS.items() if not known.pairs]  # pairs need another objective
     if text_format not in (None, *formats):
         raise UserError(f"--format: {text_format!r}; expected one of {', '.join(formats)}")
     try:

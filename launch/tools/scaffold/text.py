@@ -12,10 +12,9 @@ from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, largest_vocabulary
-from data_pipeline.sources import csv, jsonl, tables
-from data_pipeline.sources.formats import READERS, advice, look_of
+from data_pipeline.sources import csv, formats, jsonl, tables
+from data_pipeline.sources.formats import FORMATS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats
-from data_pipeline.stages.documents import text_of
 from data_pipeline.stages.inputs import InputFile, is_folder, list_inputs
 
 SampleBy = Literal["document", "paragraph", "line"]
@@ -173,7 +172,7 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
         """The mean length of the first strings in a column; 0 if there are none."""
         given = Input(file.path, options={**options, "text": name}, is_sample=True)
         try:
-            records = [*itertools.islice(READERS[source.format](given, ReadStats()), 100)]
+            records = [*itertools.islice(formats.read(source.format, given, ReadStats()), 100)]
         except UserError:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))
@@ -195,8 +194,8 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample,
     for file in some:
         stats, taken = ReadStats(), 0
         try:
-            for record in READERS[source.format](Input(file.path, options=source.options, is_sample=True), stats):
-                text = text_of(record, source.format).encode()
+            for record in formats.read(source.format, Input(file.path, options=source.options, is_sample=True), stats):
+                text = FORMATS[source.format].text_of(record).encode()
                 if not text.strip():
                     continue
                 texts.setdefault(text[:budget])

@@ -21,7 +21,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
 from data_pipeline.engine.work_units import Finished
-from data_pipeline.sources.formats import READERS, look_of
+from data_pipeline.sources.formats import look_of
 from data_pipeline.sources.record import Record
 from data_pipeline.sources.tables import names as names_of_columns
 from data_pipeline.stages.documents import DocumentsResult, plan, write_documents
@@ -506,4 +506,4 @@ def test_damaged_input_crashes_no_reader_and_is_never_lost_silently():
     for seed, number in [(7, 619), (7, 31856), *((1, number) for number in range(500))]:
         check(seed, number)
     tables = {"arrow", "csv"}  # read as Parquet is; their damage is that of test_table_sources.py
-    assert {seed.format for seed in seeds()} == {*READERS} - tables
+    assert {seed.format for seed in seeds()} == {*FORMATS} - tables

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.sources import decompress as module
+from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import open_stream
-from data_pipeline.sources.formats import OPTIONS, READERS
+from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Input, ReadStats, Record
 from tests.support.reading import flat, read, read_bytes, read_until_damage
 from tests.support.tables import each
@@ -25,10 +26,9 @@ OF_LINES, PARAGRAPHS = {"sample_by": "line"}, {"sample_by": "paragraph"}
 
 
 def test_every_format_has_options_that_refuse_unknown_names():
-    assert READERS.keys() == OPTIONS.keys()
-    for options in OPTIONS.values():
+    for known in FORMATS.values():
         with pytest.raises(ValidationError):
-            options(nonsense=1)
+            known.options(nonsense=1)
 
 
 @each("source", ["c4", "jsonl", "text", "pairs"])
@@ -373,7 +373,7 @@ def test_bytes_that_are_not_in_the_encoding_end_the_file(tmp_path):
     assert damage.reason.startswith("isn't Shift_JIS: ")
     assert damage.reason.endswith("; cp932 has more characters")
     with pytest.raises(ValueError, match="Python has no encoding 'base64'"):
-        OPTIONS["text"](encoding="base64")
+        FORMATS["text"].options(encoding="base64")
 
 
 # ---- decompression
@@ -468,7 +468,7 @@ def kept(path: Path | str) -> tuple[list[str], ReadStats, str]:
     """The lines that the reader of plain text yields, and its damage."""
     lines, stats = [], ReadStats()
     try:
-        lines.extend(r.text for r in READERS["text"](Input(str(path), options={"sample_by": "line"}), stats))
+        lines.extend(r.text for r in formats.read("text", Input(str(path), options={"sample_by": "line"}), stats))
     except DamagedInput as damage:
         return lines, stats, str(damage)
     return lines, stats, ""

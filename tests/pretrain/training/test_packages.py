@@ -17,8 +17,8 @@ from data_pipeline.base.packages import missing, missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.dedup.config import STEPS
 from data_pipeline.dedup.step import Step
-from data_pipeline.sources.formats import READERS
-from data_pipeline.sources.record import Source
+from data_pipeline.sources.format import Format
+from data_pipeline.sources.formats import FORMATS
 from pretrain.config.evaluation import HOOKS, HookSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import OFFERED
@@ -249,7 +249,7 @@ from typing import Literal
 
 from data_pipeline.dedup.step import Step
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
-from data_pipeline.sources.record import Source
+from data_pipeline.sources.format import Format
 from pretrain.config.evaluation import SamplesSettings
 from pretrain.config.models import T5Config
 from pretrain.config.optimizers.adamw import AdamWConfig
@@ -279,7 +279,7 @@ class MyAdamW(AdamWConfig):
     pass
 
 
-class MyText(Source):
+class MyText(Format):
     pass
 
 
@@ -290,7 +290,7 @@ SHIPPED_NAMES = {
     "families": FAMILIES.keys() - OFFERED.keys(),
     "hooks": HOOKS,
     "optimizers": OPTIMIZERS,
-    "sources": READERS,
+    "sources": FORMATS,
     "dedup_steps": STEPS,
 }
 
@@ -302,7 +302,7 @@ SHIPPED_NAMES = {
         ("objectives", Objective, "name", {"span_corruption": "MySpans"}, "has a name that what ships has already"),
         ("hooks", HookSettings, "hook", {"samples": "MySamples"}, "has a name that what ships has already"),
         ("optimizers", OptimizerConfig, "name", {"adamw": "MyAdamW"}, "has a name that what ships has already"),
-        ("sources", Source, None, {"text": "MyText"}, "has a name that what ships has already"),
+        ("sources", Format, None, {"text": "MyText"}, "has a name that what ships has already"),
         ("dedup_steps", Step, None, {"lines": "MyLines"}, "has a name that what ships has already"),
         (
             "families",
