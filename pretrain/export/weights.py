@@ -43,9 +43,7 @@ def read(directory: Path) -> State:
     read_file, paths = _files(directory)
     for path in paths:
         stored = read_file(path)
-        if wrong := sorted(name for name, tensor in stored.items() if not _is_finite(tensor)):
-            names = ", ".join(map(printable, wrong[:8]))
-            raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
+        refuse_infinite(stored, path)
         tensors |= stored
     types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     return in_fp32(tensors) if len(types) > 1 else tensors
@@ -76,6 +74,13 @@ FORMATS: dict[str, Callable[[Path], State]] = {
 def in_fp32(tensors: Mapping[str, Tensor]) -> State:
     """The tensors, with floating-point numbers in fp32."""
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def refuse_infinite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises FailedError for tensors of the file `path` with infinite numbers, NaN or numbers beyond fp32's range."""
+    if wrong := sorted(name for name, tensor in tensors.items() if not _is_finite(tensor)):
+        names = ", ".join(map(printable, wrong[:8]))
+        raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -136,8 +136,8 @@ def pieces_of(old: Tokenizer, content: bytes, of_byte: Mapping[bytes, int]) -> l
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        ids = [of_byte.get(bytes([byte])) for byte in content]
-        return [id_ for id_ in ids if id_ is not None] if None not in ids else []
+        spelled = [bytes([byte]) for byte in content]
+        return [of_byte[byte] for byte in spelled] if of_byte.keys() >= {*spelled} else []
     try:
         ids = old.model.encode_rest(text)
     except UserError:  # a tokenizer of symbols refuses text between them

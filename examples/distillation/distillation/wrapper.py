@@ -15,6 +15,7 @@ smoothing. The student's z-loss isn't weighted. Each rank has the whole teacher 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -228,7 +229,8 @@ class Distillation(nn.Module):
         temperature, top_k = self.settings.temperature, self.settings.top_k
         logits = _logits(head, weight, x).to(weight.dtype)
         with torch.no_grad():
-            of_teacher = _logits(self.teacher.lm_head, self.teacher.lm_head.weight, teacher_states)
+            output = cast("Head", self.teacher.lm_head)
+            of_teacher = _logits(output, output.weight, teacher_states)
             of_teacher = of_teacher[:, : self.vocabulary].to(weight.dtype) / temperature
         log_q = torch.log_softmax(logits / temperature, dim=-1)
         if top_k is None or top_k >= self.vocabulary:
