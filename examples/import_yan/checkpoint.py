@@ -77,7 +77,8 @@ def import_yan(path: Path, tokenizer: Path, out: Path) -> ModelConfig:
     config, state = _read(path, model.vocabulary.eos)
     if config.vocab_size != model.size:
         raise UserError(f"{path}: the model has {config.vocab_size} ids, the tokenizer {tokenizer} {model.size}")
-    save_weights(config, weights.in_fp32(state, path), model, out)
+    weights.refuse_infinite(state, path)
+    save_weights(config, state, model, out)
     return config
 
 

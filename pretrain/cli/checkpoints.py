@@ -153,23 +153,43 @@ def import_(
 
 @app.command("adapt", epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
 def adapt_command(
-    decoder: Annotated[
-        Path, path_argument("DECODER", "A decoder-only model: a saved transformers model, a checkpoint or a run.")
-    ],
+    context: typer.Context,
+    model: Annotated[Path, path_argument("MODEL", "A saved transformers model, a checkpoint or a run.")],
     out: NewDirectory,
-    style: Annotated[str, typer.Option(help="Family of the result: t5gemma, t5gemma2 or modern.")],
+    style: Annotated[
+        str | None, typer.Option(help="Make an encoder-decoder of this family: t5gemma, t5gemma2 or modern.")
+    ] = None,
     encoder: Annotated[
         Path | None,
-        path_option("--encoder", "A decoder-only model that becomes the encoder. Default: DECODER."),
+        path_option("--encoder", "For --style: a decoder-only model that becomes the encoder. Default: MODEL."),
     ] = None,
     sentinels: Annotated[
-        int | None, typer.Option(min=0, help="Number of sentinels to add to a tokenizer that has none. Default: 0.")
+        int | None,
+        typer.Option(min=0, help="For --style: number of sentinels to add to a tokenizer that has none. Default: 0."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights that a decoder-only model doesn't have.")] = 0,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="CORPUS", help="Give the model the vocabulary of this corpus.")
+    ] = None,
+    new_rows: Annotated[
+        str,
+        typer.Option(
+            help="For --tokenizer: how tokens start that the model lacks. mean: as the mean of the old tokens of their "
+            "text. random: drawn."
+        ),
+    ] = "mean",
+    seed: Annotated[int, typer.Option(help="Seed of the weights that MODEL doesn't have.")] = 0,
 ) -> None:
-    """Turn a decoder-only model into an encoder-decoder that a run can start from."""
-    from pretrain.tools import adapt
+    """Turn a decoder-only model into an encoder-decoder, or give a model another vocabulary."""
+    from pretrain.tools import adapt, new_vocabulary
 
-    for line in adapt.adapt(decoder, out, style, encoder, sentinels, seed):
+    if (style is None) == (tokenizer is None):
+        raise UserError("adapt: give --style for an encoder-decoder, or --tokenizer for another vocabulary")
+    if tokenizer is not None:
+        refuse_options(context, "for --style", "encoder", "sentinels")
+        lines = new_vocabulary.adapt(model, out, tokenizer, new_rows, seed)
+    else:
+        refuse_options(context, "for --tokenizer", "new_rows")
+        lines = adapt.adapt(model, out, str(style), encoder, sentinels, seed)
+    for line in lines:
         print(line)
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}, where RUN.yaml extends {out}/model.yaml")

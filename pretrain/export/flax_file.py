@@ -57,7 +57,7 @@ class _Array:
 
 
 def read(path: Path) -> State:
-    """The tensors in `path` under the names that they have in PyTorch, those of floating-point numbers in fp32.
+    """The tensors in `path` under the names that they have in PyTorch.
 
     Raises UserError, which names the value, for values that aren't arrays; FailedError if the file is damaged.
     """
@@ -172,8 +172,7 @@ def _tensor(file: BinaryIO, array: _Array, transposed: bool) -> Tensor:
     size = array.dtype.itemsize
     if math.prod(array.shape) * size != sum(length for _, length in array.pieces):
         raise ValueError(f"{array.shape} and {array.dtype} don't fit {sum(n for _, n in array.pieces)} bytes")
-    dtype = torch.float32 if array.dtype.is_floating_point else array.dtype
-    tensor = torch.empty(array.shape[::-1] if transposed else array.shape, dtype=dtype)
+    tensor = torch.empty(array.shape[::-1] if transposed else array.shape, dtype=array.dtype)
     rows = tensor.T if transposed else tensor.view(-1, 1)
     row = rows.size(1) * size
     step = max(1, _BLOCK // max(1, row))

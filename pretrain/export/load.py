@@ -50,17 +50,23 @@ def import_(path: Path, out: Path) -> ModelConfig:
     `vocab_size` counts the tokenizer's ids, and further rows of the embedding are padding, so a run on a corpus with
     this tokenizer has the same config. Raises UserError for what our models or tokenizers don't support.
     """
-    config, state, tokenizer = read(path)
+    config, state, tokenizer = _read(path)
     save_weights(config, state, tokenizer, out)
     return config
 
 
 def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
-    """The model and tokenizer of the directory `path`, as `import_` writes them.
+    """The model and tokenizer of the directory `path`, as `import_` writes them: weights are fp32.
 
     Prints a line for each choice that the files leave open.
     """
-    config, state = load_state(path)
+    config, state, tokenizer = _read(path)
+    return config, weights.in_fp32(state), tokenizer
+
+
+def _read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
+    """`read`, with weights in the file's floating-point type."""
+    config, state = _load_state(path)
     tokenizer = tokenizer_files.read(path)
     rows = config.padded_vocab_size
     if isinstance(tokenizer.model, TokenizerJson):
@@ -114,6 +120,12 @@ def load_state(directory: Path) -> tuple[ModelConfig, State]:
     Raises UserError, which names the setting or tensor, for what our model doesn't support; FailedError if a file is
     damaged.
     """
+    config, state = _load_state(directory)
+    return config, weights.in_fp32(state)
+
+
+def _load_state(directory: Path) -> tuple[ModelConfig, State]:
+    """`load_state`, with weights in the file's floating-point type."""
     path = directory / CONFIG
     if not path.exists():
         raise UserError(f"{path}: no such file")

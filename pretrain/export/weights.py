@@ -1,4 +1,4 @@
-"""Reads the weights in a Hugging Face directory as fp32, and checks that a config fits them."""
+"""Reads the weights in a Hugging Face directory, and checks that a config fits them."""
 
 import re
 from collections import defaultdict
@@ -33,16 +33,20 @@ class _Index:
 
 
 def read(directory: Path) -> State:
-    """The tensors of the model, with weights in fp32, from the first of the formats in FORMATS that is there.
+    """The tensors of the model, from the first of the formats in FORMATS that is there. Weights have the file's
+    floating-point type, so that they stay mapped; fp32 if it has several.
 
     Raises UserError if there are no weights, or for tensors that aren't plain numbers; FailedError if a file is
-    damaged.
+    damaged, or has infinite numbers, NaN or numbers beyond fp32's range.
     """
     tensors: State = {}
     read_file, paths = _files(directory)
     for path in paths:
-        tensors |= in_fp32(read_file(path), path)
-    return tensors
+        stored = read_file(path)
+        refuse_infinite(stored, path)
+        tensors |= stored
+    types = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return in_fp32(tensors) if len(types) > 1 else tensors
 
 
 def _safetensors(path: Path) -> State:
@@ -67,21 +71,24 @@ FORMATS: dict[str, Callable[[Path], State]] = {
 }
 
 
-def in_fp32(tensors: Mapping[str, Tensor], path: Path) -> State:
-    """The tensors of the file `path`, with floating-point numbers in fp32. Raises FailedError for infinite numbers and
-    NaN."""
-    converted = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    if wrong := sorted(name for name, tensor in converted.items() if not _is_finite(tensor)):
+def in_fp32(tensors: Mapping[str, Tensor]) -> State:
+    """The tensors, with floating-point numbers in fp32."""
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def refuse_infinite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raises FailedError for tensors of the file `path` with infinite numbers, NaN or numbers beyond fp32's range."""
+    if wrong := sorted(name for name, tensor in tensors.items() if not _is_finite(tensor)):
         names = ", ".join(map(printable, wrong[:8]))
         raise FailedError(f"{path}: damaged: infinite numbers or NaN in {names}")
-    return converted
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Compares the extremes alone: `isfinite` of all elements takes more memory than the tensor."""
+    """Whether all numbers are finite in fp32. Compares the extremes alone: `isfinite` of all elements takes more memory
+    than the tensor."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+    return all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())
 
 
 def _files(directory: Path) -> tuple[Callable[[Path], State], list[Path]]:

@@ -86,10 +86,9 @@ def adapt(decoder: Path, out: Path, style: str, encoder: Path | None, sentinels:
     """
     if style not in STYLES:
         raise UserError(f"--style: expected {', '.join(STYLES)}, got {style!r}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: exists already; choose another directory")
-    decoder_config, decoder_state, tokenizer = read(decoder)
-    encoder_config, encoder_state, other = read(encoder) if encoder else (None, decoder_state, tokenizer)
+    refuse_existing(out)
+    decoder_config, decoder_state, tokenizer = read_decoder(decoder)
+    encoder_config, encoder_state, other = read_decoder(encoder) if encoder else (None, decoder_state, tokenizer)
     if _ids(other) != _ids(tokenizer):
         raise UserError(f"--encoder: {encoder} has another tokenizer than {decoder}")
     tokenizer = _with_sentinels(tokenizer, sentinels)
@@ -103,17 +102,27 @@ def adapt(decoder: Path, out: Path, style: str, encoder: Path | None, sentinels:
     return table(result, {"decoder": decoder, "encoder": encoder or decoder})
 
 
-def read(path: Path) -> tuple[DecoderOnlyConfig, State, Tokenizer]:
-    """The config of the decoder at `path`, its `state_dict()` in fp32 and its tokenizer.
+def refuse_existing(out: Path) -> None:
+    """Raises UserError if there are files in `out` already: before minutes of work, not after."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: exists already; choose another directory")
 
-    Raises UserError unless there is a decoder_only model, FailedError if files are damaged.
+
+def read(path: Path) -> tuple[ModelConfig, State, Tokenizer]:
+    """The config of the model at `path`, its `state_dict()` in fp32 and its tokenizer.
+
+    `path`: a directory that transformers saved, a checkpoint or a run. Raises UserError if there is none, FailedError
+    if files are damaged.
     """
-    config: ModelConfig
     if (path / CONFIG).exists():
-        config, state, tokenizer = huggingface.read(path)
-    else:
-        trained = TrainedModel.open(checkpoint_in(path))
-        config, state, tokenizer = trained.model.config, trained.model.state_dict(), trained.tokenizer
+        return huggingface.read(path)
+    trained = TrainedModel.open(checkpoint_in(path))
+    return trained.model.config, trained.model.state_dict(), trained.tokenizer
+
+
+def read_decoder(path: Path) -> tuple[DecoderOnlyConfig, State, Tokenizer]:
+    """`read`. Raises UserError for another model than a decoder_only one."""
+    config, state, tokenizer = read(path)
     if not isinstance(config, DecoderOnlyConfig):
         raise UserError(f"{path}: a model of the family {config.family}; expected a decoder_only model")
     return config, state, tokenizer

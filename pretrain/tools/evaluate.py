@@ -220,7 +220,10 @@ def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedMo
     family = trained.model.config.family
     for corpus in opened.values():
         if corpus.tokenizer.sha256 != trained.tokenizer.sha256:
-            raise UserError(f"{corpus.location}: built with another tokenizer than the model's")
+            raise UserError(
+                f"{corpus.location}: built with another tokenizer than the model's; `pretrain adapt CHECKPOINT OUT "
+                f"--tokenizer {corpus.location}` gives the model its vocabulary, and a run trains the new rows"
+            )
         if corpus.objective.kind_of_batches not in FAMILIES[family].objectives:
             learns = ", ".join(FAMILIES[family].objectives)
             raise UserError(

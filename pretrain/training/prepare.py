@@ -280,7 +280,11 @@ def _differences_from_init(model: ModelConfig, path: Path, corpus: Corpus) -> li
     if saved.family != model.family:
         return [f"checkpoint.init_from: {path}: family is {saved.family!r} there, {model.family!r} here"]
     found = differences(_weight_settings(saved), _weight_settings(model))
-    found += differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer))
+    if unlike := differences(_token_ids(tokenizer), _token_ids(corpus.tokenizer)):
+        found.append(
+            f"built with another tokenizer than {corpus.location}: {'; '.join(unlike)}; `pretrain adapt {path} OUT "
+            f"--tokenizer {corpus.location}` gives the model the corpus's vocabulary"
+        )
     return [f"checkpoint.init_from: {path}: {line}" for line in found]
 
 

@@ -65,6 +65,10 @@ class Bytes(TextModel):
             texts=tuple(texts),
         )
 
+    @property
+    def token_bytes(self) -> list[bytes]:
+        return [b""] * OFFSET + [bytes([byte]) for byte in range(256)]
+
     def has(self, token: str) -> bool:
         return token in _NAMES
 
@@ -77,7 +81,7 @@ class Bytes(TextModel):
 
     def backend(self) -> tokenizers.Tokenizer:
         """BPE without a merge, in which each byte is GPT-2's character for it."""
-        ids = dict(zip((*_NAMES, *_gpt2s_characters()), range(SIZE), strict=True))
+        ids = dict(zip((*_NAMES, *gpt2s_characters()), range(SIZE), strict=True))
         backend = tokenizers.Tokenizer(models.BPE(ids, []))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
@@ -88,7 +92,7 @@ class Bytes(TextModel):
         return bytes(id_ - OFFSET for id_ in ids).decode(errors="replace")
 
 
-def _gpt2s_characters() -> list[str]:
+def gpt2s_characters() -> list[str]:
     """The character for each byte: itself if it is visible, else the next one from U+0100 on."""
     visible = [33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174 for byte in range(256)]
     others = count(256)

@@ -15,7 +15,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus.tokenizer.text_model import TextModel, ends_sentence, parts, starts_word
+from data_pipeline.corpus.tokenizer.text_model import TextModel, byte_of, ends_sentence, parts, starts_word
 from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK = 0, 1, 2
@@ -89,6 +89,13 @@ class SentencePiece(TextModel):
     def byte_ids(self) -> frozenset[int]:
         ids = [*range(self.size)]
         return frozenset(compress(ids, self._processor.is_byte(ids)))
+
+    @property
+    def token_bytes(self) -> list[bytes]:
+        found = [*super().token_bytes]
+        for id_ in self.byte_ids:
+            found[id_] = byte_of(self.pieces[id_][0])
+        return found
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

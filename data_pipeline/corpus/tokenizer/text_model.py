@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +68,12 @@ class TextModel(Protocol):
     def byte_ids(self) -> frozenset[int]:
         """The ids of single bytes, which spell the characters that have no token."""
         return frozenset()
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        """What each id stands for in a text, in UTF-8; b"" for ids that don't stand for text."""
+        texts = self.vocabulary.texts or ("",) * self.size
+        return [text.encode(errors="surrogatepass") for text in texts]
 
     @property
     def names(self) -> Mapping[int, str]:
@@ -139,6 +145,11 @@ def parts(text: str, cut: re.Pattern[str] = _CUT, longest: int | None = None) ->
         end = space.start() if space else start + longest
         yield text[start:end]
         start = end
+
+
+def byte_of(token: str) -> bytes:
+    """The byte of a token such as <0x0A>."""
+    return bytes([int(token[3:5], 16)])
 
 
 def starts_word(text: str) -> bool:

@@ -25,8 +25,9 @@ from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import read_json
 from data_pipeline.corpus.tokenizer import vocabulary_lists
+from data_pipeline.corpus.tokenizer.byt5 import gpt2s_characters
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
-from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, parts, read_file
+from data_pipeline.corpus.tokenizer.text_model import FastTokenizer, Roles, TextModel, byte_of, parts, read_file
 
 Json = dict[str, Any]
 Named = dict[str, int | None]
@@ -119,7 +120,6 @@ class TokenizerJson(FastTokenizer):
         super().__setstate__({name: value for name, value in state.items() if name != "_behind_a_token"})
 
     def token_texts(self) -> Iterator[tuple[int, str]]:
-        of_bytes = "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
         decode = decoders.ByteLevel().decode
         continues = self.saved["model"].get("continuing_subword_prefix") or ""
         for id_, token in self.tokens.items():
@@ -129,7 +129,24 @@ class TokenizerJson(FastTokenizer):
                 goes_on = bool(continues) and token.startswith(continues)
                 yield id_, token.removeprefix(continues) if goes_on else f" {token}"
             elif not self._are_words and id_ not in self.names:
-                yield id_, decode([token]) if of_bytes else token.replace("\u2581", " ")
+                yield id_, decode([token]) if self._of_bytes else token.replace("\u2581", " ")
+
+    @property
+    def token_bytes(self) -> list[bytes]:
+        """A token of byte-level BPE is a part of UTF-8, which may be no whole character."""
+        found = [*super().token_bytes]
+        for id_ in self.byte_ids:
+            found[id_] = byte_of(self.tokens[id_])
+        if self._of_bytes:
+            of_character = {character: byte for byte, character in enumerate(gpt2s_characters())}
+            for token, id_ in self.saved["model"]["vocab"].items():
+                if found[id_] and set(token) <= of_character.keys():
+                    found[id_] = bytes(of_character[character] for character in token)
+        return found
+
+    @cached_property
+    def _of_bytes(self) -> bool:
+        return "ByteLevel" in types([self.saved["pre_tokenizer"], self.saved["decoder"]])
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:

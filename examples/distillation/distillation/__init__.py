@@ -1,1 +1,1 @@
-"""Distillation: an encoder-decoder learns prefix LM from a decoder-only teacher, besides the text."""
+"""Distillation: an encoder-decoder learns from a larger one, or from a decoder, besides the text."""

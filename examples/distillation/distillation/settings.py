@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 
 
 class DistillationSettings(WrapperSettings):
-    """Distillation: an encoder-decoder learns prefix LM from a decoder-only teacher, besides the text (Hinton et al.
-    2015; Zhang et al. 2025, T5Gemma).
+    """Distillation: an encoder-decoder learns from another encoder-decoder, or prefix LM from a decoder, besides the
+    text (Hinton et al. 2015; Zhang et al. 2025, T5Gemma).
 
-    At each token of a text, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the
-    temperature. p and q are the softmaxes of the teacher's and the model's logits, divided by T. At an EOS token that
-    prefix LM has added to a target, the loss is the cross-entropy alone.
+    At each target, the loss is (1 − w) · cross-entropy + w · T² · KL(p ‖ q), with w the weight and T the temperature. p
+    and q are the softmaxes of the teacher's and the model's logits, divided by T. At an EOS token that prefix LM has
+    added to a target, the loss is the cross-entropy alone if the teacher is a decoder.
     """
 
     name: Literal["distillation"] = "distillation"
     """The wrapper."""
     teacher: LocalPath
-    """The teacher: a checkpoint, a run, or the output of `pretrain import`, of the family decoder_only and with the
-    corpus's tokenizer. Training doesn't change its weights."""
+    """The teacher, an encoder-decoder or a decoder_only model with the corpus's tokenizer: a checkpoint, a run, or the
+    output of `pretrain import`. Training doesn't change its weights."""
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Weight of the KL divergence from the teacher; cross-entropy has the rest. 1: cross-entropy at EOS tokens only."""
+    """Weight of the KL divergence from the teacher; cross-entropy has the rest. 1: no cross-entropy, but at EOS
+    tokens that a decoder doesn't predict."""
     temperature: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 1.0
     """Divides the logits of the teacher and of the model. Above 1, unlikely tokens count for more."""
     top_k: PositiveInt | None = None

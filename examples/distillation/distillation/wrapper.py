@@ -1,5 +1,5 @@
 """Distillation: a student learns from the text and from a teacher's distribution (Hinton et al., "Distilling the
-Knowledge in a Neural Network", 2015; in prefix LM as T5Gemma, Zhang et al. 2025).
+Knowledge in a Neural Network", 2015; from a decoder in prefix LM as T5Gemma, Zhang et al. 2025).
 
 z are the student's logits at a target, u the teacher's logits at the same token of the same text, T is the temperature
 and w the weight:
@@ -38,10 +38,11 @@ from pretrain.models import DecoderOnlyConfig, ModelConfig
 from pretrain.models.attention import AttentionInputs
 from pretrain.models.decoder_only import DecoderOnly
 from pretrain.models.functional.arithmetic import at_least_fp32, indices_of_targets, soft_capped, token_losses
-from pretrain.models.model import Head, Losses
+from pretrain.models.model import Head, Losses, Model
 
 LOGITS_PER_CHUNK = 1 << 26  # a few fp32 tensors of this size exist at once
 _IDS = ("kind", "sha256", "special_tokens")
+_INPUTS = {True: "bos … eos", False: "… eos"}
 
 
 def problems(settings: DistillationSettings, model: ModelConfig, training: list[Corpus]) -> list[str]:
@@ -50,31 +51,61 @@ def problems(settings: DistillationSettings, model: ModelConfig, training: list[
     found = []
     if model.family not in able:
         found.append(f"wrapper: needs an encoder-decoder ({', '.join(able)}), but model.family is {model.family}")
-    objectives = [corpus.objective for corpus in training]
-    found += [
-        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {corpus.location} has {objective.name}"
-        for corpus, objective in zip(training, objectives, strict=True)
-        if not isinstance(objective, PrefixLM)
-    ]
     try:
         teacher = checkpoint_index.read(_checkpoint(settings)).model
         theirs = vars(load_tokenizer(_checkpoint(settings)).describe())
     except (UserError, FailedError) as error:
         return [*found, f"wrapper.teacher: {error}"]
-    if not isinstance(teacher, DecoderOnlyConfig):
-        expected = f"a model of the family {teacher.family}; expected a decoder_only model"
-        return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
-    rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
-    longest = max(rows, default=1) - 1  # nothing is predicted from a text's last token
-    if longest > (teacher.longest_sequence or longest):
-        most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
-        found.append(f"wrapper.teacher: {settings.teacher}: {most}")
     ours = vars(training[0].manifest.tokenizer)
-    keys = _IDS if theirs["sentinels"] == 0 else (*_IDS, "sentinels")  # sentinels have the last ids, and text has none
+    if isinstance(teacher, DecoderOnlyConfig):
+        found += _not_for_a_decoder(teacher, training, f"wrapper.teacher: {settings.teacher}")
+        # sentinels have the last ids, and text has none
+        keys = _IDS if theirs["sentinels"] == 0 else (*_IDS, "sentinels")
+    elif teacher.family in able:
+        found += _not_for_an_encoder_decoder(teacher, model, training, f"wrapper.teacher: {settings.teacher}")
+        keys = (*_IDS, "sentinels")
+    else:
+        expected = f"a model of the family {teacher.family}; expected an encoder-decoder or a decoder_only model"
+        return [*found, f"wrapper.teacher: {settings.teacher}: {expected}"]
     found += [
         f"wrapper.teacher: {settings.teacher}: {line}"
         for line in differences(*({f"tokenizer.{key}": one.get(key) for key in keys} for one in (theirs, ours)))
     ]
+    return found
+
+
+def _not_for_a_decoder(teacher: DecoderOnlyConfig, training: list[Corpus], name: str) -> list[str]:
+    """Why the decoder `teacher` can't read the rows. `name`: what lines call the teacher."""
+    objectives = [corpus.objective for corpus in training]
+    found = [
+        f"wrapper: a decoder_only teacher needs rows that are a text cut in two (prefix_lm), but {corpus.location} has "
+        f"{objective.name}"
+        for corpus, objective in zip(training, objectives, strict=True)
+        if not isinstance(objective, PrefixLM)
+    ]
+    rows = [one.raw_length // (2 if one.packed else 1) for one in objectives if isinstance(one, PrefixLM)]
+    longest = max(rows, default=1) - 1  # nothing is predicted from a text's last token
+    if longest > (teacher.longest_sequence or longest):
+        most = f"reads {teacher.longest_sequence} tokens at most, but texts of the rows have {longest}"
+        found.append(f"{name}: {most}")
+    return found
+
+
+def _not_for_an_encoder_decoder(
+    teacher: ModelConfig, model: ModelConfig, training: list[Corpus], name: str
+) -> list[str]:
+    """Why the encoder-decoder `teacher` can't read what `model` reads. `name`: what lines call the teacher."""
+    found = []
+    there, here = (models.FAMILIES[one.family].inputs_begin_with_bos for one in (teacher, model))
+    if there != here:
+        found.append(
+            f"{name}: inputs of the family {teacher.family} are {_INPUTS[there]}, but those of {model.family} are "
+            f"{_INPUTS[here]}"
+        )
+    longest = max(max(corpus.objective.shape) for corpus in training)
+    if longest > (teacher.longest_sequence or longest):
+        most = f"reads {teacher.longest_sequence} tokens at most, but inputs or targets have {longest}"
+        found.append(f"{name}: {most}")
     return found
 
 
@@ -90,7 +121,7 @@ def load(settings: DistillationSettings, precision: str, device: torch.device) -
     teacher's checkpoint is damaged."""
     trained = TrainedModel.open(_checkpoint(settings), together=True)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    teacher = cast("DecoderOnly", trained.model.to(device, dtype).requires_grad_(False))
+    teacher = trained.model.to(device, dtype).requires_grad_(False)
     vocabulary = min(trained.tokenizer.size, teacher.config.padded_vocab_size)
     return lambda student: Distillation(student, teacher, vocabulary, settings)
 
@@ -103,11 +134,11 @@ class Distillation(nn.Module):
     """The losses of `student` in training: an encoder-decoder, or DeepSpeed's engine around it. Evaluation calls the
     student itself.
 
-    `vocabulary`: the number of ids of the teacher's tokenizer. The student has all of them; the teacher's embedding may
-    have more rows.
+    `teacher`: a decoder_only model or an encoder-decoder, in evaluation mode. `vocabulary`: the number of ids of its
+    tokenizer. The student has all of them; the teacher's embedding may have more rows.
     """
 
-    def __init__(self, student: nn.Module, teacher: DecoderOnly, vocabulary: int, settings: DistillationSettings):
+    def __init__(self, student: nn.Module, teacher: Model, vocabulary: int, settings: DistillationSettings):
         super().__init__()
         self.student = student
         self.teacher = teacher
@@ -123,8 +154,17 @@ class Distillation(nn.Module):
 
     @torch.no_grad()
     def read(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The teacher's states (batch, targets, d_teacher) at the token before each label, and a mask (batch, targets)
-        of the labels that are tokens of the text. The EOS tokens that prefix LM has added are not.
+        """What the teacher's output matrix takes at each label (batch, targets, d_teacher), and a mask (batch, targets)
+        of the labels that the teacher predicts."""
+        if isinstance(self.teacher, DecoderOnly):
+            states, predicted = self._read_as_text(self.teacher, batch)
+            return self.teacher.lm_head.scaled(states), predicted
+        states = self.teacher(**batch, loss=lambda head, x, *_: x)["labels"]
+        return states, batch["labels"] != IGNORE_INDEX
+
+    def _read_as_text(self, teacher: DecoderOnly, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The states of a decoder (batch, targets, d_teacher) at the token before each label, and a mask (batch,
+        targets) of the labels that are tokens of the text. The EOS tokens that prefix LM has added are not.
 
         The teacher reads a row's texts one after the other: each example's input and target without their EOS tokens.
         """
@@ -138,12 +178,12 @@ class Distillation(nn.Module):
         begins = segments.diff(dim=1, prepend=segments.new_full((len(segments), 1), -1)) != 0
         positions = places - (places * begins).cummax(dim=1).values
         # beyond are only last tokens of texts, from which nothing is predicted
-        most = self.teacher.config.longest_sequence or segments.size(1)
+        most = teacher.config.longest_sequence or segments.size(1)
         attention = AttentionInputs(
             encoder_segment_ids=segments if "decoder_segment_ids" in batch else None,
             encoder_positions=positions.clamp(max=most - 1),
         )
-        states = self.teacher.decoder(self.teacher.embedding(texts), attention)
+        states = teacher.decoder(teacher.embedding(texts), attention)
         before = (order.argsort(dim=1)[:, ids.size(1) :] - 1).clamp(min=0)
         return states.gather(1, before[..., None].expand(-1, -1, states.size(-1))), in_text > 0
 
@@ -187,9 +227,11 @@ class Distillation(nn.Module):
     ) -> Tensor:
         """(3, n) The loss, the cross-entropy and T² · KL of states x (n, d_model)."""
         temperature, top_k = self.settings.temperature, self.settings.top_k
-        logits = soft_capped(F.linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap).to(weight.dtype)
+        logits = _logits(head, weight, x).to(weight.dtype)
         with torch.no_grad():
-            of_teacher = self.teacher.lm_head(teacher_states)[:, : self.vocabulary].to(weight.dtype) / temperature
+            output = cast("Head", self.teacher.lm_head)
+            of_teacher = _logits(output, output.weight, teacher_states)
+            of_teacher = of_teacher[:, : self.vocabulary].to(weight.dtype) / temperature
         log_q = torch.log_softmax(logits / temperature, dim=-1)
         if top_k is None or top_k >= self.vocabulary:
             log_q = log_q[:, : self.vocabulary]
@@ -203,6 +245,11 @@ class Distillation(nn.Module):
         weights = self.settings.weight * in_text.to(weight.dtype)
         loss = (1 - weights) * own + weights * divergence + z_loss
         return torch.stack([loss, (own + z_loss).detach(), divergence.detach()])
+
+
+def _logits(head: Head, weight: Tensor, x: Tensor) -> Tensor:
+    """(n, vocabulary) from states x (n, d_model) that are scaled already. `weight`: the output matrix."""
+    return soft_capped(F.linear(x, weight.to(x.dtype), head.offsets(x)), head.softcap)
 
 
 def _without_last(segments: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from distillation.wrapper import Distillation
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
+from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.packing import balanced
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
@@ -28,9 +29,11 @@ from pretrain.run.world import World
 from pretrain.training.metrics import Metrics
 from pretrain.training.prepare import prepare
 from tests.support.example_rows import PAD, VOCABULARY, ragged_rows
+from tests.support.exported import randomise
 from tests.support.rank_processes import on_ranks
 from tests.support.runs import MODEL, losses, run_file, train_each
 from tests.support.small_runs import run_config
+from tests.support.tables import each
 
 DECODER = {"family": "decoder_only", "d_model": 24, "d_ff": 48, "num_heads": 4, "num_layers": 1, "init_std": 0.3}
 ROTARY = {**DECODER, "positions": "rotary"}
@@ -90,6 +93,58 @@ def test_the_teacher_says_what_it_says_of_the_text_read_alone(positions, form):
             torch.testing.assert_close(said, alone[label], rtol=0, atol=2e-5)
             compared += 1
     assert compared == len(labels) - len(lengths) * (2 if packed else 1)
+
+
+BART = {"family": "bart", "d_model": 24, "d_ff": 48, "num_heads": 4, "num_encoder_layers": 1, "num_decoder_layers": 1}
+TEACHERS: dict[str, dict[str, object]] = {
+    "t5": {"family": "t5", "d_kv": 8, "num_encoder_layers": 2, "num_decoder_layers": 1, "tie_embeddings": True},
+    "vanilla": {"family": "vanilla", "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "bart": BART,
+    "t5gemma2": {"family": "t5gemma2", "num_layers": 2, "num_key_value_heads": 2, "sliding_window": 4},
+}
+
+
+def encoder_decoder(family: str, vocab_size: int = VOCABULARY.size, **changes) -> Model:
+    torch.manual_seed(2)
+    widths = {"d_model": 24, "d_ff": 48, "num_heads": 4, "vocab_size": vocab_size}
+    return randomise(models.build(parse({**TEACHERS[family], **widths, **changes})), std=0.3)
+
+
+def span_batch(packed: bool):
+    """Rows of span corruption of several lengths, padded, or two examples in each row."""
+    rows, keys = ragged_rows([12, 8, 4, 10, 12, 6, 12, 9])
+    examples = SpanCorruption(inputs_length=12, noise_density=0.3).apply(rows, keys, VOCABULARY, {})
+    return as_batch(balanced(examples, 2) if packed else examples, PAD)
+
+
+@each("family", ["t5", "vanilla", "t5gemma2"])
+@each("packed", [False, True])
+def test_the_loss_of_an_encoder_decoder_as_teacher_is_that_of_a_plain_loop(family, packed):
+    """Over the examples and their targets, one at a time, in fp64: each model reads an example alone."""
+    teacher, student = encoder_decoder(family), randomise(models.build(step_config().model), std=0.3)
+    settings = step_config().wrapper
+    found = Distillation(student, teacher, VOCABULARY.size, settings)(**span_batch(packed))
+    alone = span_batch(packed=False)
+    weight, temperature, sums = settings.weight, settings.temperature, torch.zeros(3, dtype=torch.float64)
+    for ids, labels, mask in zip(
+        alone["encoder_input_ids"], alone["labels"], alone["encoder_attention_mask"], strict=True
+    ):
+        targets = labels[labels != IGNORE_INDEX]
+        logits = []
+        for model in (student, teacher):
+            with torch.no_grad():
+                states = model.encode(ids[None, mask == 1])
+                before = torch.tensor([[model.start_id, *targets[:-1].tolist()]])
+                logits.append(model.decode(before, states)[0].double())
+        for target, z, u in zip(targets, *logits, strict=True):
+            likeliest = u.topk(settings.top_k).indices
+            p = torch.softmax(u[likeliest] / temperature, dim=0)
+            q = torch.softmax(z / temperature, dim=0)[likeliest]
+            divergence = temperature**2 * sum(p[i] * (p[i] / q[i]).log() for i in range(settings.top_k))
+            own = -torch.log_softmax(z, dim=0)[target]
+            sums += torch.stack([(1 - weight) * own + weight * divergence, own, divergence])
+    for name, expected in zip(("labels", "cross_entropy", "distillation_loss"), sums.tolist(), strict=True):
+        assert float(found[name].detach().double().sum()) == pytest.approx(expected, rel=2e-5)
 
 
 # The loss of a step
@@ -195,6 +250,21 @@ def test_runs_repeat_on_any_ranks_and_stages_and_across_a_resume(small_corpus, o
     refused_on_resume(made["cut"], put)
 
 
+@pytest.mark.slow
+def test_an_encoder_decoder_teaches_at_any_stage_and_across_a_resume(small_corpus, put_t5, tmp_path):
+    """The corpus's own span corruption. One rank at stage 1 is the reference, as above."""
+    made = {
+        name: distilled(tmp_path / name, small_corpus, None, put_t5(), stage)
+        for name, stage in (("one", 1), ("1", 1), ("2", 2), ("3", 3), ("cut", 3))
+    }
+    assert train_each(1, [(made["one"], None)]) == [[0]]
+    starts = [(made["1"], None), (made["2"], None), (made["3"], None), (made["cut"], 2), (made["cut"], None)]
+    assert train_each(2, starts) == [[0, 0, 0, 75, 0]] * 2
+    for stage in "123":
+        assert losses(made[stage]) == pytest.approx(losses(made["one"]), rel=1e-5)
+    assert losses(made["cut"]) == losses(made["3"])
+
+
 def refused_on_resume(path: Path, put) -> None:
     """Another teacher in the same place, other settings, and none: each is another run."""
     run = json.loads(path.read_text())
@@ -236,15 +306,53 @@ def refused(small_corpus, tmp_path):
     return lines
 
 
-def test_a_teacher_is_a_decoder_alone_that_is_there(refused, objective, put, tmp_path, small_corpus):
+def test_a_teacher_is_there_and_predicts_targets(refused, objective, put, tmp_path, small_corpus):
     assert refused(put(), objective) == []
     missing = str(tmp_path / "missing")
     assert refused(missing, objective) == [f"wrapper.teacher: {missing}: not a checkpoint: no index.json"]
     tokenizer = open_corpus(small_corpus).tokenizer
-    config = parse({**MODEL, "vocab_size": tokenizer.size})
-    save_weights(config, models.build(config).state_dict(), tokenizer, tmp_path / "t5")
-    (line,) = refused(str(tmp_path / "t5"), objective)
-    assert line == f"wrapper.teacher: {tmp_path}/t5: a model of the family t5; expected a decoder_only model"
+    sizes = {"d_model": 16, "d_ff": 16, "num_heads": 2, "num_layers": 1, "max_positions": 64}
+    config = parse({"family": "encoder_only", **sizes, "vocab_size": tokenizer.size})
+    save_weights(config, models.build(config).state_dict(), tokenizer, tmp_path / "bert")
+    (line,) = refused(str(tmp_path / "bert"), objective)
+    expected = "a model of the family encoder_only; expected an encoder-decoder or a decoder_only model"
+    assert line == f"wrapper.teacher: {tmp_path}/bert: {expected}"
+
+
+@pytest.fixture(scope="module")
+def put_t5(small_corpus, tmp_path_factory):
+    """put_t5(family, key=…): as `put`, of an encoder-decoder."""
+    of_corpus = open_corpus(small_corpus).tokenizer
+
+    def made(family: str = "t5", tokenizer: Tokenizer = of_corpus, **changes) -> str:
+        out = tmp_path_factory.mktemp("teacher") / "checkpoint"
+        model = encoder_decoder(family, tokenizer.size, **changes)
+        save_weights(model.config, model.state_dict(), tokenizer, out)
+        return str(out)
+
+    return made
+
+
+def test_an_encoder_decoder_teaches_any_objective_of_its_tokenizer(refused, objective, put_t5, small_corpus):
+    own = open_corpus(small_corpus).tokenizer
+    assert refused(put_t5()) == refused(put_t5("t5gemma2"), objective) == []
+    teacher = put_t5(tokenizer=Tokenizer(own.model))
+    assert refused(teacher) == [f"wrapper.teacher: {teacher}: tokenizer.sentinels is 0 there, 20 here"]
+
+
+def test_an_encoder_decoder_reads_what_the_model_reads(refused, put_t5, small_corpus):
+    """BART's inputs begin with BOS, and it has a limit of positions."""
+    inputs, targets = open_corpus(small_corpus).objective.shape
+    longest = max(inputs, targets)
+    teacher = put_t5("bart", max_positions=longest)
+    assert refused(teacher) == [
+        f"wrapper.teacher: {teacher}: inputs of the family bart are bos … eos, but those of t5 are … eos"
+    ]
+    teacher, bart = put_t5("bart", max_positions=longest - 1), {**BART, "max_positions": longest}
+    assert refused(teacher, model=bart) == [
+        f"wrapper.teacher: {teacher}: reads {longest - 1} tokens at most, but inputs or targets have {longest}"
+    ]
+    assert refused(put_t5("bart", max_positions=longest), model=bart) == []
 
 
 def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, objective, put, small_corpus, spiece):
@@ -260,7 +368,8 @@ def test_a_teacher_has_the_corpuss_tokenizer_perhaps_without_sentinels(refused, 
 def test_rows_are_texts_cut_in_two_for_an_encoder_decoder(refused, objective, put, small_corpus):
     (line,) = refused(put())
     assert line == (
-        f"wrapper: needs rows that are a text cut in two (prefix_lm), but {small_corpus} has span_corruption"
+        "wrapper: a decoder_only teacher needs rows that are a text cut in two (prefix_lm), but "
+        f"{small_corpus} has span_corruption"
     )
     causal = {"name": "causal_lm", "length": objective["length"] - 1}
     lines = refused(put(), causal, {**ROTARY, "d_model": 32})

@@ -74,6 +74,18 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file(tensors, temporary)
 
 
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file of flattened fp32 tensors, whatever the type of `weights`.
+
+    One block at a time is converted, so that weights of another type, which may be mapped from a file, take no memory.
+    """
+    with atomic_file(path) as opened:
+        opened.write(header({name: [tensor.numel()] for name, tensor in weights.items()}))
+        for tensor in weights.values():
+            for block in tensor.detach().reshape(-1).split(_BLOCK // 4):
+                opened.write(block.float().cpu().numpy().data)
+
+
 def verify_share(stored: "StoredTensors") -> None:
     """Verifies this rank's share of the files. Raises as `StoredTensors.verify`."""
     stored.verify(slice(dist.get_rank(), None, dist.get_world_size()), watchdog.alive)

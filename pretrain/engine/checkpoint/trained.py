@@ -30,7 +30,7 @@ from pretrain.engine.checkpoint.tensors import (
     read_buffers,
     verify_together,
     write_buffers,
-    write_tensors,
+    write_weights,
 )
 from pretrain.engine.optimizers import AVERAGE
 from pretrain.hardware import device_type
@@ -96,8 +96,8 @@ def save_weights(
         tokenizers.save(tokenizer, partial)
         settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
-        tensors = {f"{PARAMETER}/{name}": state[name].float().flatten() for name in names}
-        write_tensors(tensors, partial / f"{rank_file(0)}.safetensors")
+        parameters = {f"{PARAMETER}/{name}": state[name] for name in names}
+        write_weights(parameters, partial / f"{rank_file(0)}.safetensors")
         pieces = {name: SavedFragment(0, state[name].numel(), list(state[name].shape)) for name in names}
         write_table(partial, 0, pieces)
         write_buffers({name: state[name] for name in model_buffers(model) if name in state}, partial)

@@ -12,6 +12,7 @@ import sentencepiece
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 
 from data_pipeline.base import stores
 from data_pipeline.base.config_file import load as load_run
@@ -20,6 +21,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.config import RunConfig
+from pretrain.engine.checkpoint import tensors
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import card, export, import_, load_state, tokenizer_files
 from pretrain.export.card import LICENCES, Lineage
@@ -33,6 +35,7 @@ from tests.support.exported import randomise
 from tests.support.forked import run_forked
 from tests.support.hub_server import Hub, serving
 from tests.support.in_process import done_here, refused_here, run_here
+from tests.support.large_tensors import LargeTensors
 from tests.support.runs import run_file
 from tests.support.slow import slow
 from tests.support.small_models import MODELS, as_at_the_start
@@ -239,6 +242,26 @@ def test_large_weights_are_written_in_shards(bart_tokenizer, tmp_path):
     (tmp_path / "out" / shards[1]).unlink()
     with pytest.raises(UserError, match=f"{shards[1]}: no such file, but model.safetensors.index.json names it"):
         load_state(tmp_path / "out")
+
+
+@each("file", ["model.safetensors", "pytorch_model.bin"])
+def test_an_import_of_bf16_converts_a_block_at_a_time(file, bart_tokenizer, tmp_path, monkeypatch):
+    """No tensor in fp32 is larger than a block: the weights are mapped from the file until they are written."""
+    model = new_bart(bart_tokenizer)
+    export(model.state_dict(), model.config, bart_tokenizer, tmp_path / "out")
+    stored = {name: one.bfloat16() for name, one in load_file(tmp_path / "out/model.safetensors").items()}
+    (tmp_path / "out/model.safetensors").unlink()
+    save = torch.save if file.endswith(".bin") else save_file
+    save(stored, tmp_path / "out" / file)
+    monkeypatch.setattr(tensors, "_BLOCK", 2048)
+    assert max(tensor.nbytes for tensor in stored.values()) > 16_000
+    with LargeTensors(2049) as watched:
+        import_(tmp_path / "out", tmp_path / "imported")
+    made = [one for one in watched.made.values() if one.device.type == "cpu" and one.dtype == torch.float32]
+    assert [tuple(one.shape) for one in made] == []
+    found = TrainedModel.open(tmp_path / "imported").model.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(found[name], tensor.bfloat16().float()), name
 
 
 def test_a_config_that_contradicts_its_tokenizer_is_refused(bart_tokenizer, tmp_path):
