@@ -80,6 +80,14 @@ def export(
     context: typer.Context,
     checkpoint: Checkpoint,
     out: NewDirectory,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="PROGRAM",
+            help="sentence-transformers: also write modules.json, to embed texts with the encoder.",
+        ),
+    ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="NAME", help="Also send it to the Hugging Face Hub, as NAME or OWNER/NAME.")
     ] = None,
@@ -90,9 +98,12 @@ def export(
     from pretrain.engine.checkpoint import trained as trained_models
     from pretrain.engine.checkpoint.index import checkpoint_in
     from pretrain.export import card, push
+    from pretrain.export.sentence_transformers_files import PROGRAM
 
     if push_to_hub is None:
         refuse_options(context, "for --push-to-hub", "public")
+    if program not in (None, PROGRAM):
+        raise UserError(f"--for: expected {PROGRAM}, got {program!r}; others read an export as it is")
     directory = checkpoint_in(checkpoint)
     trained = trained_models.TrainedModel.open(directory)
     usage = huggingface.export(
@@ -101,6 +112,7 @@ def export(
         trained.tokenizer,
         out,
         lineage=card.lineage(directory),
+        embeds=program is not None,
     )
     print(f"{out}: {usage}")
     if push_to_hub is not None:

@@ -12,7 +12,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.safetensors_file import os_errors
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.ids import Ids
-from pretrain.export import card, tokenizer_files
+from pretrain.export import card, sentence_transformers_files, tokenizer_files
 from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG, GENERATION
 from pretrain.export.weights import check, shapes
@@ -49,6 +49,7 @@ def export(
     out: Path,
     shard_bytes: int = 5_000_000_000,
     lineage: Lineage | None = None,
+    embeds: bool = False,
 ) -> str:
     """Writes a directory for `from_pretrained(out)`; returns a sentence that says how to load it.
 
@@ -57,15 +58,20 @@ def export(
         out: must be new or empty; appears only once it is complete.
         shard_bytes: larger weights are split into several files.
         lineage: where the model comes from, for the model card and the tokenizer's mask token.
+        embeds: also write the files by which sentence-transformers embeds texts with the encoder.
 
     Raises UserError if weights, config and tokenizer don't fit together.
     """
     hf = hf_model_of(config)
+    if embeds:
+        sentence_transformers_files.check(hf)
     exported = _exported(hf, state_dict, config, tokenizer)
     lineage = lineage or Lineage()
     with new_directory(out) as partial, os_errors():
         (partial / README).write_text(card.page(lineage, config, hf, tokenizer), encoding="utf-8")
         tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
+        if embeds:
+            sentence_transformers_files.write(config, partial)
         write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
             write_json(partial / GENERATION, exported.generation_config)
@@ -81,7 +87,8 @@ def export(
         permission = " and trust_remote_code=True" if hf.code else ""
         return f"load it with {hf.class_name}{permission}; it has no tokenizer, and {README} shows a call with ids"
     permission = ", both with trust_remote_code=True" if hf.code else ""
-    return f"load it with {hf.class_name} and AutoTokenizer{permission}"
+    other = ", or with SentenceTransformer" if embeds else ""
+    return f"load it with {hf.class_name} and AutoTokenizer{permission}{other}"
 
 
 def _exported(hf: HFModel, state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer) -> Exported:

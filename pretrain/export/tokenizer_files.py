@@ -20,7 +20,7 @@ from data_pipeline.corpus.tokenizer.byt5 import CLASS as BYT5
 from data_pipeline.corpus.tokenizer.byt5 import Bytes
 from data_pipeline.corpus.tokenizer.ids import MODEL as IDS
 from data_pipeline.corpus.tokenizer.ids import Ids
-from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SPACE, UNK, SentencePiece
+from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SENTINEL, SPACE, UNK, SentencePiece
 from data_pipeline.corpus.tokenizer.symbols import MODEL as SYMBOLS
 from data_pipeline.corpus.tokenizer.symbols import Symbols
 from data_pipeline.corpus.tokenizer.text_model import TextModel
@@ -35,7 +35,6 @@ from pretrain.models.state_dict_adapter import HFModel, Json
 
 TOKENIZER, CONFIG, ADDED = "tokenizer.json", "tokenizer_config.json", "added_tokens.json"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-_SENTINEL = "<extra_id_{}>"
 _OUR_SPECIAL = "encdec_pretrain_special_tokens"  # in tokenizer_config.json: those above the ids of a tokenizer.json
 # transformers' T5 splits text at white space and puts ▁ before each word, also behind a sentinel inside a word.
 _T5S_WORDS = [
@@ -78,14 +77,15 @@ def read(directory: Path) -> Tokenizer:
     model = Bytes() if in_bytes else _model(saved, directory)
     try:
         if isinstance(model, SentencePiece) and not saved:  # a T5Tokenizer without a list of its sentinels
-            sentinels = config.get("extra_ids", 100)
-            names = {model.size + sentinels - 1 - number: _SENTINEL.format(number) for number in range(sentinels)}
+            sentinels = model.own_sentinels or config.get("extra_ids", 100)
+            names = {model.size + sentinels - 1 - number: SENTINEL.format(number) for number in range(sentinels)}
         elif isinstance(model, Bytes) and not saved:
-            names = {model.size + number: _SENTINEL.format(number) for number in range(config.get("extra_ids", 125))}
+            names = {model.size + number: SENTINEL.format(number) for number in range(config.get("extra_ids", 125))}
         else:
             names = {token["id"]: token["content"] for token in saved.get("added_tokens", [])}
         names |= {int(id_): token["content"] for id_, token in config.get("added_tokens_decoder", {}).items()}
         names |= {id_: token for token, id_ in added.items()}
+        names |= _sentinel_pieces(saved)
         above = sorted(id_ for id_ in names if id_ >= model.size)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FailedError(f"{directory}: damaged: {CONFIG} or {ADDED}: {error!r}") from None
@@ -93,11 +93,11 @@ def read(directory: Path) -> Tokenizer:
         raise UserError(f"{directory}: the tokenizer's ids from {model.size} on have gaps")
     added_names = [names[id_] for id_ in above]
     if model.sentinels_ascend:
-        sentinels = sum(1 for _ in takewhile(lambda one: one[1] == _SENTINEL.format(one[0]), enumerate(added_names)))
+        sentinels = sum(1 for _ in takewhile(lambda one: one[1] == SENTINEL.format(one[0]), enumerate(added_names)))
         special = added_names[sentinels:]
     else:
         special = added_names[: len(above) - sentinels_at_the_end(added_names)]
-    if strange := [name for name in special if name.startswith(_SENTINEL[:-3])]:
+    if strange := [name for name in special if name.startswith(SENTINEL[:-3])]:
         raise UserError(
             f"{directory}: {printable(strange[0])} is out of place: sentinels come last, <extra_id_0> at the end; "
             "behind ByT5's bytes they come first, from <extra_id_0> on"
@@ -176,12 +176,19 @@ def _sentencepiece(saved: Json, path: Path) -> SentencePiece:
 
 
 def _text_pieces(saved: Json) -> list[tuple[str, float]]:
-    """Pieces and scores of a Unigram model as in sentencepiece, without the sentinels that T5Tokenizer appends."""
+    """Pieces and scores of a Unigram model as in sentencepiece, without the sentinels behind them."""
     space = " " if _keeps_text(saved) else SPACE
     pieces = [(piece.replace(space, SPACE), score) for piece, score in saved["model"]["vocab"]]
-    while pieces and pieces[-1][0].startswith(_SENTINEL[:-3]):
-        pieces.pop()
-    return pieces
+    return pieces[: len(pieces) - len(_sentinel_pieces(saved))]
+
+
+def _sentinel_pieces(saved: Json) -> dict[int, str]:
+    """The last pieces of a Unigram model that are sentinels: T5Tokenizer appends them, and mT5's file has them."""
+    if saved.get("model", {}).get("type") != "Unigram":
+        return {}
+    pieces = [piece.removeprefix(SPACE) for piece, _ in saved["model"]["vocab"]]
+    last = [*takewhile(lambda piece: piece.startswith(SENTINEL[:-3]), reversed(pieces))]
+    return dict(enumerate(reversed(last), len(pieces) - len(last)))
 
 
 def _keeps_text(saved: Json) -> bool:
@@ -277,7 +284,7 @@ def _write_fast(tokenizer: Tokenizer, hf: HFModel, objective: str | None, direct
             if (id_ := getattr(vocabulary, role)) is not None and (token := backend.id_to_token(id_))
         }
         if _fills_spans(tokenizer, hf, objective):
-            roles["mask_token"] = _SENTINEL.format(0)
+            roles["mask_token"] = SENTINEL.format(0)
         backend.post_processor = _template(vocabulary, roles, hf)
         flags = {"add_bos_token": hf.begins, "add_eos_token": hf.ends}  # transformers 4 reads them
         config = {**config, **roles, **{key: value for key, value in flags.items() if key in config}}

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from data_pipeline.text.vocabulary import Vocabulary
 PAD, EOS, UNK = 0, 1, 2
 MODEL, LISTING = "spiece.model", "spiece.vocab"
 SPACE = "\u2581"  # in pieces
+SENTINEL = "<extra_id_{}>"
 LINES = ("\n", "\r", "\t")  # pieces of a model that changes nothing: the trainer learns none that has them
 
 
@@ -42,6 +43,8 @@ class SentencePiece(TextModel):
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise FailedError(f"{origin}: not a sentencepiece model") from None
+        if self.own_sentinels:  # pieces of which no text may consist
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._of_text.SerializeToString())
         special = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
         if special != (PAD, EOS, UNK):
             raise UserError(f"{origin}: expected pad 0, eos 1, unk 2 as in T5, got pad, eos, unk = {special}")
@@ -61,6 +64,20 @@ class SentencePiece(TextModel):
             return cls(path.read_bytes(), path)
         except OSError as error:
             raise UserError(f"{path}: {(error.strerror or 'can not be read').lower()}") from None
+
+    @cached_property
+    def own_sentinels(self) -> int:
+        """mT5's 100, for example: the last pieces of the file, from ▁<extra_id_99> to ▁<extra_id_0>."""
+        size = self._processor.get_piece_size()
+        ends = (self._processor.id_to_piece(size - 1 - number).removeprefix(SPACE) for number in range(size))
+        return sum(1 for _ in takewhile(lambda end: end[1] == SENTINEL.format(end[0]), enumerate(ends)))
+
+    @property
+    def _of_text(self) -> protocol.ModelProto:
+        """The model without its own sentinels."""
+        model = protocol.ModelProto.FromString(self._model)
+        del model.pieces[len(model.pieces) - self.own_sentinels :]
+        return model
 
     @cached_property
     def size(self) -> int:
@@ -171,7 +188,7 @@ class SentencePiece(TextModel):
     @cached_property
     def _within_words(self) -> sentencepiece.SentencePieceProcessor:
         """The model without the space that it puts in front of a text."""
-        model = protocol.ModelProto.FromString(self._model)
+        model = self._of_text
         model.normalizer_spec.add_dummy_prefix = False
         return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 

@@ -61,6 +61,11 @@ class TextModel(Protocol):
         """The number of the model's ids."""
 
     @property
+    def own_sentinels(self) -> int:
+        """The number of sentinels that the model's files have, behind the model's ids."""
+        return 0
+
+    @property
     def vocabulary(self) -> Vocabulary:
         """The roles of the model's ids."""
 

@@ -75,6 +75,8 @@ class Tokenizer:
             raise UserError(f"tokenizer.special_tokens: {', '.join(taken)}: the tokenizer has that token already")
         if sentinels and model.has("<extra_id_0>"):
             raise UserError("tokenizer.sentinels: the tokenizer has a token <extra_id_0> already")
+        if (own := model.own_sentinels) and sentinels not in (0, own):
+            raise UserError(f"tokenizer.sentinels: {sentinels}, but the tokenizer's file has {own}; give that number")
         self.model, self.special_tokens, self.sentinels = model, tuple(special_tokens), sentinels
 
     @property

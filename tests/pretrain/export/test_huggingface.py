@@ -406,6 +406,16 @@ def checkpoint(spiece, tmp_path) -> Path:
     return tmp_path / "checkpoint"
 
 
+def test_an_export_is_for_sentence_transformers_too(checkpoint, tmp_path):
+    done_here("pretrain", "export", checkpoint, tmp_path / "plain")
+    done_here("pretrain", "export", checkpoint, tmp_path / "out", "--for", "sentence-transformers")
+    plain, found = files_of(tmp_path / "plain"), files_of(tmp_path / "out")
+    assert plain.items() <= found.items()
+    assert found.keys() - plain.keys() == {"modules.json", "sentence_bert_config.json", "1_Pooling/config.json"}
+    line = refused_here(2, "pretrain", "export", checkpoint, tmp_path / "other", "--for", "ctranslate2")
+    assert line == "error: --for: expected sentence-transformers, got 'ctranslate2'; others read an export as it is"
+
+
 def test_an_export_is_sent_to_a_private_repository_of_the_hub(hub, checkpoint, tmp_path):
     out = tmp_path / "out"
     told = done_here("pretrain", "export", checkpoint, out, "--push-to-hub", "me/mine").splitlines()

@@ -9,9 +9,10 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from data_pipeline.base.errors import FailedError, UserError
-from data_pipeline.corpus.tokenizer import load, save, tokenizer_json
+from data_pipeline.corpus.tokenizer import Tokenizer, load, save, tokenizer_json
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.decoding import generate
@@ -606,6 +607,61 @@ def test_a_spiece_model_has_as_many_sentinels_as_its_config_says(sentinels, spie
     assert (ours.size, ours.sentinels) == (len(theirs), 100 if sentinels is None else sentinels)
     if ours.sentinels:
         assert theirs.convert_tokens_to_ids("<extra_id_0>") == ours.vocabulary.first_sentinel
+
+
+OWN = 20
+
+
+def with_own_sentinels(spiece, folder, kind="USER_DEFINED"):
+    """mT5's form of spiece.model: its last pieces are ▁<extra_id_19> to ▁<extra_id_0>, as its 100 are."""
+    model = protocol.ModelProto.FromString(spiece.read_bytes())
+    for number in reversed(range(OWN)):
+        piece = model.SentencePiece.Type.Value(kind)
+        model.pieces.add(piece=f"\u2581<extra_id_{number}>", score=0.0, type=piece)
+    folder.mkdir()
+    (folder / "spiece.model").write_bytes(model.SerializeToString())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 0, "tokenizer_class": "T5Tokenizer"}))
+    return folder
+
+
+@each("kind", ["NORMAL", "USER_DEFINED"])
+@each("is_saved", [False, True])
+def test_the_sentinels_in_mt5s_file_are_the_sentinels(kind, is_saved, spiece, tmp_path, modules_of_transformers):
+    """With the ids that mT5 was trained with. `is_saved`: transformers 5 has written a tokenizer.json."""
+    folder = with_own_sentinels(spiece, tmp_path / "mt5", kind)
+    theirs = transformers.T5Tokenizer.from_pretrained(folder, extra_ids=0)
+    if is_saved:
+        (folder / "spiece.model").unlink()
+        theirs.save_pretrained(folder)
+    model_of("mT5", vocab_size=PIECES + OWN + 12).save_pretrained(folder)
+    config = import_(folder, tmp_path / "imported")
+    assert (config.vocab_size, config.padded_vocab_size) == (PIECES + OWN, PIECES + OWN + 12)
+    trained = TrainedModel.open(tmp_path / "imported")
+    ours = trained.tokenizer
+    assert (ours.vocab_size, ours.special_tokens, ours.sentinels) == (PIECES, (), OWN)
+    assert {ours.vocabulary.sentinel(number) for number in range(OWN)} == {*range(PIECES, PIECES + OWN)}
+    for number in (0, 1, OWN - 1):
+        assert theirs.convert_ids_to_tokens(ours.vocabulary.sentinel(number)) == f"\u2581<extra_id_{number}>"
+    assert ours.encode(TEXTS) == SentencePiece.read(spiece).encode(TEXTS)
+    spelled = "The <extra_id_0> here is text"
+    assert max(ours.encode([spelled])[0]) < PIECES
+    ids = ours.encode_with_sentinels(spelled)
+    export(trained.model.state_dict(), config, ours, tmp_path / "exported")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported(spelled).input_ids == ids
+    assert ours.vocabulary.first_sentinel in ids
+    again = tokenizer_files.read(tmp_path / "exported")
+    assert (again.sha256, again.names) == (ours.sha256, ours.names)
+
+
+def test_a_corpus_takes_the_sentinels_of_mt5s_file(spiece, tmp_path):
+    folder = with_own_sentinels(spiece, tmp_path / "mt5")
+    model = SentencePiece.read(folder)
+    assert (model.size, model.files["spiece.model"]) == (PIECES, (folder / "spiece.model").read_bytes())
+    assert Tokenizer(model, [], OWN).names == tokenizer_files.read(folder).names
+    assert Tokenizer(model).size == PIECES  # an objective without sentinels
+    with pytest.raises(UserError, match=r"tokenizer\.sentinels: 19, but the tokenizer's file has 20"):
+        Tokenizer(model, [], OWN - 1)
 
 
 def test_two_tokenizers_in_a_directory_are_refused(spiece, tmp_path):
