@@ -168,6 +168,7 @@ def _exit_now(code: int) -> NoReturn:
 
 def group_of_threads() -> dist.ProcessGroup:
     """A group in which threads of all ranks communicate during training. All ranks call this together."""
+    dist.barrier()  # fails where a rank has left the run; `new_group` would wait for that rank
     group = dist.new_group(backend="gloo", timeout=timedelta(days=99))  # the watchdog has the limit: disks may be slow
     _of_threads.append(group)
     return group

@@ -34,7 +34,7 @@ def test_each_callback_with_one_rank_unlike_the_other(small_corpus, tmp_path):
     for name, (arguments, what, sections, end) in CASES.items():
         callbacks = [{"name": f"fault_hunting:{name}", **arguments}, {"name": f"{HERE}:Unlike", "what": what}]
         changes = {"run": {"max_steps": 3}, "evaluation": [], "callbacks": callbacks, **sections}
-        cases.append((run_file(tmp_path / name, Path(), **changes), small_corpus, what, False))
+        cases.append((run_file(tmp_path / name, Path(), **changes), small_corpus, what))
         expected.append(end)
     found = on_ranks(2, each, trained, cases)
     assert found[0] == found[1]

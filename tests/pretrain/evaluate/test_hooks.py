@@ -516,7 +516,7 @@ def test_a_run_without_any_one_of_them_trains_the_same(small_corpus, tmp_path):
     assert whole[0] == 0
     assert len(whole[1]) > 2
     names = list(callbacks.build_callbacks(load(run_file(tmp_path, small_corpus), [], RunConfig)))
-    assert len(names) == 8
+    assert len(names) == 7
     for name in names:
         (without,) = on_ranks(1, losses_without, name, run_file(tmp_path / name, small_corpus), joined=False)
         assert without == whole, name

@@ -26,6 +26,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.models import build, parse
 from pretrain.run.metrics_file import read_metrics
+from pretrain.run.world import World
 from pretrain.tools import new_vocabulary
 from pretrain.tools.new_vocabulary import DRAWN, MEAN, PADDING, ROLE, SHARED, Row, renewed, rows_of
 from pretrain.training.prepare import prepare
@@ -254,7 +255,7 @@ def test_a_run_starts_from_a_model_with_another_vocabulary(tied, small_corpus, o
 
     model = yaml.safe_load((tmp_path / "out/model.yaml").read_text())["model"]
     path = run_file(tmp_path, other_corpus, model=model, checkpoint={"init_from": str(tmp_path / "out")})
-    prepare(RunConfig.model_validate_json(path.read_text()), 0, 1)  # isn't refused
+    prepare(RunConfig.model_validate_json(path.read_text()), World.on_this_node())  # isn't refused
 
 
 def test_a_large_unit_of_padding_does_not_outlive_the_vocabulary(small_corpus, other_corpus, tmp_path):
@@ -270,7 +271,7 @@ def test_refusals_of_another_tokenizer_name_the_command(small_corpus, other_corp
     path = run_file(tmp_path, other_corpus, model=model, checkpoint={"init_from": str(tmp_path / "start")})
     command = f"pretrain adapt {tmp_path}/start OUT --tokenizer {other_corpus}"
     with pytest.raises(UserError, match=f"built with another tokenizer than {other_corpus}: .*`{command}`"):
-        prepare(RunConfig.model_validate_json(path.read_text()), 0, 1)
+        prepare(RunConfig.model_validate_json(path.read_text()), World.on_this_node())
     line = refused_here(2, "pretrain", "evaluate", tmp_path / "start", "--corpus", other_corpus)
     assert f"`pretrain adapt CHECKPOINT OUT --tokenizer {other_corpus}`" in line
 
