@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.packages import missing, missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.dedup.config import STEPS
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.registry import STEPS
 from data_pipeline.sources.formats import READERS
 from data_pipeline.sources.record import Source
+from data_pipeline.text.step import Step
 from pretrain.config.evaluation import HOOKS, HookSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import OFFERED
@@ -182,9 +182,9 @@ def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus
     line = refused_here(2, "pretrain", "train", run)
     assert line.startswith(f"error: {run}: model.family: expected one of t5, bart, ")
     assert line.endswith(f", got 'tempered'; {family}")
-    named = {"sources": "fortunes", "rules": "quiet", "dedup_steps": "openings", "objectives": "capitals"}
-    lines = run_here("data-pipeline", "trace", corpus, "any").stderr.splitlines()
-    for (kinds, name), line in zip(named.items(), lines, strict=True):
+    named = [("sources", "fortunes"), ("steps", "quiet"), ("steps", "openings"), ("objectives", "capitals")]
+    lines = run_here("data-pipeline", "build", path).stderr.splitlines()
+    for (kinds, name), line in zip(named, lines, strict=True):
         assert f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds})" in line
 
 
@@ -247,7 +247,7 @@ def test_a_wrapper_that_no_package_offers_is_missed_with_the_command_that_instal
 OTHERS = """
 from typing import Literal
 
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources.record import Source
 from pretrain.config.evaluation import SamplesSettings
@@ -283,15 +283,15 @@ class MyText(Source):
     pass
 
 
-class MyLines(Step):
-    pass
+class MyLines(KeyStep):
+    step: Literal["lines"] = "lines"
 """
 SHIPPED_NAMES = {
     "families": FAMILIES.keys() - OFFERED.keys(),
     "hooks": HOOKS,
     "optimizers": OPTIMIZERS,
     "sources": READERS,
-    "dedup_steps": STEPS,
+    "steps": STEPS,
 }
 
 
@@ -303,7 +303,7 @@ SHIPPED_NAMES = {
         ("hooks", HookSettings, "hook", {"samples": "MySamples"}, "has a name that what ships has already"),
         ("optimizers", OptimizerConfig, "name", {"adamw": "MyAdamW"}, "has a name that what ships has already"),
         ("sources", Source, None, {"text": "MyText"}, "has a name that what ships has already"),
-        ("dedup_steps", Step, None, {"lines": "MyLines"}, "has a name that what ships has already"),
+        ("steps", Step, "step", {"lines": "MyLines"}, "has a name that what ships has already"),
         (
             "families",
             ModelConfig,
