@@ -8,6 +8,7 @@ reading applies only the steps since then.
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +25,14 @@ from data_pipeline.engine.merging import read_names
 from data_pipeline.text.document import Counts, Document, Tally
 from data_pipeline.text.step import Row, Rule, Step
 
+_CHANGED = tuple(one.name for one in fields(Document) if one.name not in ("id", "source"))
 _SCHEMA = pa.schema(
-    [
-        ("document", pa.int64()),
-        ("dropped", pa.bool_()),
-        ("text", pa.large_string()),  # null: unchanged
-        ("language", pa.string()),  # "": unchanged
-    ]
+    [("document", pa.int64()), ("dropped", pa.bool_())]
+    + [(name, pa.large_string() if name == "text" else pa.string()) for name in _CHANGED]  # null: unchanged
 )
 _CHARACTERS_OF_A_ROW = 100
+_NOTHING = (None,) * len(_CHANGED)
+_values = attrgetter(*_CHANGED)
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,8 @@ class Reading:
             change = next(changes, None)
             for number, document, left in rows:
                 if change and change["document"] == number:
-                    text, language = change["text"], change["language"] or document.language
-                    gone = change["dropped"]
-                    left = None if gone else replace(document, text=text or document.text, language=language)
+                    new = {name: change[name] for name in _CHANGED if change[name] is not None}
+                    left = None if change["dropped"] else replace(document, **new)
                     change = next(changes, None)
                 yield number, document, left
 
@@ -115,16 +114,17 @@ class Reading:
         written to the table `name`. The counts of `tally` are added at the end. The table appears if the block ends
         without an error.
 
-        A row of the table is a document that was dropped or that has another text or language than before. Rows have
+        A row of the table is a document that was dropped, or the fields that have other values than before. Rows have
         the order of the documents, so that both can be read side by side in bounded memory.
         """
 
         def noted() -> Iterator[Row]:
             for number, document, left in rows:
-                text = None if left is None or left.text == document.text else left.text
-                language = "" if left is None or left.language == document.language else left.language
-                if left is None or text is not None or language:
-                    table.add((number, left is None, text, language), _CHARACTERS_OF_A_ROW + len(text or ""))
+                if left is not document:
+                    new = _NOTHING if left is None else _differences(document, left)
+                    if left is None or any(value is not None for value in new):
+                        characters = sum(len(value) for value in new if value)
+                        table.add((number, left is None, *new), _CHARACTERS_OF_A_ROW + characters)
                 yield number, document, left
 
         with rows_file(self._corpus, name, _SCHEMA) as table:
@@ -139,6 +139,12 @@ class Reading:
         if last is None or changes(last.step):
             return None
         return read_repeated(self._corpus, last.keys, _names(self._corpus, last), self._earlier.unit)
+
+
+def _differences(document: Document, left: Document) -> tuple[str | None, ...]:
+    """The values of the fields in which `left` differs from `document`; None for the others."""
+    pairs = zip(_values(document), _values(left), strict=True)
+    return tuple(new if new != old else None for old, new in pairs)
 
 
 def changes(step: Step) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -303,12 +304,12 @@ class Work:
         return stretches
 
 
-def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[KeysSpec] | Unit[LeftSpec]]:
+def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
     """The units of the next stage: those for the keys of the first step that isn't decided or, if all are, the last."""
     names = [f"{step.step}-keys" for step in work.key_steps]
     now = len(decided)
     step = work.key_steps[now] if now < len(work.key_steps) else None
-    units: list[Unit] = []
+    units: list[Unit[Any]] = []
     stretches = {source: work.stretches(source) for source in work.steps}
     identities = {
         source: fingerprint([step.identity for one in own[: now + 1] for step in one])
@@ -330,7 +331,7 @@ def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[KeysSpec] | Unit[L
             number,
             identities[source],
             [one.checksums for one in decided],
-            work.ngrams,
+            work.ngrams if any(one.prepared for stretch in own[: now + 1] for one in stretch) else [],
             table,
         ]
         if step is not None:

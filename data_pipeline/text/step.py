@@ -66,7 +66,8 @@ class Rule(Step):
         return not self.sources or source in self.sources
 
     def apply(self, document: Document, tally: Tally) -> Document | Dropped:
-        """What is left of a document, or why it is dropped. A document without text left is dropped anyway.
+        """What is left of a document, or why it is dropped. A document without text left is dropped anyway. The id and
+        the source stay.
 
         `tally` counts what is dropped inside the document: lines, spans, masked data.
         """

@@ -38,6 +38,7 @@ from data_pipeline.stages.table import forget
 from data_pipeline.text.cleaning.bad_words import BadWords
 from data_pipeline.text.document import Document, Dropped, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.step import Rule
 from tests.conftest import run as run_command
 from tests.conftest import write_corpus_file
 from tests.support.builds import (
@@ -181,6 +182,26 @@ def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and
     assert {*columns} == {*SCHEMA.names}  # a rule sees all fields
     columns = Reading(corpus, replace(first, since=[lines])).columns(["url", "timestamp"])
     assert {*columns} == {"url", "timestamp", "id", "text", "target", "language"}
+
+
+class Renames(Rule):
+    step: Literal["renames"] = "renames"
+
+    def apply(self, document: Document, tally: Tally) -> Document:
+        return replace(document, title="", target=document.target.upper(), split="validation")
+
+
+def test_a_table_of_changes_has_all_fields_that_a_rule_may_change(tmp_path):
+    corpus, read = (
+        LocalStore(tmp_path),
+        [Document("a/b/0", "A text.", title="A", source="a", split="train", target="t")],
+    )
+    earlier = Earlier(0, [Span("a/b", 0, 1)], "", [Decision(Renames())])
+    reading, tally = Reading(corpus, earlier), Tally()
+    with reading.write_changes("table", reading.rows(read, tally), tally) as rows:
+        ((_, _, changed),) = rows
+    ((_, _, again),) = Reading(corpus, replace(earlier, changes="table", since=[])).rows(read, Tally())
+    assert again == changed == replace(read[0], title="", split="validation", target="T")
 
 
 def steps_of(**sections: object) -> list[str]:
