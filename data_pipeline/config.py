@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -299,7 +298,7 @@ class CorpusConfig(Section):
                 chosen.append(Decontamination(**dict(self.decontamination)))
         return [one for step in chosen for one in step.expanded]
 
-    @cached_property
+    @property
     def all_steps(self) -> dict[str, list[Step]]:
         """`steps_of` each source, by its name."""
         return {source.name: self.steps_of(source) for source in self.sources}

@@ -376,17 +376,13 @@ def _decide(
     finished: dict[str, Sequence[Finished[Result]]],
 ) -> Decided:
     """Runs the stages of `step`, whose keys `units` write. Adds the units of all stages to `finished`."""
-    config, per_bucket = work.config, work.config.dedup.keys_per_bucket
+    config = work.config
     gathering, deciding, *clustering = stages_of(step.step, type(step))
     finished[gathering.name] = gathered = run(
         gathering, sorted(units, key=lambda unit: work.numbers[unit.name]), corpus, config.ray
     )
     keys = sum(unit.result.keys for unit in gathered)
-    buckets = KeyBucket.enough(keys, per_bucket)
-    if buckets > work.slots:
-        found = f"{per_bucket:,} of the {keys:,} keys of {step.step} can't be compared at once"
-        most = f"in {work.slots:,} tasks, the most there may be; set it to {-(-keys // work.slots):,} or more"
-        raise UserError(f"dedup.keys_per_bucket: {found} {most}")
+    buckets = _number_of_buckets(step, keys, work)
     files = {name: sha256 for name, sha256 in outputs_of(gathered).items() if name.endswith(".safetensors")}
     to_read, merged = gathering.merged(files, buckets, corpus, config)
     finished |= merged
@@ -413,3 +409,14 @@ def _decide(
         duplicates = dict.fromkeys(found_in, "")
     checksums = fingerprint([[unit.checksums for unit in gathered], [unit.checksums for unit in last]])
     return Decided(list(files), write_names(corpus, list(duplicates)), checksums)
+
+
+def _number_of_buckets(step: KeyStep, keys: int, work: Work) -> int:
+    """The number of buckets for the `keys` of a step. Raises UserError if there can't be so many."""
+    per_bucket = work.config.dedup.keys_per_bucket
+    buckets = KeyBucket.enough(keys, per_bucket)
+    if buckets > work.slots:
+        found = f"{per_bucket:,} of the {keys:,} keys of {step.step} can't be compared at once"
+        most = f"in {work.slots:,} tasks, the most there may be; set it to {-(-keys // work.slots):,} or more"
+        raise UserError(f"dedup.keys_per_bucket: {found} {most}")
+    return buckets

@@ -27,8 +27,8 @@ def all_stages() -> list[AnyStage]:
     """All stages that a build may have, in order."""
     return [
         documents.STAGE,
-        *dedup.all_stages(),
         evaluation_sets.STAGE,
+        *dedup.all_stages(),
         LAST,
         tokenizer.SAMPLING,
         tokenizer.STAGE,
