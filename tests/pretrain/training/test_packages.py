@@ -142,7 +142,8 @@ def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}
     split = {"by": "position", "validation_fraction": 0.1}
     output = {"output": str(tmp_path / "corpus")}
-    path = write_corpus_file(tmp_path / "corpus.yaml", **settings, tokenizer=tokenizer, split=split, **output)
+    settings |= {"cleaning": None, "dedup": None, "tokenizer": tokenizer, "split": split, **output}
+    path = write_corpus_file(tmp_path / "corpus.yaml", **settings)
     done = run_command("data-pipeline", "build", path)
     assert done.returncode == 0, done.stderr
     dropped = json.loads((tmp_path / "corpus/report.json").read_text())["documents"]["dropped"]
