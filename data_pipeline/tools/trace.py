@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_pipeline.base.errors import UserError
@@ -56,19 +54,16 @@ def trace(location: str, name: str) -> list[Trace]:
 
 
 def _rows(corpus: Store, folder: str, columns: tuple[str, ...], name: str) -> Iterator[dict[str, str]]:
-    column = "url" if "://" in name else "id"
+    """The rows of a folder's tables with this id or URL."""
     for file in sorted(one for one in corpus.names(folder) if one.endswith(".parquet")):
+        if "://" not in name:
+            yield from pq.read_table(corpus.readable(file), list(columns), filters=[("id", "=", name)]).to_pylist()
+            continue
         with pq.ParquetFile(corpus.readable(file)) as opened:
             for group in range(opened.num_row_groups):
-                values = opened.read_row_group(group, [column])[column]
-                found = _places(values, name) if column == "url" else pc.indices_nonzero(pc.equal(values, name))
-                if len(found):
+                urls = opened.read_row_group(group, ["url"])["url"].to_pylist()
+                if found := [number for number, url in enumerate(urls) if normalize_url(url) == normalize_url(name)]:
                     yield from opened.read_row_group(group, list(columns)).take(found).to_pylist()
-
-
-def _places(urls: pa.ChunkedArray, url: str) -> list[int]:
-    wanted = normalize_url(url)
-    return [number for number, one in enumerate(urls.to_pylist()) if normalize_url(one) == wanted]
 
 
 def as_text(found: Trace) -> str:
