@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import FailedError, UserError, one_line
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
 from data_pipeline.stages.dropped import COLUMNS
@@ -42,11 +43,15 @@ class Trace:
 def trace(location: str, name: str) -> list[Trace]:
     """The documents with the id or URL `name` in the corpus at `location`, dropped ones first.
 
-    URLs are compared as deduplication does. Raises UserError if there are none.
+    URLs are compared as deduplication does. Raises UserError if there are none, and FailedError for a damaged file.
     """
     corpus = open_store(location)
-    dropped = list(_rows(corpus, DROPPED.folder, COLUMNS, name))
-    kept = list(_rows(corpus, DOCUMENTS.folder, _KEPT, name))
+    try:
+        dropped = list(_rows(corpus, DROPPED.folder, COLUMNS, name))
+        kept = list(_rows(corpus, DOCUMENTS.folder, _KEPT, name))
+    except pa.ArrowException as error:
+        way_out = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
+        raise FailedError(f"{corpus}: {one_line(error)}; {way_out}") from None
     if not dropped and not kept:
         reason = "" if corpus.names(DROPPED.folder) else f"; it has no {DROPPED.folder}/ (keep_dropped: true writes it)"
         raise UserError(f"{name}: {corpus} has no such document, neither kept nor dropped{reason}")
@@ -57,7 +62,9 @@ def _rows(corpus: Store, folder: str, columns: tuple[str, ...], name: str) -> It
     """The rows of a folder's tables with this id or URL."""
     for file in sorted(one for one in corpus.names(folder) if one.endswith(".parquet")):
         if "://" not in name:
-            yield from pq.read_table(corpus.readable(file), list(columns), filters=[("id", "=", name)]).to_pylist()
+            yield from pq.read_table(
+                corpus.readable(file), columns=list(columns), filters=[("id", "=", name)]
+            ).to_pylist()
             continue
         with pq.ParquetFile(corpus.readable(file)) as opened:
             for group in range(opened.num_row_groups):
