@@ -331,6 +331,8 @@ class Decontamination(DecontaminationConfig, Rule):
     """Drops documents with items of evaluation sets. Counts the documents, and notes the items found, by set."""
 
     step: Literal["decontamination"] = "decontamination"
+    sets: list[EvaluationSet] = Field(min_length=1)
+    """The evaluation sets."""
 
     version = 4
     prepared = True
