@@ -37,16 +37,15 @@ from pii.patterns import PLACEHOLDERS, mask
 
 import data_pipeline
 from data_pipeline.dedup.decontamination import DecontaminationConfig, Ngrams
-from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
+from data_pipeline.dedup.substrings import Anchors, EqualSubstrings
 from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.cleaning.bad_words import contains_bad_word
 from data_pipeline.text.cleaning.classifier import ClassifierConfig, scorer
-from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.gopher import GopherConfig, keep_page
+from data_pipeline.text.cleaning.gopher import GopherConfig, broken_rule
 from data_pipeline.text.cleaning.language import detector
-from data_pipeline.text.cleaning.page import clean_page
+from data_pipeline.text.cleaning.page import CleanPage, clean_page
 from data_pipeline.text.document import Document, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
 from data_pipeline.text.wikitext.markup import plain_text
@@ -137,11 +136,11 @@ def rows(pages: list[str]) -> Iterable[tuple[int, Document]]:
 
 
 def anchors(pages: list[str]) -> object:
-    return list(Anchors(SubstringsConfig()).tables(rows(pages)))
+    return list(Anchors().tables(rows(pages)))
 
 
 def substrings(pages: list[str]) -> object:
-    return list(EqualSubstrings(SubstringsConfig()).tables(rows(pages)))
+    return list(EqualSubstrings().tables(rows(pages)))
 
 
 def crawl(pages: list[str], size: int) -> list[str]:
@@ -250,11 +249,11 @@ def measure(options: Options) -> Iterator[Table]:
         over(wikitexts, plain_text), sum(len(text.encode()) for text in wikitexts), seconds
     )
     rules: dict[str, Callable[[str], object]] = {
-        "C4's lines and pages": lambda text: clean_page(text, CleaningConfig(), Tally()),
+        "C4's lines and pages": lambda text: clean_page(text, CleanPage(), Tally()),
         "sentences (all of a page)": count_sentences,
         "bad words, English": lambda text: contains_bad_word(text, "en"),
         "language, fast": detector("fast"),
-        "Gopher's rules": lambda text: keep_page(text, GopherConfig(), Tally()),
+        "Gopher's rules": lambda text: broken_rule(text, GopherConfig()),
         "personal data": lambda text: mask(text, PLACEHOLDERS, Tally()),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -143,7 +143,8 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     """Makes the first stage's files and records: the first input's part, and a link to it for every other input."""
     (unit,) = read_finished(documents.STAGE, LocalStore(folder / "one"))
     result, outputs = unit.result, unit.outputs
-    (part,), (output,) = result.parts, outputs.values()
+    (part,) = result.parts
+    output = outputs[part.path]
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
     # as much as of a WET file: 40 languages, three examples for each of ten rules

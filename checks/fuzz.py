@@ -36,8 +36,8 @@ from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Input, ReadStats, Record
 from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.page import Cleaner
-from data_pipeline.text.document import Tally
+from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.step import cleaned
 from data_pipeline.text.wikitext.markup import plain_text
 
 DATA = Path(__file__).parents[1] / "tests/data"
@@ -135,20 +135,19 @@ def _read(base: Seed, stored: bytes) -> tuple[list[Record], ReadStats, bool]:
     return records, stats, False
 
 
-@cache
-def _cleaner() -> Cleaner:
-    return Cleaner(CleaningConfig())
+_CLEANING = CleaningConfig()
+_RULES = [*_CLEANING.of_pages, *_CLEANING.of_what_is_left]
 
 
 def _clean(source: str, record: Record) -> None:
     text = record.text
     if source == "wikipedia":
         text = plain_text(text, record.title, record.hidden_namespaces, record.timestamp)
-    kept = _cleaner()(text, record.url, record.language, Tally())
+    kept = cleaned(Document(text=text, url=record.url, language=record.language), _RULES, Tally())
     for value in (record.text, record.url, record.title, record.timestamp, record.language, record.target, text):
         value.encode()
     if kept is not None:
-        kept[0].encode()
+        kept.text.encode()
 
 
 def _cut(generator: random.Random, content: bytes) -> bytes:

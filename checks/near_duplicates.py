@@ -46,7 +46,7 @@ def main() -> int:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(["bands", "rows", "similarity", "found"])
         for config in (MinHashConfig(), MinHashConfig(bands=9, rows=13)):
-            random, step = np.random.default_rng(0), NearDuplicates(config)
+            random, step = np.random.default_rng(0), NearDuplicates(**dict(config))
             for wanted in np.linspace(0.3, 1, PAIRS):
                 *both, similarity = planted(texts, float(wanted), config.ngram, random)
                 first, second = ({key for _, key in step.keys(Document(text=text))} for text in both)

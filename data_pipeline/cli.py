@@ -37,7 +37,6 @@ Strict = Annotated[bool, typer.Option("--strict", help="Fail if any input is dam
 Repair = Annotated[
     bool, typer.Option("--repair", help="Check every file of the corpus, and rebuild damaged ones byte for byte.")
 ]
-_BUILD = "A corpus's directory, its URL, or its corpus file."
 _REPAIR = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
 Built = Annotated[str, path_argument("DIR", "A finished corpus, or its fsspec URL.", paths.location)]
 
@@ -112,16 +111,16 @@ def show(
     """Print the first rows' decoded inputs and targets, with the noise of epoch 0, and the ids of their documents."""
     from data_pipeline import from_python
     from data_pipeline.base import open_store
-    from data_pipeline.tools import finished_build
+    from data_pipeline.tools import ids_of_rows
 
     corpus = from_python.open(location)
     for example in itertools.islice(corpus.examples(split), number):
         print(f"row {example.row}")
         print(f"  inputs   {example.inputs_text}")
         print(f"  targets  {example.targets_text}")
-    ids, whose = finished_build.ids_of_rows(corpus, split, number), "documents"
+    ids, whose = ids_of_rows.ids_of_rows(corpus, split, number), "documents"
     if not ids:
-        ids, whose = finished_build.first_ids(open_store.open_store(location), split, number), "other documents"
+        ids, whose = ids_of_rows.first_ids(open_store.open_store(location), split, number), "other documents"
     if ids:
         print(f"{whose}: {first_few(ids, number)}. Next: data-pipeline trace {location} {shlex.quote(ids[0])}")
 
@@ -161,17 +160,17 @@ def plan_command(
     epilog="Example: data-pipeline trace corpora/quickstart king-james/king-james.jsonl.bz2/000000017",
 )
 def trace_command(
-    location: Annotated[str, path_argument("CORPUS", _BUILD, paths.config_or_url)],
+    location: Annotated[str, path_argument("CORPUS", "A corpus's directory, or its URL.", paths.location)],
     name: Annotated[str, typer.Argument(metavar="ID|URL", help="The document.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each record.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: a list with an object for each document.")] = False,
 ) -> None:
-    """Tell what became of a document, and by which rule. Its input is read again."""
-    from data_pipeline.tools import finished_build, trace
+    """Tell whether the corpus has a document, or which step and rule dropped it."""
+    from data_pipeline.tools import trace
 
     with failing_in_one_line(Path(location), _REPAIR):
-        found = trace.trace(finished_build.open_build(location), name)
+        found = trace.trace(location, name)
     if as_json:
-        print(json_for(sys.stdout, [trace.as_json(one) for one in found], indent=1))
+        print(json_for(sys.stdout, [asdict(one) for one in found], indent=1))
     else:
         print("\n\n".join(map(trace.as_text, found)))
 

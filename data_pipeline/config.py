@@ -1,7 +1,9 @@
 """The settings of a corpus file (YAML), with their checks."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,12 +24,15 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.tokenizer.registry import KINDS, AnyTokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
-from data_pipeline.dedup.config import STEPS, DedupConfig
-from data_pipeline.dedup.decontamination import DecontaminationConfig
+from data_pipeline.dedup.config import DedupConfig
+from data_pipeline.dedup.decontamination import Decontamination, DecontaminationConfig
+from data_pipeline.dedup.registry import READS_TEXT, AnyStep
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.engine.config import RayConfig
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import IdsOption
 from data_pipeline.text.cleaning.config import CleaningConfig
+from data_pipeline.text.step import Rule, Step
 
 if TYPE_CHECKING:
     FormatName = str
@@ -163,6 +168,15 @@ def _has_text(tokenizer: Any) -> bool:
     return KINDS[kind].has_text if kind in KINDS else True
 
 
+_REPLACED = ("cleaning", "dedup", "decontamination")  # by the list `steps`
+
+
+def while_reading(steps: Sequence[Step]) -> list[Rule]:
+    """The first of `steps`, up to one that compares documents: these rules are applied while inputs are read."""
+    rules = takewhile(lambda step: isinstance(step, Rule) and not step.prepared, steps)
+    return [step for step in rules if isinstance(step, Rule)]
+
+
 class CorpusConfig(Section):
     """A corpus file: which texts to read, and how they become shards."""
 
@@ -190,6 +204,12 @@ class CorpusConfig(Section):
     """Which duplicates are dropped."""
     decontamination: DecontaminationConfig = DecontaminationConfig()
     """The evaluation sets whose items must not be in the corpus."""
+    steps: list[AnyStep] = []
+    """The steps on documents in your order, in place of `cleaning`, `dedup` and `decontamination`: names, or keys and
+    values. []: the order of these sections."""
+    keep_dropped: bool = True
+    """Write a table of the documents that steps drop, `dropped/**/*.parquet` in the corpus: which step and rule dropped
+    a document, and which document stays in its place."""
     split: SplitConfig = SplitConfig()
     """Which documents are held out."""
     tokenizer: AnyTokenizer = SentencePieceConfig()
@@ -200,6 +220,14 @@ class CorpusConfig(Section):
     """The size of the shards."""
     ray: RayConfig = RayConfig()
     """Where the build runs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, given: Any) -> Any:
+        """A file with the list `steps` empties the sections of a file that it extends."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in _REPLACED}
 
     @field_validator("output")
     @classmethod
@@ -226,7 +254,7 @@ class CorpusConfig(Section):
     @classmethod
     def _nothing_reads_ids(cls, given: Any) -> Any:
         """Without text, no cleaning and no deduplication of lines are the defaults."""
-        if not isinstance(given, dict) or _has_text(given.get("tokenizer")):
+        if not isinstance(given, dict) or _has_text(given.get("tokenizer")) or given.get("steps"):
             return given
         off: dict[str, Any] = {"cleaning": {"profile": "none"}, "dedup": {"lines": False}}
         given = {**off, **given}
@@ -239,16 +267,36 @@ class CorpusConfig(Section):
                 raise ValueError(f"sources.{number}.options.ids: needs tokenizer.kind ids, not {self.tokenizer.kind}")
         if self.tokenizer.has_text:
             return self
-        cleaning = [self.cleaning, *(source.cleaning for source in self.sources if source.cleaning)]
-        nothing = CleaningConfig(profile="none")
-        keys = CleaningConfig.model_fields.keys() - {"rules"}  # what reads ids is in packages
-        wrong = [
-            f"cleaning.{key}" for one in cleaning for key in sorted(keys) if getattr(one, key) != getattr(nothing, key)
-        ]
-        wrong += [f"dedup.{step}" for step in ("lines", "spans") if getattr(self.dedup, step)]
+        wrong = [f"steps.{step.step}" for step in self.steps if step.step in READS_TEXT]
+        if not self.steps:
+            cleaning = [self.cleaning, *(source.cleaning for source in self.sources if source.cleaning)]
+            off, keys = CleaningConfig(profile="none"), CleaningConfig.model_fields.keys() - {"rules"}  # of packages
+            wrong += [
+                f"cleaning.{key}" for one in cleaning for key in sorted(keys) if getattr(one, key) != getattr(off, key)
+            ]
+            wrong += [f"dedup.{step}" for step in ("lines", "spans") if getattr(self.dedup, step)]
         if wrong:
             kind = self.tokenizer.kind
             raise ValueError(f"{', '.join(dict.fromkeys(wrong))}: for text, and tokenizer.kind {kind} has none")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_in_one_place(self) -> "CorpusConfig":
+        if not self.steps:
+            return self
+        sections = {*_REPLACED} & self.model_fields_set - {"dedup"}
+        sections |= {f"dedup.{key}" for key in self.dedup.model_fields_set - {"keys_per_bucket"}}
+        sections |= {f"sources.{n}.cleaning" for n, source in enumerate(self.sources) if source.cleaning is not None}
+        if sections:
+            raise ValueError(
+                f"steps: the list replaces {', '.join(sorted(sections))}; leave out one of the two, or set it to null"
+            )
+        names = [step.step for step in self.steps if not isinstance(step, Rule) or step.prepared]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"steps: {', '.join(sorted(twice))} is named twice; only rules may be")
+        known = {source.name for source in self.sources}
+        if unknown := {name for step in self.steps if isinstance(step, Rule) for name in step.sources} - known:
+            raise ValueError(f"steps: no source {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
         return self
 
     @model_validator(mode="after")
@@ -278,15 +326,39 @@ class CorpusConfig(Section):
         whole = {"train": (0, 1), "validation": (1, 1)}
         return whole[source.split] if source.split else self.split.ratio
 
+    def steps_of(self, source: SourceConfig) -> list[Step]:
+        """The steps on the documents of `source`, in order. The steps that compare documents are the same ones for all
+        sources.
+
+        Without the list `steps`, the rules for language, bad words and the classifier follow the last step that
+        shortens texts, as in C4. Evaluation sets are looked for last, in what will be the corpus.
+        """
+        if self.steps:
+            chosen = [step for step in self.steps if not isinstance(step, Rule) or step.takes(source.name)]
+        else:
+            cleaning = self.cleaning_of(source)
+            comparing = list(self.dedup.steps(cleaning.min_sentences_per_page))
+            at = max((number for number, step in enumerate(comparing, 1) if step.shortens), default=0)
+            chosen = [*cleaning.of_pages, *comparing[:at], *cleaning.of_what_is_left, *comparing[at:]]
+            if self.decontamination.sets:
+                chosen.append(Decontamination(**dict(self.decontamination)))
+        return [one for step in chosen for one in step.expanded]
+
     @property
-    def steps(self) -> list[str]:
-        """The steps of deduplication, in order. "filters", the check of language and bad words, follows the last step
-        that shortens texts. "decontamination" comes last."""
-        steps = self.dedup.steps
-        behind = [number for number, step in enumerate(steps, 1) if STEPS[step].shortens]
-        if behind and any(self.cleaning_of(source).filters_pages for source in self.sources):
-            steps.insert(behind[-1], "filters")
-        return [*steps, "decontamination"] if self.decontamination.sets else steps
+    def all_steps(self) -> dict[str, list[Step]]:
+        """`steps_of` each source, by its name."""
+        return {source.name: self.steps_of(source) for source in self.sources}
+
+    @property
+    def key_steps(self) -> list[KeyStep]:
+        """The steps that compare documents, in order."""
+        return [step for step in self.all_steps[self.sources[0].name] if isinstance(step, KeyStep)]
+
+    @property
+    def searched_for(self) -> Decontamination | None:
+        """The step that looks for evaluation sets; None if there is none."""
+        steps = (step for steps in self.all_steps.values() for step in steps)
+        return next((step for step in steps if isinstance(step, Decontamination)), None)
 
     @property
     def tokens_per_shard(self) -> int:

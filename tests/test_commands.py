@@ -30,7 +30,7 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import Reader
-from data_pipeline.tools.finished_build import ids_of_rows
+from data_pipeline.tools.ids_of_rows import ids_of_rows
 from tests.conftest import TOP, made_once
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each

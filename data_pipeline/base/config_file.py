@@ -462,7 +462,7 @@ def _is_mapping(section: type[BaseModel], key: str) -> bool:
 
 def _kinds(section: type[BaseModel]) -> tuple[Any, ...]:
     """The names that select this section, if it is one of several kinds."""
-    named = (section.model_fields.get(key) for key in ("name", "family", "hook", "kind"))
+    named = (section.model_fields.get(key) for key in ("name", "family", "hook", "kind", "step"))
     return tuple(kind for field in named if field is not None for kind in get_args(field.annotation))
 
 

@@ -56,6 +56,7 @@ _OFFERED_UNDER = {
     "evaluation": "hooks",
     "optimizer": "optimizers",
     "tokenizer": "tokenizers",
+    "steps": "steps",
 }
 
 

@@ -48,11 +48,6 @@ def config(text: str) -> str:
     return str(names[text])
 
 
-def config_or_url(text: str) -> str:
-    """A `config`, or a URL."""
-    return text if "://" in text else config(text)
-
-
 def shipped(pattern: str) -> dict[str, Path]:
     """The shipped config files that match `pattern`: paths by name, `configs:NAME`."""
     return {_SHIPPED + path.relative_to(_CONFIGS).as_posix(): path for path in sorted(_CONFIGS.rglob(pattern))}

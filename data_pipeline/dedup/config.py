@@ -1,25 +1,25 @@
-"""Settings of deduplication in a corpus file, and its steps by name."""
+"""Settings of deduplication in a corpus file."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PositiveInt, SerializeAsAny
 
 from data_pipeline.base.config_file import Section, TrueIsTheDefaults
-from data_pipeline.base.packages import offered
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans
 from data_pipeline.dedup.minhash import MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
-from data_pipeline.dedup.step import Step, StepConfig, custom_step
-from data_pipeline.dedup.substrings import Anchors, EqualSubstrings, SubstringsConfig
+from data_pipeline.dedup.step import KeyStep
+from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
+from data_pipeline.text.step import offered_step
 
-_SHIPPED = (NewestUrl, EqualLines, EqualSpans, Anchors, EqualSubstrings, EqualDocuments, NearDuplicates)
-STEPS: dict[str, type[Step]] = {step.name: step for step in _SHIPPED}
-STEPS |= offered("dedup_steps", Step, STEPS)
-"""All steps by name: those that ship, in their order, and those of installed packages."""
+
+def _step(given: object) -> object:
+    return offered_step(given, KeyStep) if isinstance(given, dict) else given
 
 
 class DedupConfig(Section):
-    """The kinds of duplicates to drop, in this order."""
+    """The kinds of duplicates to drop, in this order. The list `steps` is for another order."""
 
     urls: Literal["newest"] | None = "newest"
     """Which page of a URL is kept. null: all of them."""
@@ -34,20 +34,24 @@ class DedupConfig(Section):
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
     """Drop near-duplicates. true: with the defaults below. null or false: off."""
-    custom: list[Annotated[SerializeAsAny[StepConfig], BeforeValidator(custom_step)]] = []
+    custom: list[Annotated[SerializeAsAny[KeyStep], BeforeValidator(_step)]] = []
     """Steps of installed packages, which run after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24
     """Number of dedup keys that a task compares at once. It bounds the task's memory: 70 bytes for each line, 120 for
     each URL."""
 
-    @property
-    def steps(self) -> list[str]:
-        """The names of the enabled steps, in their order. "anchors" finds candidates for "substrings"."""
-        steps = [step.name for step in _SHIPPED if getattr(self, step.setting or step.name)]
-        return [*steps, *(one.step for one in self.custom)]
-
-
-def step_of(name: str, config: DedupConfig) -> Step:
-    """The step `name` with its settings."""
-    custom = {one.step: one for one in config.custom}
-    return STEPS[name](custom.get(name) or getattr(config, STEPS[name].setting or name))
+    def steps(self, min_sentences: int) -> Iterator[KeyStep]:
+        """The enabled steps, in order. Texts that a step shortens have at least `min_sentences` left."""
+        if self.urls:
+            yield NewestUrl()
+        if self.lines:
+            yield EqualLines(min_sentences=min_sentences)
+        if self.spans:
+            yield EqualSpans(min_sentences=min_sentences)
+        if self.substrings:
+            yield EqualSubstrings(min_sentences=min_sentences, **dict(self.substrings))
+        if self.documents:
+            yield EqualDocuments()
+        if self.minhash:
+            yield NearDuplicates(**dict(self.minhash))
+        yield from self.custom

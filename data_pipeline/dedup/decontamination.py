@@ -1,7 +1,7 @@
 """Decontamination: drops documents that contain an item of an evaluation set.
 
 Items are read from JSON Lines, tab-separated columns or lines of text. One task writes the n-grams of all items
-(`Index`); the reading after the last deduplication step looks for them in its documents.
+(`Index`); each reading that has the step looks for them in its documents.
 
 A document contains an item if any 13 successive words of one of the item's texts are also successive words of the
 document, as for GPT-3 (Brown et al. 2020, appendix C). A text of 8 to 12 words must be in the document as a whole:
@@ -15,7 +15,6 @@ fits into a core's cache. The other runs are looked up by hashes of 128 bits.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -30,11 +29,11 @@ from data_pipeline.base.formatting import first_few
 from data_pipeline.base.paths import opening
 from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.base.store import Store
-from data_pipeline.dedup.step import Found, Row, Step
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_object
 from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, parsed_lines
-from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.document import Document, Dropped, Tally
+from data_pipeline.text.step import Row, Rule
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, normalised
 
 INDEX = ".stages/evaluation-sets/ngrams.safetensors"
@@ -328,37 +327,41 @@ class Index:
         return cls(Ngrams(arrays), arrays["where"], sets, files)
 
 
-class Decontamination(Step):
-    """Drops documents with items of evaluation sets. `contaminated` counts the documents by set; `items` has the
-    numbers of the items that were found, by set."""
+class Decontamination(DecontaminationConfig, Rule):
+    """Drops documents with items of evaluation sets. Counts the documents, and notes the items found, by set."""
 
-    name = "decontamination"
+    step: Literal["decontamination"] = "decontamination"
+    sets: list[EvaluationSet] = Field(min_length=1)
+    """The evaluation sets."""
+
     version = 4
+    prepared = True
 
-    def __init__(self, index: Index):
-        self._index = index
-        self.contaminated: Counter[str] = Counter()
-        self.items: dict[str, set[int]] = {}
+    def described(self) -> dict[str, object]:
+        return self.model_dump(exclude={"sets": {"__all__": {"path"}}})
 
-    def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
+    def left(self, corpus: Store, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+        index = Index.read(corpus)
         remaining = iter(rows)
         while batch := list(islice(remaining, _DOCUMENTS_AT_ONCE)):
-            evidence = self._evidence((number, left) for number, _, left in batch if left is not None)
+            evidence = _evidence(index, ((number, left) for number, _, left in batch if left is not None), tally)
             for number, document, left in batch:
-                if number in evidence:
-                    tally.document("contaminated", evidence[number])
-                yield number, document, None if number in evidence else left
+                if left is not None and number in evidence:
+                    tally.drop(self.step, left, Dropped("contaminated", evidence[number], evidence[number]))
+                    left = None
+                yield number, document, left
 
-    def _evidence(self, documents: Iterable[tuple[int, Document]]) -> dict[int, str]:
-        """For each document with items, by number: the name of its first item and the words found."""
-        first: dict[int, tuple[int, str]] = {}
-        hit: set[tuple[str, int]] = set()
-        for match in self._index.ngrams.matches((number, f"{one.text}\n{one.target}") for number, one in documents):
-            for item in match.items:
-                name = self._index.set_of(item)
-                self.items.setdefault(name, set()).add(self._index.number_of(item))
-                hit.add((name, match.number))
-            found = match.word, f"{self._index.name_of(match.items[0])}: {match.words}"
-            first[match.number] = min(found, first.get(match.number, found))
-        self.contaminated.update(name for name, _ in hit)
-        return {number: text for number, (_, text) in first.items()}
+
+def _evidence(index: Index, documents: Iterable[tuple[int, Document]], tally: Tally) -> dict[int, str]:
+    """For each document with items, by number: the name of its first item and the words found."""
+    first: dict[int, tuple[int, str]] = {}
+    hit: set[tuple[str, int]] = set()
+    for match in index.ngrams.matches((number, f"{one.text}\n{one.target}") for number, one in documents):
+        for item in match.items:
+            name = index.set_of(item)
+            tally.found(name, index.number_of(item))
+            hit.add((name, match.number))
+        found = match.word, f"{index.name_of(match.items[0])}: {match.words}"
+        first[match.number] = min(found, first.get(match.number, found))
+    tally.contaminated.update(name for name, _ in hit)
+    return {number: text for number, (_, text) in first.items()}

@@ -164,33 +164,21 @@ def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterato
         yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
-def smallest_keys(
-    corpus: Store, files: Sequence[str], group: int, groups: set[tuple[int, ...]]
-) -> dict[tuple[int, ...], tuple[int, int]]:
-    """(unit, document) of the smallest key of each of the `groups`, in the files of keys of all units.
+def write_duplicates(
+    path: Path, units: np.ndarray, positions: np.ndarray, count: int, kept: np.ndarray | None = None
+) -> None:
+    """Writes duplicates, sorted by unit: their `positions` (n,) in `units` (n,), of `count` units in all.
 
-    Reads one slot of every file for each group. A page that cleaning dropped has the document `NO_DOCUMENT`.
+    `kept` (n,): the document that stays in the place of each, unit << 32 | document.
     """
-    best: dict[tuple[int, ...], list[int]] = {}
-    for unit, name in enumerate(files):
-        file = Arrays(corpus, name)
-        for words in groups:
-            slot = words[0] // (2**64 // (file.shape("slots")[0] - 1))
-            start, stop = file.slices(("slots", slot, slot + 2))[0].tolist()
-            for key in file.slices(("keys", start, stop))[0].tolist():
-                rank = [*key[group:-1], unit, key[-1]]
-                if tuple(key[:group]) == words and (words not in best or rank < best[words]):
-                    best[words] = rank
-    return {words: (rank[-2], rank[-1] >> 32) for words, rank in best.items()}
-
-
-def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count: int) -> None:
-    """Writes duplicates, sorted by unit: their `positions` (n,) in `units` (n,), of `count` units in all."""
     are_documents = positions >> np.uint64(32) != NO_DOCUMENT
     units, positions = units[are_documents], positions[are_documents]
     order = np.lexsort((positions, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
-    write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
+    arrays = {"duplicates": positions[order], "starts": starts.astype(np.int64)}
+    if kept is not None:
+        arrays["kept"] = kept[are_documents][order]
+    write_arrays(path, arrays)
 
 
 def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
@@ -198,33 +186,60 @@ def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
     opened = [Arrays(corpus, name) for name in spec.files]
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
-    shapes = {"duplicates": (np.uint64, (int(starts[-1]),)), "starts": (np.int64, starts.shape)}
+    columns = [name for name in ("duplicates", "kept") if name in opened[0]]
+    shapes = {**{name: (np.uint64, (int(starts[-1]),)) for name in columns}, "starts": (np.int64, starts.shape)}
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         append("starts", starts)
         unit = 0
         while unit < units:
             enough = int(np.searchsorted(starts, starts[unit] + _DUPLICATES_AT_ONCE, side="right")) - 1
             until = min(max(unit + 1, enough), units)
-            positions, units_of = [], []
+            found, units_of = [], []
             for file in opened:
                 (bounds,) = file.slices(("starts", unit, until + 1))
-                positions += file.slices(("duplicates", int(bounds[0]), int(bounds[-1])))
+                found.append(file.slices(*((name, int(bounds[0]), int(bounds[-1])) for name in columns)))
                 units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
-            append("duplicates", np.concatenate(positions)[by_unit])
+            for name, values in zip(columns, zip(*found, strict=True), strict=True):
+                append(name, np.concatenate(values)[by_unit])
             unit = until
     return Result()
 
 
-def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int) -> dict[int, list[int]]:
-    """The duplicate items of each document of `unit`, from the unit's file of `keys` and the files of the buckets."""
-    positions = [Arrays(corpus, keys)["duplicates"][:, 0]] if keys else []
-    positions += _decided(corpus, decided, unit)
-    duplicates: dict[int, list[int]] = {}
+@dataclass(frozen=True)
+class Found:
+    """What a step has found in a unit.
+
+    Attributes:
+        items: the duplicate items of each document, by the document's number in the unit.
+        kept: the document that stays in the place of each, unit << 32 | document, if the step names it.
+    """
+
+    items: Mapping[int, list[int]]
+    kept: Mapping[int, int]
+
+
+def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
+    """The duplicates in `unit`, from the unit's file of `keys` and the files of the buckets. `kept`: whether they name
+    the documents that stay."""
+    slices = corpus.each(lambda name: _decided(corpus, name, unit, kept), decided)
+    positions = [own[0] for own in slices]
+    stays = {
+        position >> 32: document
+        for own in slices
+        if kept
+        for position, document in zip(*map(np.ndarray.tolist, own), strict=True)
+    }
+    if keys:
+        within = Arrays(corpus, keys)["duplicates"]
+        positions.append(within[:, 0])
+        for position, copy in within.tolist() if kept else ():  # the copy in this unit may be a duplicate of another
+            stays[position >> 32] = stays.get(copy >> 32, unit << 32 | copy >> 32)
+    items: dict[int, list[int]] = {}
     if positions:
         for position in np.unique(np.concatenate(positions)).tolist():
-            duplicates.setdefault(position >> 32, []).append(position & 0xFFFFFFFF)
-    return duplicates
+            items.setdefault(position >> 32, []).append(position & 0xFFFFFFFF)
+    return Found(items, stays)
 
 
 def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
@@ -233,15 +248,12 @@ def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -
     `decided`: the files of the buckets, which list these positions, and the positions of kept copies.
     """
     within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
-    return np.unique(np.concatenate([within.ravel(), *_decided(corpus, decided, unit)]))
+    listed = corpus.each(lambda name: _decided(corpus, name, unit, kept=False)[0], decided)
+    return np.unique(np.concatenate([within.ravel(), *listed]))
 
 
-def _decided(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
-    """The positions in `unit` that each file of the buckets lists."""
-
-    def listed(name: str) -> np.ndarray:
-        file = Arrays(corpus, name)
-        start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
-        return file.slices(("duplicates", start, stop))[0]
-
-    return corpus.each(listed, decided)
+def _decided(corpus: Store, name: str, unit: int, kept: bool) -> list[np.ndarray]:
+    """The positions in `unit` that a file of a bucket lists and, if asked, the documents that stay."""
+    file = Arrays(corpus, name)
+    start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
+    return file.slices(*((array, start, stop) for array in ("duplicates", *(["kept"] if kept else []))))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -20,13 +21,14 @@ from data_pipeline.base.processes import available_memory
 from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.base.store import Store
 from data_pipeline.dedup.keys import decide, hash64, pairs_within, write_duplicates
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.engine.merging import read_names
 from data_pipeline.engine.work_units import Result
 from data_pipeline.text.document import Document
 from data_pipeline.text.words import LONGEST_NGRAM, normalised
 
 _SEED = 1
+_SIGNATURES = RMinHash.digests_from_token_sets
 _MOST_VALUES = 1 << 14  # hash values of a signature; FineWeb has 112
 _LEAST_PENDING = 4_000_000
 MEMORY_PER_DOCUMENT = 160  # bytes for each document with near-duplicates
@@ -52,27 +54,25 @@ class MinHashConfig(Section):
         return self
 
 
-class NearDuplicates(Step):
+class NearDuplicates(MinHashConfig, KeyStep):
     """Of a cluster, the document with the smallest id is kept. Documents without words and text-to-text pairs stay.
 
     Documents of similarity s share a band with probability 1 - (1 - s^rows)^bands.
     """
 
-    name, rule = "minhash", "near_duplicate"
+    step: Literal["minhash"] = "minhash"
+
     version = 3
+    counted_as = "near_duplicate"
     order = 0
     clusters = True
 
-    def __init__(self, config: MinHashConfig):
-        self._signatures = RMinHash.digests_from_token_sets
-        self._config = config
-
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
-        shingles = set() if document.target else ngrams(document.text, self._config.ngram)
+        shingles = set() if document.target else ngrams(document.text, self.ngram)
         if not shingles:
             return
-        bands, rows = self._config.bands, self._config.rows
-        (signature,) = self._signatures([sorted(shingles)], bands * rows, _SEED)
+        bands, rows = self.bands, self.rows
+        (signature,) = _SIGNATURES([sorted(shingles)], bands * rows, _SEED)
         for band in range(bands):
             values = signature[band * rows : (band + 1) * rows]
             yield band, (hash64(f"{band}/{','.join(map(str, values))}"),)
@@ -120,10 +120,10 @@ def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
     for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
         clusters.join(pairs)
     documents, first = clusters.members()
-    duplicates = documents[documents != first]
+    duplicates, kept = documents[documents != first], first[documents != first]
     places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
     with corpus.put(spec.output) as path:
-        write_duplicates(path, duplicates >> np.uint64(32), places, spec.units)
+        write_duplicates(path, duplicates >> np.uint64(32), places, spec.units, kept)
     return Result()
 
 

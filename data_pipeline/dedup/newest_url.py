@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from datetime import date
+from typing import Literal
 
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import Step
-from data_pipeline.text.document import Document, Tally, normalize_url
+from data_pipeline.dedup.step import KeyStep
+from data_pipeline.text.document import Document, Dropped, Tally, normalize_url
 
 _TIMESTAMP = re.compile(
     r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ]([01]\d|2[0-4]):([0-5]\d)(?::([0-5]\d|60)(?:[.,](\d+))?)?"
@@ -16,7 +17,7 @@ _TIMESTAMP = re.compile(
 _DIGITS = 18  # of a fraction of a second: they fit into a word
 
 
-class NewestUrl(Step):
+class NewestUrl(KeyStep):
     """Of pages with the same normalised URL, the newest is kept; of equally new pages, the one with the smallest md5.
 
     Timestamps are compared as instants (`instant`). A timestamp in another form is older than any instant; such ones
@@ -24,7 +25,8 @@ class NewestUrl(Step):
     too. These have no id.
     """
 
-    name = "urls"
+    step: Literal["urls"] = "urls"
+
     version = 3
     order = 4
     columns = ("id", "url", "timestamp", "target")
@@ -45,11 +47,8 @@ class NewestUrl(Step):
         if document.url and not document.target:
             yield 0, self.words(document.url, document.timestamp, bool(document.id))
 
-    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
-        if duplicates:
-            tally.document("duplicate_url", document.url)
-            return None
-        return document.text
+    def without(self, document: Document, duplicates: list[int], tally: Tally) -> str | Dropped:
+        return Dropped("duplicate_url", document.url) if duplicates else document.text
 
 
 def instant(timestamp: str) -> tuple[int, int] | None:

@@ -1,13 +1,14 @@
-"""Reads the documents of a unit as the earlier deduplication steps left them.
+"""Reads the documents of a unit as the earlier steps left them.
 
-A step's keys are made from documents without the duplicates of earlier steps. Each reading saves all changes so far to
-a table, so that the next reading applies only the decisions since then. `Filters` and `Decontamination` take each
-document by itself and have no keys; they are applied in the reading after the last step.
+A step's keys are made from documents without what earlier steps dropped. Rules take each document by itself and have no
+keys; they are applied when the next step reads. Each reading saves all changes so far to a table, so that the next
+reading applies only the steps since then.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
@@ -17,108 +18,80 @@ from pydantic_core import to_json
 from data_pipeline.base.arrow_tables import rows_file
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.base.store import Store
-from data_pipeline.dedup.config import DedupConfig, step_of
-from data_pipeline.dedup.decontamination import Decontamination, Index
 from data_pipeline.dedup.keys import read_repeated
-from data_pipeline.dedup.step import CONTENT, Found, Row, Step
+from data_pipeline.dedup.places import Places, Span
+from data_pipeline.dedup.step import CONTENT, KeyStep
 from data_pipeline.engine.merging import read_names
-from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.page import PageFilters
 from data_pipeline.text.document import Counts, Document, Tally
+from data_pipeline.text.step import Row, Rule, Step
 
+_CHANGED = tuple(one.name for one in fields(Document) if one.name not in ("id", "source"))
 _SCHEMA = pa.schema(
-    [
-        ("document", pa.int64()),
-        ("dropped", pa.bool_()),
-        ("text", pa.large_string()),  # null: unchanged
-        ("language", pa.string()),  # "": unchanged
-    ]
+    [("document", pa.int64()), ("dropped", pa.bool_())]
+    + [(name, pa.large_string() if name == "text" else pa.string()) for name in _CHANGED]  # null: unchanged
 )
 _CHARACTERS_OF_A_ROW = 100
-
-
-class Filters(Step):
-    """Applies `PageFilters`: drops a document for its language, bad words or the classifier, and sets its language."""
-
-    name = "filters"
-    version = 4
-
-    def __init__(self, cleaning: CleaningConfig):
-        self._language_of = PageFilters(cleaning)
-
-    def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
-        for number, document, left in rows:
-            if left is not None:
-                language = self._language_of(left.text, left.url, left.language, tally)
-                left = None if language is None else replace(left, language=language)
-            yield number, document, left
-
-
-WITHOUT_KEYS: dict[str, type[Step]] = {Filters.name: Filters, Decontamination.name: Decontamination}
-"""The steps that take each document by itself."""
-
-
-def opened(corpus: Store, name: str, dedup: DedupConfig, cleaning: CleaningConfig) -> Step:
-    """Any step, for documents that `cleaning` cleaned."""
-    if name == Filters.name:
-        return Filters(cleaning)
-    return Decontamination(Index.read(corpus)) if name == Decontamination.name else step_of(name, dedup)
+_NOTHING = (None,) * len(_CHANGED)
+_values = attrgetter(*_CHANGED)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A step's decision about a unit. The files are "" for a step without keys.
+    """A step, and what it has decided about a unit. The files are "" for a rule.
 
     Attributes:
-        step: the step's name.
+        step: the step with its settings.
         keys: the file of the unit's keys.
         duplicates: the file that lists the files of duplicates of all units (`write_names`).
     """
 
-    step: str
-    keys: str
-    duplicates: str
+    step: Step
+    keys: str = ""
+    duplicates: str = ""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The decisions of the earlier steps about a unit.
+    """The earlier steps of a unit.
 
     Attributes:
         unit: the unit's number, in the order of ids.
-        cleaning, dedup: their settings.
+        spans: the records that the unit's documents were made of.
         changes: the table of changes; "": none.
-        since: the decisions that the table lacks, in the order of the steps.
+        since: the steps that the table lacks, in order.
     """
 
     unit: int
-    cleaning: CleaningConfig
-    dedup: DedupConfig
+    spans: list[Span]
     changes: str
     since: list[Decision]
 
 
 class Reading:
-    """Reads a unit's documents as the earlier steps left them. `steps`: the steps that the table of changes lacks."""
+    """Reads a unit's documents as the earlier steps left them."""
 
     def __init__(self, corpus: Store, earlier: Earlier):
         self._corpus, self._earlier = corpus, earlier
-        self.steps = [opened(corpus, one.step, earlier.dedup, earlier.cleaning) for one in earlier.since]
 
     def columns(self, own: Sequence[str]) -> list[str]:
-        """The columns to read: a step's `own`, and those that `steps` need."""
-        applied = (step for step in self.steps if step.drops)
-        return [*dict.fromkeys([*own, *(column for step in applied for column in (*step.columns, *CONTENT))])]
+        """The columns to read: a step's `own`, and those that the earlier steps need."""
+        needed = ["id", *own]
+        for step in (one.step for one in self._earlier.since if changes(one.step)):
+            needed += [*step.columns, *CONTENT] if isinstance(step, KeyStep) else [one.name for one in fields(Document)]
+        return [*dict.fromkeys(needed)]
 
     def rows(self, documents: Iterable[Document], tally: Tally) -> Iterator[Row]:
         """The unit's `documents`, in order, with what is left of each. Adds the counts of earlier steps to `tally`."""
-        rows: Iterator[Row] = ((number, document, document) for number, document in enumerate(documents))
+        number = Places(self._earlier.spans).number
+        rows: Iterator[Row] = ((number(document.id), document, document) for document in documents)
         if self._earlier.changes:
             rows = self._changed(rows, tally)
-        for step, one in zip(self.steps, self._earlier.since, strict=True):
-            if step.drops:
-                found = step.found(self._corpus, one.keys, _names(self._corpus, one), self._earlier.unit)
-                rows = step.left(rows, found, tally, self._earlier.cleaning.min_sentences_per_page)
+        for one in self._earlier.since:
+            if isinstance(one.step, Rule):
+                rows = one.step.left(self._corpus, rows, tally)
+            elif isinstance(one.step, KeyStep) and one.step.drops:
+                found = one.step.found(self._corpus, one.keys, _names(self._corpus, one), self._earlier.unit)
+                rows = one.step.left(rows, found, tally)
         return rows
 
     def _changed(self, rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
@@ -130,9 +103,8 @@ class Reading:
             change = next(changes, None)
             for number, document, left in rows:
                 if change and change["document"] == number:
-                    text, language = change["text"], change["language"] or document.language
-                    gone = change["dropped"]
-                    left = None if gone else replace(document, text=text or document.text, language=language)
+                    new = {name: change[name] for name in _CHANGED if change[name] is not None}
+                    left = None if change["dropped"] else replace(document, **new)
                     change = next(changes, None)
                 yield number, document, left
 
@@ -142,16 +114,17 @@ class Reading:
         written to the table `name`. The counts of `tally` are added at the end. The table appears if the block ends
         without an error.
 
-        A row of the table is a document that was dropped or that has another text or language than before. Rows have
+        A row of the table is a document that was dropped, or the fields that have other values than before. Rows have
         the order of the documents, so that both can be read side by side in bounded memory.
         """
 
         def noted() -> Iterator[Row]:
             for number, document, left in rows:
-                text = None if left is None or left.text == document.text else left.text
-                language = "" if left is None or left.language == document.language else left.language
-                if left is None or text is not None or language:
-                    table.add((number, left is None, text, language), _CHARACTERS_OF_A_ROW + len(text or ""))
+                if left is not document:
+                    new = _NOTHING if left is None else _differences(document, left)
+                    if left is None or any(value is not None for value in new):
+                        characters = sum(len(value) for value in new if value)
+                        table.add((number, left is None, *new), _CHARACTERS_OF_A_ROW + characters)
                 yield number, document, left
 
         with rows_file(self._corpus, name, _SCHEMA) as table:
@@ -162,10 +135,21 @@ class Reading:
 
     def repeated(self) -> np.ndarray | None:
         """(n,): the sorted positions that the previous step found, if it has `drops = False`; else None."""
-        if not self.steps or self.steps[-1].drops:
+        last = self._earlier.since[-1] if self._earlier.since else None
+        if last is None or changes(last.step):
             return None
-        last = self._earlier.since[-1]
         return read_repeated(self._corpus, last.keys, _names(self._corpus, last), self._earlier.unit)
+
+
+def _differences(document: Document, left: Document) -> tuple[str | None, ...]:
+    """The values of the fields in which `left` differs from `document`; None for the others."""
+    pairs = zip(_values(document), _values(left), strict=True)
+    return tuple(new if new != old else None for old, new in pairs)
+
+
+def changes(step: Step) -> bool:
+    """Whether a step changes or drops documents, rather than finding the places where the next step looks."""
+    return not isinstance(step, KeyStep) or step.drops
 
 
 def _names(corpus: Store, decision: Decision) -> Sequence[str]:

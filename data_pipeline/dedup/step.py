@@ -4,62 +4,42 @@ A step runs in tasks over units of documents, which write keys, and then over pa
 decide about duplicates.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from pydantic import NonNegativeInt
 
-from data_pipeline.base.config_file import Section
-from data_pipeline.base.packages import named
 from data_pipeline.base.store import Store
-from data_pipeline.dedup.keys import Keys, decide, hash64, read_duplicates, write_duplicates
-from data_pipeline.text.document import Document, Tally
+from data_pipeline.dedup.keys import Found, Keys, decide, hash64, read_duplicates, write_duplicates
+from data_pipeline.text.document import Document, Dropped, Tally
 from data_pipeline.text.sentences import count_sentences
+from data_pipeline.text.step import Row, Step
 
 CONTENT = ("id", "text", "url", "target", "language")  # the fields of every document that `without` gets
 
-Row = tuple[int, Document, Document | None]
-"""(number in the unit, document as stored, what is left of the document or None)"""
 
-Found = Mapping[int, list[int]]
-"""The duplicate items of each document of a unit, by the document's number in the unit."""
-
-
-class StepConfig(Section):
-    """A step of an installed package, with its own keys."""
-
-    step: str
-    """The step's name."""
-
-
-class Step:
-    """A step of deduplication, made with its settings: the value of its key in the section `dedup`, or its element of
-    `dedup.custom`.
+class KeyStep(Step):
+    """A step that compares documents by keys.
 
     Attributes:
-        name: the step's name, in the config and in files. A step of an installed package has the name of its entry
-            point.
-        config: the class of the step's element of `dedup.custom`.
-        rule: the name under which dropped documents are counted. "": `duplicate_NAME`.
-        setting: the key in the section `dedup`, if it isn't the name.
-        version: a number to raise when the bytes of the keys change.
+        version: a number to raise when the bytes of the keys change, or what is left of documents.
+        counted_as: the name under which dropped documents are counted. "": `duplicate_STEP`.
         group: the number of key words that duplicates share.
         order: the number of key words that rank duplicates; the smallest is kept.
         columns: the fields of documents that `gather` needs.
         drops: False if the step only finds the places where the next step looks.
-        shortens: True if the step may drop a part of a text. The page filters run after such steps.
+        shortens: True if the step may drop a part of a text. By default, the rules for language, bad words and the
+            classifier come after such steps.
         compares_dropped_pages: True if pages that cleaning dropped have keys too.
         clusters: True if duplicates are found as pairs of documents. Connected pairs are a cluster, of which one
             document is kept.
     """
 
-    name: ClassVar[str] = ""
-    config: ClassVar[type[StepConfig]] = StepConfig
-    rule: ClassVar[str] = ""
-    setting: ClassVar[str] = ""
     version: ClassVar[int] = 2
+    counted_as: ClassVar[str] = ""
     group: ClassVar[int] = 1
     order: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = ("id", "text", "url", "target")
@@ -67,9 +47,6 @@ class Step:
     shortens: ClassVar[bool] = False
     compares_dropped_pages: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
-
-    def __init__(self, settings: Any = None):
-        pass
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(item, words) of each key of a document. An item is a line, a span or the document: it may be a duplicate."""
@@ -86,55 +63,59 @@ class Step:
 
     def decide(self, table: np.ndarray, units: np.ndarray, path: Path, count: int) -> None:
         """Writes the duplicates among the keys of a bucket: `table` (n, words), from `units` (n,) below `count`."""
-        _, duplicates, _ = decide(table, self.group, units)
-        write_duplicates(path, units[duplicates], table[duplicates, -1], count)
+        _, duplicates, copies = decide(table, self.group, units)
+        kept = units[copies] << np.uint64(32) | table[copies, -1] >> np.uint64(32) if self.names_kept else None
+        write_duplicates(path, units[duplicates], table[duplicates, -1], count, kept)
 
-    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
-        """The text without the items `duplicates`; None if the document is dropped. Counts what is dropped.
+    def without(self, document: Document, duplicates: list[int], tally: Tally) -> str | Dropped:
+        """The text without the items `duplicates`, or why the document is dropped. `tally` counts dropped parts.
 
-        By default, a document with duplicates is dropped. A document without text left is dropped and counted anyway.
+        By default, a document with duplicates is dropped. A document without text left is dropped anyway.
         """
-        if not duplicates:
-            return document.text
-        tally.document(self.rule or f"duplicate_{self.name or type(self).__name__.lower()}", document.text)
-        return None
+        return Dropped(self.counted_as or f"duplicate_{self.step}", document.text) if duplicates else document.text
+
+    @property
+    def names_kept(self) -> bool:
+        """Whether the step says which document stays in the place of a dropped one."""
+        return self.drops and not self.shortens
 
     def found(self, corpus: Store, keys: str, duplicates: Sequence[str], unit: int) -> Found:
         """The duplicates in a unit: those within it, in its file of `keys`, and those in the files `duplicates`."""
         own = None if self.clusters else keys  # clusters include the pairs within a unit
-        return read_duplicates(corpus, own, duplicates, unit)
+        return read_duplicates(corpus, own, duplicates, unit, self.names_kept)
 
-    def left(self, rows: Iterable[Row], found: Found, tally: Tally, min_sentences: int) -> Iterator[Row]:
+    def left(self, rows: Iterable[Row], found: Found, tally: Tally) -> Iterator[Row]:
         """`rows`, in order, with what the step leaves of each document. Counts what is dropped."""
         for number, document, left in rows:
             if left is not None:
-                text = self.without(left, found.get(number, []), tally, min_sentences)
-                if text is None:
-                    left = None
-                elif text is not left.text and not text.strip():
-                    tally.document("empty_after_dedup", left.url or left.id)
+                text = self.without(left, found.items.get(number, []), tally)
+                if isinstance(text, str) and text is not left.text and not text.strip():
+                    text = Dropped("empty_after_dedup", left.url or left.id)
+                if isinstance(text, Dropped):
+                    tally.drop(self.step, left, replace(text, kept=found.kept.get(number)))
                     left = None
                 elif text is not left.text:
                     left = replace(left, text=text)
             yield number, document, left
 
 
-def custom_step(given: object) -> object:
-    """The settings `given` of a step, in its class. Raises ValueError if no installed package has the step."""
-    return named(given, "step", "dedup_steps", Step).config.model_validate(given) if isinstance(given, dict) else given
+class ShorteningStep(KeyStep):
+    """A step that drops parts of texts."""
+
+    min_sentences: NonNegativeInt = 0
+    """Minimum number of sentences of a text without its duplicates. Documents with fewer are dropped. 0: off."""
+
+    shortens: ClassVar[bool] = True
+
+    def enough(self, text: str, document: Document) -> str | Dropped:
+        """`text`, the rest of `document`, if it is long enough; else why the document is dropped."""
+        if not text:
+            return Dropped("empty_after_dedup", document.url or document.id)
+        if self.min_sentences and count_sentences(text, self.min_sentences) < self.min_sentences:
+            return Dropped("too_few_sentences_after_dedup", text)
+        return text
 
 
 def rank(document: Document) -> int:
     """The rank of a document; the smallest keeps its copy. A hash of its URL or id, so that no site is favoured."""
     return hash64(document.url or document.id)
-
-
-def enough_left(text: str, document: Document, tally: Tally, min_sentences: int) -> str | None:
-    """`text` if it still has `min_sentences`; else None, and the dropped `document` is counted."""
-    if not text:
-        tally.document("empty_after_dedup", document.url or document.id)
-    elif min_sentences and count_sentences(text, min_sentences) < min_sentences:
-        tally.document("too_few_sentences_after_dedup", text)
-    else:
-        return text
-    return None

@@ -13,16 +13,18 @@ each run of 50 words that occurs twice.
 Words are separated by white space, since the tokenizer isn't trained yet. A word is about 1.3 tokens.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from data_pipeline.base.config_file import Section
 from data_pipeline.dedup.keys import Keys, decide, write_duplicates
-from data_pipeline.dedup.step import Step, enough_left, rank
-from data_pipeline.text.document import Document, Tally
+from data_pipeline.dedup.step import KeyStep, ShorteningStep, rank
+from data_pipeline.text.document import Document, Dropped, Tally
+from data_pipeline.text.step import Step
 from data_pipeline.text.words import LONGEST_NGRAM, Words, batches, bounds, exact
 
 _UPPER = np.uint64(2**64 - 2**32)
@@ -35,16 +37,14 @@ class SubstringsConfig(Section):
     """Minimum length of a repeat, in words between white space. A word is about 1.3 tokens of English."""
 
 
-class Anchors(Step):
+class Anchors(SubstringsConfig, KeyStep):
     """Finds the anchors of all runs of `words` words that occur twice, where `EqualSubstrings` then looks."""
 
-    name, setting = "anchors", "substrings"
+    step: Literal["anchors"] = "anchors"
+
     version = 3
     order = 0
     drops = False
-
-    def __init__(self, config: SubstringsConfig):
-        self._length = config.words
 
     def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
         for table in self.tables(documents):
@@ -59,13 +59,13 @@ class Anchors(Step):
     def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
         """Tables of keys (n, 2) of numbered documents: hash, position."""
         texts = ((number, document.text) for number, document in documents if not document.target)
-        for words in batches(texts, exact(), self._length - 1):
-            hashes, _, anchors = anchored(words, self._length)
+        for words in batches(texts, exact(), self.words - 1):
+            hashes, _, anchors = anchored(words, self.words)
             once = anchors[np.diff(anchors, prepend=-1) != 0]
             yield np.stack([hashes[once], words.positions[once]], axis=1)
 
 
-class EqualSubstrings(Step):
+class EqualSubstrings(SubstringsConfig, ShorteningStep):
     """The document with the smallest md5 of its URL keeps the first copy of a run of `words` words.
 
     All words of a duplicate are dropped, also those that other runs share. Every word still stays somewhere: in the
@@ -73,13 +73,14 @@ class EqualSubstrings(Step):
     white space between words doesn't.
     """
 
-    name = "substrings"
+    step: Literal["substrings"] = "substrings"
+
     version = 3
     group = 2
-    shortens = True
 
-    def __init__(self, config: SubstringsConfig):
-        self._length = config.words
+    @property
+    def expanded(self) -> Sequence[Step]:
+        return [Anchors(words=self.words), self]
 
     def gather(self, documents: Iterable[tuple[int, Document]], keys: Keys, repeated: np.ndarray | None = None) -> None:
         for table in self.tables(documents, repeated):
@@ -93,13 +94,13 @@ class EqualSubstrings(Step):
         `repeated`: the sorted positions of the anchors that occur more than once; only runs with one become keys.
         """
         ranks: dict[int, int] = {}
-        for words in batches(_texts(documents, ranks, repeated), exact(), self._length - 1):
-            _, runs, anchors = anchored(words, self._length)
+        for words in batches(_texts(documents, ranks, repeated), exact(), self.words - 1):
+            _, runs, anchors = anchored(words, self.words)
             if repeated is not None:
                 runs = runs[_among(words.positions[anchors], repeated)]
             if len(runs):
                 chunk_ranks = np.array([ranks[chunk.number] for chunk in words.chunks], dtype=np.uint64)
-                hashes = (words.runs(self._length, seed)[runs] for seed in (0, 1))
+                hashes = (words.runs(self.words, seed)[runs] for seed in (0, 1))
                 yield np.stack([*hashes, chunk_ranks[words.chunk[runs]], words.positions[runs]], axis=1)
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -107,7 +108,7 @@ class EqualSubstrings(Step):
             for *words, item in table.tolist():
                 yield item, tuple(words)
 
-    def without(self, document: Document, duplicates: list[int], tally: Tally, min_sentences: int) -> str | None:
+    def without(self, document: Document, duplicates: list[int], tally: Tally) -> str | Dropped:
         """ "One two three four." without [1], runs of 2 words  ->  "One four." """
         text = document.text
         if not duplicates:
@@ -119,7 +120,7 @@ class EqualSubstrings(Step):
             tally.span("duplicate_substring", text[start:end])
             tally.substring_words += stop - first
             kept, at = _concatenated(kept, text[at:start]), end
-        return enough_left(_concatenated(kept, text[at:]).strip(), document, tally, min_sentences)
+        return self.enough(_concatenated(kept, text[at:]).strip(), document)
 
     def regions(self, duplicates: list[int]) -> list[tuple[int, int]]:
         """(first word, end) of each region that the runs `duplicates` cover.
@@ -129,9 +130,9 @@ class EqualSubstrings(Step):
         regions: list[tuple[int, int]] = []
         for first in duplicates:
             if regions and first <= regions[-1][1]:
-                regions[-1] = regions[-1][0], first + self._length
+                regions[-1] = regions[-1][0], first + self.words
             else:
-                regions.append((first, first + self._length))
+                regions.append((first, first + self.words))
         return regions
 
 

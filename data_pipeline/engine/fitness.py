@@ -16,7 +16,7 @@ _PACKAGES = (
     *("rensa", "resiliparse", "safetensors", "scipy", "sentencepiece", "tokenizers"),
     *("zlib-ng", "zstandard"),
 )
-_OFFERED = ("dedup_steps", "objectives", "rules", "sources", "tokenizers")
+_OFFERED = ("objectives", "sources", "steps", "tokenizers")
 _CODE, _NONE = "data_pipeline", "not installed"
 
 

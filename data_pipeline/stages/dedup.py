@@ -1,36 +1,41 @@
-"""The stages of deduplication: each step writes keys and decides which duplicates go; the last stage writes the text.
+"""The stages of the steps on documents that aren't applied while inputs are read.
 
-A unit of a step reads its parts as the earlier steps left them (`dedup.reading`), and writes the step's keys. Each
-bucket of hashes then decides which duplicates are dropped. For near-duplicates, buckets find pairs, and one more unit
-clusters them. The last stage writes the documents that are left.
+A unit of a step that compares documents reads its parts as the earlier steps left them (`dedup.reading`), and writes
+the step's keys. Each bucket of hashes then decides which duplicates are dropped. For near-duplicates, buckets find
+pairs, and one more unit clusters them. The last stage writes the documents that are left. Rules are applied by the
+stage that reads next.
 
-Language and bad words are checked between two steps, when the second step reads: like C4, on what is left of a page
-without its duplicate lines. Items of evaluation sets are searched last, in what will be the corpus.
+`plan` says what the next stage reads. It depends only on the steps, the parts, and what has been decided so far.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_json
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.store import Store
-from data_pipeline.config import CorpusConfig
+from data_pipeline.config import CorpusConfig, while_reading
 from data_pipeline.corpus.documents import SCHEMA, read_documents
-from data_pipeline.dedup.config import STEPS, DedupConfig, step_of
-from data_pipeline.dedup.decontamination import Decontamination
 from data_pipeline.dedup.keys import NO_DOCUMENT, KeyBucket, Keys, merge_duplicates, merge_keys, merge_signatures
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, ClustersSpec, find_clusters
-from data_pipeline.dedup.reading import WITHOUT_KEYS, Decision, Earlier, Filters, Reading
+from data_pipeline.dedup.places import Identities, Span
+from data_pipeline.dedup.reading import Decision, Earlier, Reading, changes
+from data_pipeline.dedup.registry import key_steps
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.engine.merging import read_names, write_names
-from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, read_finished, run
-from data_pipeline.stages import evaluation_sets
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, run
+from data_pipeline.stages import dropped, evaluation_sets
 from data_pipeline.stages.parts import Histograms, Part, PartsResult, grouped, part_file
 from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Amounts, AnyStage, Stage, largest
-from data_pipeline.text.cleaning.config import PAGE_FILTERS
-from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.document import Document, Listener, Tally
+from data_pipeline.text.step import Step
 
 _CHANGES = ".changes.parquet"
 _CHARACTERS_OF_A_KEY = 40  # per line, as when parts are cut; only MinHash with very many bands has more keys
@@ -38,11 +43,18 @@ _CHARACTERS_OF_A_KEY = 40  # per line, as when parts are cut; only MinHash with 
 
 @dataclass(frozen=True)
 class LeftSpec:
-    """A group of neighbouring parts, whose remaining documents are written to `output`."""
+    """A group of neighbouring parts, whose remaining documents are written to `output`.
+
+    Attributes:
+        dropped: the table of the documents that the earlier steps drop now; "": none is written.
+        listed: the file with the spans of all units (`dedup.places`).
+    """
 
     parts: list[Part]
     earlier: Earlier
     output: str
+    dropped: str
+    listed: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class KeysSpec(LeftSpec):
     `new_changes`: where a table of the earlier steps' changes is written; "": `earlier.changes` has all of them.
     """
 
-    step: str
+    step: KeyStep
     new_changes: str
     slots: int
 
@@ -60,14 +72,6 @@ class KeysSpec(LeftSpec):
 @dataclass(frozen=True)
 class KeysResult(Result):
     keys: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftResult(PartsResult):
-    """By evaluation set, how many documents contain an item (`contaminated`), and the numbers of the items found."""
-
-    contaminated: dict[str, int]
-    items: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -81,17 +85,17 @@ class BucketSpec:
     units: int
     output: str
     bucket: KeyBucket
-    step: str
-    dedup: DedupConfig
+    step: KeyStep
 
 
 def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
     """Writes a step's keys of a unit's documents."""
-    step, reading, tally = step_of(spec.step, spec.earlier.dedup), Reading(corpus, spec.earlier), Tally()
+    step, reading = spec.step, Reading(corpus, spec.earlier)
     keys = Keys(step.group, step.order)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(step.columns))
-    rows = reading.rows(read, tally)
     with contextlib.ExitStack() as stack:
+        tally = Tally(stack.enter_context(_dropped(corpus, spec)))
+        rows = reading.rows(read, tally)
         if spec.new_changes:
             rows = stack.enter_context(reading.write_changes(spec.new_changes, rows, tally))
         documents: Iterator[tuple[int, Document]] = ((number, left) for number, _, left in rows if left is not None)
@@ -103,36 +107,35 @@ def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
         return KeysResult(keys.write(path, spec.slots))
 
 
-def write_left(corpus: Store, spec: LeftSpec) -> LeftResult:
+def write_left(corpus: Store, spec: LeftSpec) -> PartsResult:
     """Writes the documents of a unit that are left after all steps; returns counts of what was dropped."""
-    tally, histograms, reading = Tally(), Histograms(), Reading(corpus, spec.earlier)
+    histograms, reading = Histograms(), Reading(corpus, spec.earlier)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
-    with part_file(corpus, spec.output) as file:
+    with part_file(corpus, spec.output) as file, _dropped(corpus, spec) as listener:
+        tally = Tally(listener)
         for _, _, left in reading.rows(read, tally):
             if left is not None:
                 file.add(left)
                 histograms.add(left)
-    parts = [file.describe(spec.output, spec.parts[0].source, spec.parts[0].first_id)]
-    searched = [step for step in reading.steps if isinstance(step, Decontamination)]
-    return LeftResult(
-        **vars(PartsResult.of(tally, parts, histograms)),
-        contaminated={name: count for step in searched for name, count in sorted(step.contaminated.items())},
-        items={name: sorted(items) for step in searched for name, items in sorted(step.items.items())},
-    )
+    return PartsResult.of(tally, [file.describe(spec.output, spec.parts[0].source, spec.parts[0].first_id)], histograms)
+
+
+def _dropped(corpus: Store, spec: LeftSpec) -> contextlib.AbstractContextManager[Listener | None]:
+    return dropped.dropped_file(corpus, spec.dropped, Identities(corpus, spec.listed))
 
 
 def decide_bucket(corpus: Store, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
     with corpus.put(spec.output) as path:
-        step_of(spec.step, spec.dedup).decide(table, units, path, spec.units)
+        spec.step.decide(table, units, path, spec.units)
     return Result()
 
 
-def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
+def keys_of(step: type[KeyStep], name: str) -> Stage[KeysSpec, KeysResult]:
     return Stage(
-        f"{step}-keys",
-        STEPS[step].version + 1,  # 1: the version of the table of changes; raise it when the table's bytes change
+        f"{name}-keys",
+        3,  # the version of the keys' and the table's form; a step has a version of its own
         gather_keys,
         "lower characters_per_part",
         memory=2.5,  # a line counts as 40 characters; its key has 24 bytes and is held four times
@@ -141,37 +144,35 @@ def keys_of(step: str) -> Stage[KeysSpec, KeysResult]:
         writes=KEYS,
         units=lambda amounts: len(amounts.groups),
         most=lambda amounts: largest(amounts.groups),
-        applies=lambda config: step in config.steps,
-        step=step,
-        merge=merge_signatures if STEPS[step].clusters else merge_keys,
-        readers=lambda amounts: _buckets(amounts, step),
+        step=name,
+        merge=merge_signatures if step.clusters else merge_keys,
+        readers=lambda amounts: _buckets(amounts, name),
     )
 
 
-def buckets_of(step: str) -> Stage[BucketSpec, Result]:
+def buckets_of(step: type[KeyStep], name: str) -> Stage[BucketSpec, Result]:
     return Stage(
-        f"{step}-duplicates",
-        1,
+        f"{name}-duplicates",
+        2,
         decide_bucket,
         "lower dedup.keys_per_bucket",
         memory=120,  # of any step
         unit="a bucket of hashes",
         reads=(KEYS,),
         writes=DUPLICATES,
-        units=lambda amounts: _buckets(amounts, step),
-        most=lambda amounts: amounts.keys[step] // _buckets(amounts, step),
+        units=lambda amounts: _buckets(amounts, name),
+        most=lambda amounts: amounts.keys[name] // _buckets(amounts, name),
         sized_by="key of a bucket",
-        applies=lambda config: step in config.steps,
-        step=step,
-        merge=None if STEPS[step].clusters else merge_duplicates,
+        step=name,
+        merge=None if step.clusters else merge_duplicates,
         readers=lambda amounts: len(amounts.groups),
     )
 
 
-def clusters_of(step: str) -> Stage[ClustersSpec, Result]:
+def clusters_of(name: str) -> Stage[ClustersSpec, Result]:
     return Stage(
-        f"{step}-clusters",
-        2,
+        f"{name}-clusters",
+        3,
         find_clusters,
         "raise dedup.minhash.rows",
         memory=MEMORY_PER_DOCUMENT,
@@ -181,21 +182,20 @@ def clusters_of(step: str) -> Stage[ClustersSpec, Result]:
         units=lambda amounts: 1,
         most=lambda amounts: amounts.documents,
         sized_by="document, if each has near-duplicates",
-        applies=lambda config: step in config.steps,
-        step=step,
+        step=name,
     )
 
 
 LAST = Stage(
     "deduplicated",
-    4,
+    5,
     write_left,
     "lower characters_per_part, or look for fewer evaluation sets",
     unit="a part, or a group of small ones",
     reads=(PARTS, DUPLICATES, NGRAMS),
     writes=DOCUMENTS,
     units=lambda amounts: len(amounts.groups),
-    applies=lambda config: bool(config.steps),
+    applies=lambda config: any(steps_after_reading(config).values()),
     ends="documents",
 )
 
@@ -204,158 +204,219 @@ def _buckets(amounts: Amounts, step: str) -> int:
     return KeyBucket.enough(amounts.keys[step], amounts.config.dedup.keys_per_bucket)
 
 
-def stages_of(step: str) -> list[AnyStage]:
-    """The stages of a step that has keys."""
-    return [keys_of(step), buckets_of(step), *([clusters_of(step)] if STEPS[step].clusters else [])]
+def stages_of(name: str, step: type[KeyStep]) -> list[AnyStage]:
+    """The stages of a step that compares documents."""
+    return [keys_of(step, name), buckets_of(step, name), *([clusters_of(name)] if step.clusters else [])]
 
 
-def steps_of(config: CorpusConfig, read: Sequence[Finished[PartsResult]]) -> list[str]:
-    """The steps of a corpus. Steps that compare URLs are left out if no document of the units `read` has a URL."""
-    if any(unit.result.with_urls for unit in read):
-        return config.steps
-    return [step for step in config.steps if step in WITHOUT_KEYS or not STEPS[step].compares_dropped_pages]
+def all_stages() -> list[AnyStage]:
+    """The stages of all steps that compare documents."""
+    return [stage for name, step in key_steps().items() for stage in stages_of(name, step)]
 
 
-def deduplicate(
-    config: CorpusConfig, corpus: Store, parts: list[Part], steps: Sequence[str]
-) -> dict[str, Sequence[Finished[Result]]]:
-    """Runs the stages of `steps`, and the last stage. Returns the units by stage."""
-    order = _Order(config, corpus, parts)
-    for step in steps:
-        order.take(step)
-    return {**order.finished, LAST.name: run(LAST, order.units(LAST), corpus, config.ray)}
+def steps_after_reading(config: CorpusConfig, with_urls: bool = True) -> dict[str, list[Step]]:
+    """The steps that aren't applied while inputs are read, by source.
+
+    `with_urls`: whether a document has a URL. If none has, steps that compare URLs are left out.
+    """
+    return {
+        source: [
+            step
+            for step in steps[len(while_reading(steps)) :]
+            if with_urls or not isinstance(step, KeyStep) or not step.compares_dropped_pages
+        ]
+        for source, steps in config.all_steps.items()
+    }
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A finished step.
+    """What a step that compares documents has decided.
 
-    `files`: the key file of each group of parts, in the order of ids; "" for a step without keys. `duplicates`: the
-    files of the buckets.
+    Attributes:
+        files: the key file of each group of parts, in the order of ids.
+        duplicates: the file that lists the files of duplicates (`write_names`).
+        checksums: a fingerprint of keys and duplicates.
     """
 
-    step: str
     files: list[str]
-    duplicates: list[str]
+    duplicates: str
+    checksums: str
+
+    def about(self, step: KeyStep, unit: int) -> Decision:
+        """What `step`, which has decided, says about a unit."""
+        return Decision(step, self.files[unit], self.duplicates)
 
 
-class _Order:
-    """The steps so far, and where their decisions are."""
+@dataclass(frozen=True)
+class Work:
+    """What the stages read, which is known before the first of them.
 
-    def __init__(self, config: CorpusConfig, corpus: Store, parts: list[Part]):
-        self._config, self._corpus = config, corpus
-        self._documents = sum(sum(part.documents.values()) for part in parts)
-        self._groups = grouped(parts, config)
-        in_order = in_order_of_ids(self._groups)
-        self._number = {group[0].name: position for position, group in enumerate(in_order)}
-        characters = sum(part.characters for part in parts)
-        self._slots = KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
-        self._cleaning = {source.name: config.cleaning_of(source) for source in config.sources}
-        self._changes = ""  # the stage with the newest tables of changes
-        self._since: list[Decided] = []  # the steps after these tables
-        self._depends = ""  # a fingerprint of all that the steps so far depend on
-        self.finished: dict[str, Sequence[Finished[Result]]] = {}
+    Attributes:
+        steps: the steps of each source that aren't applied yet. All have the same steps that compare documents.
+        ngrams: the checksums of the evaluation sets' n-grams; []: no step looks for them.
+        listed: the file with the spans of all units, in the order of their numbers; "" if nothing needs it.
+    """
 
-    def take(self, step: str) -> None:
-        if step in WITHOUT_KEYS:
-            self._depends = fingerprint([self._depends, step, WITHOUT_KEYS[step].version])
-            if step == Decontamination.name:
-                self._run(evaluation_sets.STAGE, evaluation_sets.plan(self._config.decontamination))
-            self._since.append(Decided(step, [""] * len(self._groups), []))
-            return
-        settings = self._config.dedup.model_dump(include={STEPS[step].setting or step})
-        if custom := [one for one in self._config.dedup.custom if one.step == step]:
-            settings["custom"] = custom
-        self._depends = fingerprint([self._depends, step, settings])
-        stage = keys_of(step)
-        read = self._run(stage, sorted(self.units(stage), key=lambda unit: self._number[unit.name]))
-        if self._new_changes:
-            self._changes = stage.name
-        files = {name: sha256 for name, sha256 in outputs_of(read).items() if not name.endswith(_CHANGES)}
-        self._since = [Decided(step, list(files), self._find_duplicates(step, files, read))]
+    config: CorpusConfig
+    parts: list[Part]
+    steps: Mapping[str, list[Step]]
+    ngrams: list[str]
+    listed: str = ""
 
     @property
-    def _new_changes(self) -> bool:
-        """Whether a step after the newest tables has changed documents."""
-        return any(one.step in WITHOUT_KEYS or STEPS[one.step].drops for one in self._since)
+    def key_steps(self) -> list[KeyStep]:
+        """The steps that compare documents, in order."""
+        steps = next(iter(self.steps.values()))
+        return [step for step in steps if isinstance(step, KeyStep)]
 
-    def units(self, stage: AnyStage) -> list[Unit]:
-        """The units of a stage that reads the parts: a step's keys, or the last stage."""
-        lists = [write_names(self._corpus, one.duplicates) if one.duplicates else "" for one in self._since]
-        filters = any(one.step == Filters.name for one in self._since)
-        units = []
-        for group in self._groups:
-            name, rules = group[0].name, self._cleaning[group[0].source]
-            number = self._number[name]
-            checked = PAGE_FILTERS if filters else ()
-            settings = rules.model_dump(include={"min_sentences_per_page", *checked})
-            content: list[str | int] = [*rules.identity] if filters else []
-            if stage.step and self._slots > KeyBucket.slots(0, 1):
-                content.append(self._slots)
-            checksums = [checksum for part in group for checksum in part.checksums]
-            inputs = fingerprint([checksums, number, settings, self._depends, *content])
-            since = [Decision(one.step, one.files[number], path) for one, path in zip(self._since, lists, strict=True)]
-            changes = f".stages/{self._changes}/{name}{_CHANGES}" if self._changes else ""
-            earlier = Earlier(number, rules, self._config.dedup, changes, since)
-            spec, outputs = LeftSpec(group, earlier, f"{DOCUMENTS.folder}/{name}.parquet"), list[str]()
-            if stage.step:
-                outputs = [f".stages/{stage.name}/{name}.safetensors"]
-                new = f".stages/{stage.name}/{name}{_CHANGES}" if self._new_changes else ""
-                spec = KeysSpec(group, earlier, outputs[0], stage.step, new, self._slots)
-                outputs += [new] if new else []
-            units.append(Unit(name, spec, inputs, tuple(outputs), sum(part.text_bytes for part in group)))
-        return units
+    @cached_property
+    def groups(self) -> list[list[Part]]:
+        """The parts, grouped by unit, in the order of sources and inputs."""
+        return grouped(self.parts, self.config)
 
-    def _find_duplicates(self, step: str, files: dict[str, str], read: Sequence[Finished]) -> list[str]:
-        """The files of the duplicates among the keys in `files`."""
-        config, stage = self._config, buckets_of(step)
-        keys = sum(unit.result.keys for unit in read)
-        buckets = KeyBucket.enough(keys, config.dedup.keys_per_bucket)
-        if buckets > self._slots:
-            found = f"{config.dedup.keys_per_bucket:,} of the {keys:,} keys of {step} can't be compared at once"
-            most = f"in {self._slots:,} tasks, the most there may be; set it to {-(-keys // self._slots):,} or more"
-            raise UserError(f"dedup.keys_per_bucket: {found} {most}")
-        listed = write_names(self._corpus, self._merge(keys_of(step), files, buckets))
-        units = []
-        for number in range(buckets):
-            name = f".stages/{stage.name}/{number:04d}-of-{buckets:04d}.safetensors"
-            spec = BucketSpec(listed, len(self._groups), name, KeyBucket(number, buckets), step, config.dedup)
-            inputs = fingerprint([self._depends, number, buckets])
-            units.append(Unit(Path(name).stem, spec, inputs, (name,), size=keys // buckets))
-        decided = self._run(stage, units)
-        if STEPS[step].clusters:
-            name = f".stages/{clusters_of(step).name}/clusters.safetensors"
-            joined = ClustersSpec(listed, len(self._groups), list(outputs_of(decided)), name)
-            self._run(clusters_of(step), [Unit("clusters", joined, self._depends, (name,), size=self._documents)])
-            return [name]
-        return self._merge(stage, outputs_of(decided), len(self._groups))
+    @cached_property
+    def in_order(self) -> list[list[Part]]:
+        """The groups in the order of ids, in which their units are numbered."""
+        return sorted(self.groups, key=lambda group: group[0].first_id)
 
-    def _merge(self, stage: AnyStage, files: dict[str, str], readers: int) -> list[str]:
-        """The files that `readers` read: a stage's `files` or, if they are too many, merged ones."""
-        found, merged = stage.merged(files, readers, self._corpus, self._config)
-        self.finished |= merged
-        return found
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each unit, by name."""
+        return {group[0].name: number for number, group in enumerate(self.in_order)}
 
-    def _run(self, stage: AnyStage, units: list[Unit]) -> Sequence[Finished]:
-        """Runs a stage, on which all later stages depend."""
-        self.finished[stage.name] = done = run(stage, units, self._corpus, self._config.ray)
-        self._depends = fingerprint([self._depends, [unit.checksums for unit in done]])
-        return done
+    @cached_property
+    def slots(self) -> int:
+        """The number of slots of a file of keys."""
+        characters = sum(part.characters for part in self.parts)
+        return KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, self.config.dedup.keys_per_bucket)
+
+    def stretches(self, source: str) -> list[list[Step]]:
+        """The steps of a source, cut before each step that compares documents.
+
+        Each stage applies a stretch: the stage of the first such step the first stretch, the last stage the last one.
+        """
+        stretches: list[list[Step]] = [[]]
+        for step in self.steps[source]:
+            if isinstance(step, KeyStep):
+                stretches.append([])
+            stretches[-1].append(step)
+        return stretches
 
 
-def in_order_of_ids(groups: list[list[Part]]) -> list[list[Part]]:
-    """Groups of parts in the order in which their units are numbered."""
-    return sorted(groups, key=lambda group: group[0].first_id)
+def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
+    """The units of the next stage: those for the keys of the first step that isn't decided or, if all are, the last."""
+    names = [f"{step.step}-keys" for step in work.key_steps]
+    now = len(decided)
+    step = work.key_steps[now] if now < len(work.key_steps) else None
+    units: list[Unit[Any]] = []
+    stretches = {source: work.stretches(source) for source in work.steps}
+    identities = {
+        source: fingerprint([step.identity for one in own[: now + 1] for step in one])
+        for source, own in stretches.items()
+    }
+    for group in work.groups:
+        name, source = group[0].name, group[0].source
+        number, own = work.numbers[name], stretches[source]
+        writes = [any(map(changes, stretch)) for stretch in own]  # whether a stage writes a table of changes
+        tables = [f".stages/{of}/{name}{_CHANGES}" for of, has in zip(names[:now], writes, strict=False) if has]
+        since = [decided[now - 1].about(one, number) if isinstance(one, KeyStep) else Decision(one) for one in own[now]]
+        earlier = Earlier(number, _spans(group), tables[-1] if tables else "", since)
+        stage = names[now] if step else LAST.name
+        table = dropped.name_of(stage, name) if writes[now] and work.config.keep_dropped else ""
+        spec = LeftSpec(group, earlier, f"{DOCUMENTS.folder}/{name}.parquet", table, work.listed)
+        outputs = [table]
+        depends = [
+            [checksum for part in group for checksum in part.checksums],
+            number,
+            identities[source],
+            [one.checksums for one in decided],
+            work.ngrams if any(one.prepared for stretch in own[: now + 1] for one in stretch) else [],
+            table,
+        ]
+        if step is not None:
+            new = f".stages/{stage}/{name}{_CHANGES}" if writes[now] else ""
+            keys = f".stages/{stage}/{name}.safetensors"
+            spec = KeysSpec(group, earlier, keys, table, work.listed, step, new, work.slots)
+            outputs = [keys, new, table]
+            depends += [step.identity, work.slots]
+        size = sum(part.text_bytes for part in group)
+        units.append(Unit(name, spec, fingerprint(depends), tuple(filter(None, outputs)), size))
+    return units
 
 
-def decided(corpus: Store, steps: Sequence[str], in_order: list[list[Part]]) -> list[Decided]:
-    """The finished steps of a corpus that drop something. `in_order`: its groups of parts, `in_order_of_ids`."""
-    found = []
-    for step in steps:
-        if step in WITHOUT_KEYS:
-            found.append(Decided(step, [""] * len(in_order), []))
-        elif STEPS[step].drops:
-            own = [f".stages/{keys_of(step).name}/{group[0].name}.safetensors" for group in in_order]
-            units = read_finished(stages_of(step)[-1], corpus)
-            found.append(Decided(step, own, list(outputs_of(units))))
-    return found
+def _spans(group: list[Part]) -> list[Span]:
+    return [span for part in group for span in part.spans]
+
+
+def deduplicate(
+    config: CorpusConfig, corpus: Store, parts: list[Part], steps: Mapping[str, list[Step]]
+) -> dict[str, Sequence[Finished[Result]]]:
+    """Runs the stages of `steps`, by source, and the last stage. Returns the units by stage."""
+    finished: dict[str, Sequence[Finished[Result]]] = {}
+    if searched := config.searched_for:
+        finished[evaluation_sets.STAGE.name] = run(
+            evaluation_sets.STAGE, evaluation_sets.plan(searched), corpus, config.ray
+        )
+    work = Work(config, parts, steps, [one for units in finished.values() for unit in units for one in unit.checksums])
+    if config.keep_dropped:
+        work = replace(work, listed=write_names(corpus, [to_json(_spans(group)).decode() for group in work.in_order]))
+    decided: list[Decided] = []
+    for step in work.key_steps:
+        decided.append(_decide(step, work, plan(work, decided), corpus, finished))
+    finished[LAST.name] = run(LAST, plan(work, decided), corpus, config.ray)
+    return finished
+
+
+def _decide(
+    step: KeyStep,
+    work: Work,
+    units: list[Unit[KeysSpec]],
+    corpus: Store,
+    finished: dict[str, Sequence[Finished[Result]]],
+) -> Decided:
+    """Runs the stages of `step`, whose keys `units` write. Adds the units of all stages to `finished`."""
+    config = work.config
+    gathering, deciding, *clustering = stages_of(step.step, type(step))
+    finished[gathering.name] = gathered = run(
+        gathering, sorted(units, key=lambda unit: work.numbers[unit.name]), corpus, config.ray
+    )
+    keys = sum(unit.result.keys for unit in gathered)
+    buckets = _number_of_buckets(step, keys, work)
+    files = {name: sha256 for name, sha256 in outputs_of(gathered).items() if name.endswith(".safetensors")}
+    to_read, merged = gathering.merged(files, buckets, corpus, config)
+    finished |= merged
+    listed, depends = write_names(corpus, to_read), fingerprint([step.identity, [unit.checksums for unit in gathered]])
+    bucket_units = []
+    for number in range(buckets):
+        name = f".stages/{deciding.name}/{number:04d}-of-{buckets:04d}.safetensors"
+        spec = BucketSpec(listed, len(units), name, KeyBucket(number, buckets), step)
+        inputs = fingerprint([depends, number, buckets])
+        bucket_units.append(Unit(Path(name).stem, spec, inputs, (name,), size=keys // buckets))
+    finished[deciding.name] = last = run(deciding, bucket_units, corpus, config.ray)
+    duplicates = outputs_of(last)
+    if clustering:
+        name = f".stages/{clustering[0].name}/clusters.safetensors"
+        joined = ClustersSpec(listed, len(units), list(duplicates), name)
+        documents = sum(sum(part.documents.values()) for part in work.parts)
+        depends = fingerprint([depends, [unit.checksums for unit in last]])
+        unit = Unit("clusters", joined, depends, (name,), size=documents)
+        finished[clustering[0].name] = last = run(clustering[0], [unit], corpus, config.ray)
+        duplicates = outputs_of(last)
+    else:
+        found_in, merged = deciding.merged(duplicates, len(units), corpus, config)
+        finished |= merged
+        duplicates = dict.fromkeys(found_in, "")
+    checksums = fingerprint([[unit.checksums for unit in gathered], [unit.checksums for unit in last]])
+    return Decided(list(files), write_names(corpus, list(duplicates)), checksums)
+
+
+def _number_of_buckets(step: KeyStep, keys: int, work: Work) -> int:
+    """The number of buckets for the `keys` of a step. Raises UserError if there can't be so many."""
+    per_bucket = work.config.dedup.keys_per_bucket
+    buckets = KeyBucket.enough(keys, per_bucket)
+    if buckets > work.slots:
+        found = f"{per_bucket:,} of the {keys:,} keys of {step.step} can't be compared at once"
+        most = f"in {work.slots:,} tasks, the most there may be; set it to {-(-keys // work.slots):,} or more"
+        raise UserError(f"dedup.keys_per_bucket: {found} {most}")
+    return buckets

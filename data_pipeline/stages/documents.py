@@ -18,20 +18,22 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
 from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
-from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.config import CorpusConfig, while_reading
+from data_pipeline.dedup.places import Span
 from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import CorruptMember
 from data_pipeline.sources.formats import FORMATS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
+from data_pipeline.stages import dropped
 from data_pipeline.stages.inputs import InputFile, pieces, shared
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
 from data_pipeline.stages.stage import INPUTS, PARTS, Stage
-from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.page import Cleaner
-from data_pipeline.text.document import Document, Tally, is_chosen, most_common, normalize_url
+from data_pipeline.text.cleaning.page import TOO_LONG
+from data_pipeline.text.document import Document, Dropped, Listener, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
+from data_pipeline.text.step import Rule, cleaned
 
 _HOLES_IN_RESULT = 100  # a report shows 20
 _FILES_IN_FOLDER = 1000  # twice as many with the files of URLs
@@ -64,8 +66,10 @@ class DocumentsSpec:
 
     Attributes:
         name: the source's name.
+        rules: the steps that are applied while the inputs are read.
         split: `CorpusConfig.ratio_of` the source.
         part: the name of the first part, which is written to `folder`.
+        dropped: the name of the table of dropped documents; "": none is written.
         urls: True: the URLs of dropped pages are written beside each part, for deduplication.
     """
 
@@ -74,10 +78,11 @@ class DocumentsSpec:
     name: str
     language: str
     options: dict[str, Any]
-    cleaning: CleaningConfig
+    rules: list[Rule]
     split: tuple[int, int]
     part: str
     folder: str
+    dropped: str
     urls: bool
     characters_per_part: int
 
@@ -132,11 +137,11 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
     Documents that will be deduplicated are written below `.stages`.
     """
     units = []
-    steps = config.steps
-    rules = {source.name: config.cleaning_of(source) for source in config.sources}
-    if "filters" in steps:
-        rules = {name: cleaning.without_page_filters() for name, cleaning in rules.items()}
-    versions = {source.name: _versions(source, rules[source.name]) for source in config.sources}
+    rules = {name: while_reading(steps) for name, steps in config.all_steps.items()}
+    identities = {name: [rule.identity for rule in own] for name, own in rules.items()}
+    later = any(len(rules[name]) < len(steps) for name, steps in config.all_steps.items())
+    compared = any(step.compares_dropped_pages for step in config.key_steps)
+    offering = {source.name: packages.offering("sources", source.format) for source in config.sources}
     ratios = {source.name: config.ratio_of(source) for source in config.sources}
     whole = _held_out_files(files, ratios) if config.split.by == "files" else set()
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
@@ -144,6 +149,7 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
         sizes[file.source.name] += file.bytes
     for number, own in enumerate(inputs_of_units(config, corpus, files)):
         name = f"part-{number:05d}"
+        subfolder = f"{number // _FILES_IN_FOLDER:03d}" if number >= _FILES_IN_FOLDER else ""
         source = own[0][0].source
         by = config.split.by if source.split is None else "hash"
         total, start, specs = sizes[source.name], before[source.name], list[InputSpec]()
@@ -163,28 +169,23 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
             name=source.name,
             language=source.language,
             options=source.options,
-            cleaning=rules[source.name],
+            rules=rules[source.name],
             split=ratios[source.name],
             part=name,
-            folder=".stages/documents" if steps else "documents",
-            urls="urls" in steps,
+            folder=".stages/documents" if later else "documents",
+            dropped=dropped.name_of(STAGE.name, name, subfolder) if config.keep_dropped else "",
+            urls=compared,
             characters_per_part=config.characters_per_part,
         )
-        settings = {key: value for key, value in vars(spec).items() if key != "inputs"}
+        settings = {key: value for key, value in vars(spec).items() if key not in ("inputs", "rules")}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
-        inputs_of = fingerprint([settings, stamps, *spec.cleaning.identity, *versions[source.name]])
-        if steps and number >= _FILES_IN_FOLDER:  # after the fingerprint, which doesn't include the folder
-            spec = replace(spec, folder=f"{spec.folder}/{number // _FILES_IN_FOLDER:03d}")
-        units.append(Unit(name, spec, inputs_of, bytes=before[source.name] - start))
+        inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
+        if later and subfolder:  # after the fingerprint, which doesn't include the folder
+            spec = replace(spec, folder=f"{spec.folder}/{subfolder}")
+        outputs = tuple(filter(None, [spec.dropped]))
+        units.append(Unit(name, spec, inputs_of, outputs, bytes=before[source.name] - start))
     return units
-
-
-def _versions(source: SourceConfig, cleaning: CleaningConfig) -> list[str]:
-    """The installed packages that offer the format of `source` and its rules, with their versions."""
-    offering = [packages.offering("sources", source.format)]
-    offering += [packages.offering("rules", one.rule) for one in cleaning.rules]
-    return [package for package in offering if package]
 
 
 def inputs_of_units(
@@ -231,6 +232,13 @@ class PartsWriter:
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)
+            self._note(f"{self._spec.name}/{file}", record.ordinal)
+
+    def _note(self, file: str, ordinal: int) -> None:
+        first = ordinal
+        if self._spans and self._spans[-1].file == file:
+            first = self._spans.pop().first
+        self._spans.append(Span(file, first, ordinal + 1))
 
     def _open(self, first_id: str) -> None:
         number = len(self.written)
@@ -239,11 +247,13 @@ class PartsWriter:
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._corpus, f"{self._path}.parquet"))
         self._dropped: list[tuple[str, str]] = []
+        self._spans: list[Span] = []
         self._characters = 0
 
     def _close(self) -> None:
         self._stack.close()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
+        part = replace(part, spans=self._spans)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
             with self._corpus.put(part.urls) as temporary:
@@ -268,15 +278,14 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
 
 def _write(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
-    clean = Cleaner(spec.cleaning)
-    with PartsWriter(corpus, spec) as parts:
+    with PartsWriter(corpus, spec) as parts, dropped.dropped_file(corpus, spec.dropped) as listener:
         for file in spec.inputs:
             set_activity(file.file)
             if file.range.start:
-                results.append(_write_input(spec, file, clean, parts, counts, holes))
+                results.append(_write_input(spec, file, parts, counts, holes, listener))
                 continue
             with stores.while_reading(file.path) as checksum:
-                result = _write_input(spec, file, clean, parts, counts, holes)
+                result = _write_input(spec, file, parts, counts, holes, listener)
             size, sha256 = (0, "") if result.again else checksum.finish()
             if file.sha256 and sha256 not in ("", file.sha256):
                 reason = f"its sha256 is {sha256}, but the store publishes {file.sha256}; run the same command again"
@@ -294,7 +303,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
 
 STAGE = Stage(
     "documents",
-    14,
+    15,
     write_documents,
     "lower characters_per_part",
     without,
@@ -317,16 +326,53 @@ def split_of(url: str, identity: str, held_out: int, modulus: int) -> str:
     return "validation" if is_chosen(normalize_url(url) or identity, held_out, modulus) else "train"
 
 
+class _LeftOut:
+    """A listener that gives ids to the records that a reader leaves out, such as redirects.
+
+    Their ordinals are those between two records. If there are more ordinals than records, as with blank lines, the id
+    is the file's.
+    """
+
+    def __init__(self, spec: DocumentsSpec, file: InputSpec, listener: Listener):
+        self._spec, self._file, self._listener = spec, file, listener
+        self._next = file.range.first_ordinal
+        self._waiting: list[tuple[Document, Dropped]] = []
+
+    def __call__(self, step: str, document: Document, why: Dropped) -> None:
+        if document.id:
+            self._listener(step, document, why)
+        else:
+            self._waiting.append((document, why))
+
+    def before(self, ordinal: int | None) -> None:
+        """Notes the records since the last one, which come before the record `ordinal`; None: they are the last."""
+        end = self._next + len(self._waiting) if ordinal is None else ordinal
+        are_known = end - self._next == len(self._waiting)
+        for at, (document, why) in enumerate(self._waiting, self._next):
+            known = self._spec.identity(self._file.file, at)
+            identity = known if are_known else f"{self._spec.name}/{self._file.file}"
+            self._listener("reading", replace(document, id=identity, source=self._spec.name), why)
+        self._waiting, self._next = [], end + 1
+
+
 def _write_input(
-    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, parts: PartsWriter, counts: Tally, holes: Counter[str]
+    spec: DocumentsSpec,
+    file: InputSpec,
+    parts: PartsWriter,
+    counts: Tally,
+    holes: Counter[str],
+    listener: Listener | None,
 ) -> InputResult:
     if file.killed:
         damage = [Damage("a place unknown", file.killed)]
         return InputResult(file.file, file.range, "unreadable", 0, 0, damage, again=True)
-    stats, documents, ends = ReadStats(), 0, list[UserError]()
-    for record, document, may_be_newest in _until_error(_pages(spec, file, clean, stats, holes), file, ends):
+    left_out = _LeftOut(spec, file, listener) if listener else None
+    stats, documents, ends = ReadStats(Tally(left_out)), 0, list[UserError]()
+    for record, document, may_be_newest in _until_error(_pages(spec, file, stats, holes, left_out), file, ends):
         parts.add(file.file, record, document, may_be_newest)
         documents += document is not None
+    if left_out:
+        left_out.before(None)
     damage = [
         Damage(end.position, end.reason) if isinstance(end, DamagedInput) else Damage("the start", str(end))
         for end in ends
@@ -359,7 +405,7 @@ def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) 
 
 
 def _pages(
-    spec: DocumentsSpec, file: InputSpec, clean: Cleaner, stats: ReadStats, holes: Counter[str]
+    spec: DocumentsSpec, file: InputSpec, stats: ReadStats, holes: Counter[str], left_out: _LeftOut | None
 ) -> Iterator[tuple[Record, Document | None, bool]]:
     """(page, its document or None, whether it may be the newest page of its URL) for each page of one input.
 
@@ -368,14 +414,17 @@ def _pages(
     """
     split_of_next, text_of = splitter(spec, file), FORMATS[spec.format].text_of
     for record in read_records(spec, file, stats):
+        if left_out:
+            left_out.before(record.ordinal)
         split, text = split_of_next(record), text_of(record, holes)
         if not text.strip():
-            stats.counters.document("empty", record.title or record.url or record.text)
+            why = Dropped("empty", record.title or record.url or record.text)
+            stats.counters.drop("reading", document_of(record, text, split, spec, file), why)
             continue
-        dropped = stats.counters.dropped_documents
-        too_long = dropped["too_long"]
-        document = clean_record(record, text, split, clean, spec, file, stats.counters)
-        may_be_newest = bool(record.url and not record.target and dropped["too_long"] == too_long)
+        counted = stats.counters.dropped_documents
+        too_long = counted[TOO_LONG]
+        document = cleaned(document_of(record, text, split, spec, file), spec.rules, stats.counters)
+        may_be_newest = bool(record.url and not record.target and counted[TOO_LONG] == too_long)
         yield record, document, may_be_newest
 
 
@@ -407,23 +456,18 @@ def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:
     return split_of_next
 
 
-def clean_record(
-    record: Record, text: str, split: str, clean: Cleaner, spec: DocumentsSpec, file: InputSpec, tally: Tally
-) -> Document | None:
-    """The document made from a record with the text `text`; None if a rule drops it, which `tally` counts."""
-    kept = clean(text, record.url, shortest_tag(spec.language or record.language), tally)
-    if kept is None:
-        return None
+def document_of(record: Record, text: str, split: str, spec: DocumentsSpec, file: InputSpec) -> Document:
+    """The document made from a record with the text `text`, before the first step."""
     return Document(
         id=spec.identity(file.file, record.ordinal),
-        text=kept[0],
+        text=text,
         url=record.url,
         title=record.title,
-        language=kept[1],
+        language=shortest_tag(spec.language or record.language),
         source=spec.name,
         split=split,
         timestamp=record.timestamp,
-        target=clean.target(record.target, tally) if record.target else "",
+        target=record.target,
     )
 
 

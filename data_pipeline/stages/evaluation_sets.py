@@ -42,7 +42,7 @@ def check(config: DecontaminationConfig, corpus: Store) -> None:
     """Reads all evaluation sets, unless an earlier build has done so. Raises UserError for one that is missing, empty,
     damaged or of another format."""
     (unit,) = plan(config)
-    if config.sets and STAGE.fingerprint(unit) in {finished.fingerprint for finished in read_finished(STAGE, corpus)}:
+    if STAGE.fingerprint(unit) in {finished.fingerprint for finished in read_finished(STAGE, corpus)}:
         return
     for number, files in enumerate(unit.spec.files):
         one_set = config.sets[number]
@@ -97,7 +97,7 @@ STAGE = Stage(
     units=lambda amounts: 1,
     most=lambda amounts: amounts.sets,
     sized_by="byte of the sets",
-    applies=lambda config: bool(config.decontamination.sets),
+    applies=lambda config: config.searched_for is not None,
 )
 
 

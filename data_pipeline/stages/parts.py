@@ -17,6 +17,7 @@ from data_pipeline.base.arrow_tables import RowsFile, rows_file
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.documents import SCHEMA
+from data_pipeline.dedup.places import Span
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.text.document import Counts, Document, Tally
 
@@ -35,6 +36,7 @@ class WrittenPart:
         first_id: the id of the first record. Sorted by it, parts hold documents in the order of their ids.
         documents: number of documents by split.
         characters: the sum of the documents' `size_of`.
+        spans: the records of each file from which its documents were made.
         urls: the file of the URLs of dropped pages, which the dedup step "urls" compares, too; "" without this step.
     """
 
@@ -45,6 +47,7 @@ class WrittenPart:
     documents: dict[str, int]
     characters: int
     urls: str = ""
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -34,11 +34,10 @@ from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import InputFile, inputs_of
 from data_pipeline.stages.output import WRITTEN
 from data_pipeline.stages.parts import PartsResult, parts_of
-from data_pipeline.stages.stage import DOCUMENTS, PARTS, SHARDS, Kind
+from data_pipeline.stages.stage import DOCUMENTS, DROPPED, PARTS, SHARDS, Kind
 from data_pipeline.stages.table import Built
 from data_pipeline.stages.write_manifest import BLOCKS
-from data_pipeline.text.cleaning import classifier
-from data_pipeline.text.cleaning.bad_words import list_of
+from data_pipeline.text.cleaning.bad_words import BadWords, list_of
 from data_pipeline.text.document import most_common
 
 _ERRORS_SHOWN = 10
@@ -68,10 +67,10 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
     config, commits = revisions.pin(config, corpus)
     found = inputs_of(config)  # a missing input is reported before anything is written
     inputs = found.files
-    evaluation_sets.check(config.decontamination, corpus)
-    for rules in map(config.cleaning_of, config.sources):
-        if rules.classifier:
-            classifier.check(rules.classifier)
+    if searched := config.searched_for:
+        evaluation_sets.check(searched, corpus)
+    for step in (step for steps in config.all_steps.values() for step in steps):
+        step.check()
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
@@ -109,9 +108,11 @@ def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict
     parts = parts_of(read)
     if LAST.applies(config):
         keep_only(PARTS, corpus, outputs_of(read))
-        built.units |= dedup.deduplicate(config, corpus, parts, dedup.steps_of(config, read))
+        steps = dedup.steps_after_reading(config, any(unit.result.with_urls for unit in read))
+        built.units |= dedup.deduplicate(config, corpus, parts, steps)
         parts = parts_of(built.left)
     keep_only(DOCUMENTS, corpus, outputs_of(built.left))
+    keep_only(DROPPED, corpus, {name for units in built.units.values() for name in outputs_of(units)})
     _report_without_list(config, built.left)
     yield LAST.ends
     if not documents.total(built.left, "train"):
@@ -171,7 +172,10 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
 
 def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:
     """Prints how many documents weren't searched for bad words because their language's list isn't enabled."""
-    lists = {source.name: config.cleaning_of(source).bad_words for source in config.sources}
+    lists = {
+        source: [listed for step in steps if isinstance(step, BadWords) for listed in step.languages]
+        for source, steps in config.all_steps.items()
+    }
     without = Counter[str]()
     for unit in left:
         if listed := lists[unit.result.parts[0].source]:
@@ -198,7 +202,6 @@ def _record(config: CorpusConfig, corpus: Store, built: Built, hidden: int) -> r
 
     `hidden`: number of hidden files and folders of the sources that were left out.
     """
-    write_manifest.write_settings(config, corpus)
     settings = write_manifest.recorded(config)
     stages = {
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])

@@ -358,11 +358,11 @@ def _source(
 
 
 def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
-    searched = [unit.result for unit in built.of(LAST)]
+    searched = [unit.result.counts for unit in built.of(LAST)]
     sets = {}
     for one in (one for unit in built.of(evaluation_sets.STAGE) for one in unit.result.sets):
-        found = len({item for result in searched for item in result.items.get(one.name, [])})
-        dropped = sum(result.contaminated.get(one.name, 0) for result in searched)
+        found = len({item for counts in searched for item in counts.items.get(one.name, [])})
+        dropped = sum(counts.contaminated[one.name] for counts in searched)
         share = round(found / one.items, 6)
         sets[one.name] = EvaluationSetCounts(one.bytes, one.items, one.too_short, found, share, dropped)
     return sets

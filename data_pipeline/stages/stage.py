@@ -51,12 +51,19 @@ DOCUMENTS = Kind(
     "documents",
     "part-*.parquet",
 )
+DROPPED = Kind(
+    "dropped",
+    "read",
+    "the documents that steps dropped: id, url, step, rule, kept, found, text",
+    "dropped",
+    "*.parquet",
+)
 SAMPLE = Kind("sample", "kept", "the documents that may be in it", ".stages")
 TOKENIZER = Kind("tokenizer", "kept", "spiece.model and spiece.vocab, or the files of another kind", "tokenizer")
 TOKENS = Kind("tokens", "kept", "token ids, sorted by the shuffle's hash", ".stages")
 ROWS = Kind("numbers of rows", "kept", "in their records", ".stages")
 SHARDS = Kind("shards", "kept", "WebDataset tars of blocks of rows", "shards", "shard-*.tar")
-KINDS = (INPUTS, SETS, PARTS, KEYS, DUPLICATES, NGRAMS, DOCUMENTS, SAMPLE, TOKENIZER, TOKENS, ROWS, SHARDS)
+KINDS = (INPUTS, SETS, PARTS, KEYS, DUPLICATES, NGRAMS, DOCUMENTS, DROPPED, SAMPLE, TOKENIZER, TOKENS, ROWS, SHARDS)
 
 
 @dataclass(frozen=True)

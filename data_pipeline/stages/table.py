@@ -13,7 +13,6 @@ from typing import Any, cast
 from data_pipeline.base.formatting import human_size, markdown
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.config import STEPS
 from data_pipeline.engine.merging import MERGE_BYTES, merged_name, merging_units, unmerged_name
 from data_pipeline.engine.work_units import Finished, Result, ResultType
 from data_pipeline.stages import dedup, documents, evaluation_sets, shards, tokenizer, tokens
@@ -28,8 +27,8 @@ def all_stages() -> list[AnyStage]:
     """All stages that a build may have, in order."""
     return [
         documents.STAGE,
-        *(stage for step in STEPS for stage in dedup.stages_of(step)),
         evaluation_sets.STAGE,
+        *dedup.all_stages(),
         LAST,
         tokenizer.SAMPLING,
         tokenizer.STAGE,
@@ -41,8 +40,10 @@ def all_stages() -> list[AnyStage]:
 
 def stages_of(config: CorpusConfig, with_urls: bool = True) -> dict[str, AnyStage]:
     """The stages of a build, by name; `with_urls`: whether documents have URLs."""
-    skipped = {name for name, step in STEPS.items() if step.compares_dropped_pages and not with_urls}
-    return {stage.name: stage for stage in all_stages() if stage.applies(config) and stage.step not in skipped}
+    steps = {step.step for step in config.key_steps if with_urls or not step.compares_dropped_pages}
+    return {
+        stage.name: stage for stage in all_stages() if stage.applies(config) and (not stage.step or stage.step in steps)
+    }
 
 
 def stage_named(name: str) -> AnyStage | None:
@@ -70,13 +71,13 @@ def units_of(amounts: Amounts, with_urls: bool) -> dict[str, int]:
 
 def forget(corpus: Store, config: CorpusConfig) -> None:
     """Removes the results of stages that the config no longer asks for."""
-    needed, steps = stages_of(config), config.steps
+    needed = stages_of(config)
     for folder in corpus.folders(".stages"):
         stage = stage_named(folder)
         if stage is not None and stage.name not in needed:
             corpus.delete_folder(f".stages/{folder}")
-    if not steps or "urls" not in steps:
-        end = ".urls.parquet" if steps else ".parquet"
+    if not any(step.compares_dropped_pages for step in config.key_steps):
+        end = ".urls.parquet" if LAST.applies(config) else ".parquet"
         corpus.delete(name for name in corpus.names(PARTS.folder) if name.endswith(end))
 
 

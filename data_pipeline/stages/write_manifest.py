@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 from data_pipeline.base import hub
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
-from data_pipeline.base.formatting import masked_values
 from data_pipeline.base.packages import code_version, offering
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
@@ -36,7 +34,6 @@ from data_pipeline.stages import documents, shards
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.table import Built
 
-SETTINGS = ".stages/config.json"
 BLOCKS = "blocks.parquet"
 _BLOCK_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("split", "shard")]
@@ -66,9 +63,9 @@ def write(config: CorpusConfig, corpus: Store, built: Built) -> None:
             if read.range.start == 0
         ],
         [
-            DocumentsEntry(name, output.bytes, output.sha256)
+            DocumentsEntry(name, unit.outputs[name].bytes, unit.outputs[name].sha256)
             for unit in built.left
-            for name, output in unit.outputs.items()
+            for name in unit.result.files
         ],
     )
     for file, table in {BLOCKS: table_of(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
@@ -110,27 +107,6 @@ def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:
     return SplitEntry(rows, tokens, documents, shards)
 
 
-def write_settings(config: CorpusConfig, corpus: Store) -> None:
-    """Writes the settings, with the paths of the sources, for commands that read the sources again.
-
-    The file is below `.stages`, since no copy of a corpus needs it. Passwords in URLs are masked.
-    """
-    settings = config.model_dump(mode="json", exclude_unset=True)
-    for given, source in zip(settings["sources"], config.sources, strict=True):
-        given["path"] = _absolute(source.path)
-    sets = settings.get("decontamination", {}).get("sets", [])
-    for given, one in zip(sets, config.decontamination.sets, strict=False):
-        given["path"] = _absolute(one.path)
-    settings = masked_values({**settings, "output": _absolute(str(corpus))[0]})
-    if corpus.read_valid_json(SETTINGS, dict[str, Any]) != settings:
-        corpus.write_json(SETTINGS, settings)
-
-
-def _absolute(path: str | list[str]) -> list[str]:
-    found = [path] if isinstance(path, str) else path
-    return [one if "://" in one else str(Path(one).absolute()) for one in found]
-
-
 def recorded(config: CorpusConfig) -> dict[str, Any]:
     """The settings that documents, tokenizer and shards were made with, defaults included, as JSON has them.
 
@@ -149,6 +125,7 @@ def recorded(config: CorpusConfig) -> dict[str, Any]:
         ],
         "dedup": config.dedup.model_dump(),
         "decontamination": config.decontamination.model_dump(exclude={"sets": {"__all__": {"path"}}}),
+        **({"steps": [step.described() for step in config.steps]} if config.steps else {}),
         "split": config.split.model_dump(),
         "tokenizer": config.tokenizer.model_dump(exclude={"path"}),
         "shards": config.shards.model_dump(),

@@ -42,6 +42,23 @@ class Document:
         return hashlib.blake2b(f"{self.text}\0{self.target}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Why a step drops a document.
+
+    Attributes:
+        rule: the name under which the document is counted.
+        example: what reports show of the document; "": nothing.
+        found: what the rule has found in the document.
+        kept: the document that stays in its place, unit << 32 | number; None if there is none.
+    """
+
+    rule: str
+    example: str = ""
+    found: str = ""
+    kept: int | None = None
+
+
 def normalize_url(url: str) -> str:
     """`url` without scheme, `www.`, tracking parameters and trailing slashes; letter case stays (TFDS `c4_utils`).
 
@@ -59,8 +76,8 @@ def is_chosen(text: str, numerator: int, denominator: int) -> bool:
 EXAMPLES = 3
 _NO_HASH = 1 << 32  # above all
 _EXAMPLE_CHARACTERS = 200
-LINE, SPAN, MASKED = "line_", "span_", "masked_"
-"""Prefixes of the names of rules that don't drop whole documents, in examples and `trace`."""
+LINE, SPAN = "line_", "span_"
+"""Prefixes of the names of rules that don't drop whole documents, in examples."""
 
 
 @dataclass
@@ -76,6 +93,8 @@ class Counts:
         substring_words: words of dropped substrings.
         dropped_documents, dropped_lines, dropped_spans: by rule.
         masked_data: by kind.
+        contaminated: number of documents with an item of an evaluation set, by set.
+        items: the numbers of the items that were found, ascending, by evaluation set.
         examples: up to three dropped texts, by the rule's name ("line_policy").
     """
 
@@ -89,11 +108,13 @@ class Counts:
     dropped_lines: Counter[str] = field(default_factory=Counter)
     dropped_spans: Counter[str] = field(default_factory=Counter)
     masked_data: Counter[str] = field(default_factory=Counter)
+    contaminated: Counter[str] = field(default_factory=Counter)
+    items: dict[str, list[int]] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
 
-Listener = Callable[[str, str, int], None]
-"""Gets (name of the rule, whole text or "", number) whenever a tally counts something as dropped or masked."""
+Listener = Callable[[str, Document, Dropped], None]
+"""Gets (name of the step, the document before the step, why it is dropped)."""
 
 
 class Tally(Counts):
@@ -108,12 +129,25 @@ class Tally(Counts):
     def __init__(self, listener: Listener | None = None):
         super().__init__()
         self._listener = listener
+        self._items: dict[str, set[int]] = {}
         self._largest: dict[str, int] = {}  # for each rule that has enough examples, their largest hash
 
     def document(self, rule: str, example: str = "", number: int = 1) -> None:
-        """Counts `number` documents that `rule` drops."""
-        self.dropped_documents[rule] += number
-        self._note(rule, example, number)
+        """Counts `number` records that a reader leaves out; `rule` says why. The listener gets them without ids."""
+        self._count(rule, example, number)
+        if self._listener:
+            for _ in range(number):
+                self._listener("reading", Document(text=example), Dropped(rule))
+
+    def drop(self, step: str, document: Document, why: Dropped) -> None:
+        """Counts a document that a step drops, and tells the listener."""
+        self._count(why.rule, why.example)
+        if self._listener:
+            self._listener(step, document, why)
+
+    def found(self, evaluation_set: str, item: int) -> None:
+        """Notes an item of an evaluation set that is in a document."""
+        self._items.setdefault(evaluation_set, set()).add(item)
 
     def line(self, rule: str, example: str) -> None:
         self.dropped_lines[rule] += 1
@@ -126,7 +160,6 @@ class Tally(Counts):
     def masked(self, kind: str) -> None:
         """Counts a piece of personal data. It must not become an example, since reports show examples."""
         self.masked_data[kind] += 1
-        self._note(MASKED + kind, "")
 
     def add(self, other: Counts) -> None:
         """Adds other counts and their examples. The listener doesn't get them."""
@@ -136,19 +169,24 @@ class Tally(Counts):
                 getattr(self, one.name).update(value)
             elif isinstance(value, int):
                 setattr(self, one.name, getattr(self, one.name) + value)
+        for name, items in other.items.items():
+            self._items.setdefault(name, set()).update(items)
         for name, texts in other.examples.items():
             for text in texts:
                 self._keep(name, text)
 
     def recorded(self) -> Counts:
         """The counts so far, without the listener, to be written to a file."""
+        self.items = {name: sorted(items) for name, items in sorted(self._items.items())}
         return Counts(**{one.name: getattr(self, one.name) for one in fields(Counts)})
 
-    def _note(self, name: str, text: str, number: int = 1) -> None:
+    def _count(self, rule: str, example: str, number: int = 1) -> None:
+        self.dropped_documents[rule] += number
+        self._note(rule, example)
+
+    def _note(self, name: str, text: str) -> None:
         if text:
             self._keep(name, text[:_EXAMPLE_CHARACTERS])
-        if self._listener:
-            self._listener(name, text, number)
 
     def _keep(self, name: str, example: str) -> None:
         key = _hash(example)

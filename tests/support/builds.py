@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.stages.pipeline import build
-from data_pipeline.tools.finished_build import open_build
-from data_pipeline.tools.trace import DocumentTrace, trace
+from data_pipeline.tools.trace import Trace, trace
 from tests.conftest import C4_SAMPLE, TOP, write_corpus_file
 
 OFF = {"urls": None, "lines": False, "spans": False, "documents": False, "minhash": False}
@@ -71,14 +70,19 @@ def documents_of(corpus: Path) -> list[dict[str, Any]]:
     return [row for part in sorted((corpus / "documents").glob("*.parquet")) for row in pq.read_table(part).to_pylist()]
 
 
+def dropped_of(corpus: Path) -> list[dict[str, str]]:
+    """The rows of all tables of dropped documents."""
+    return [row for file in sorted((corpus / "dropped").rglob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
 def texts_of(corpus: Path) -> dict[str, str]:
     """url → text of the documents of a build."""
     return {row["url"]: row["text"] for row in documents_of(corpus)}
 
 
-def traced(corpus: Path, name: str) -> DocumentTrace:
+def traced(corpus: Path, name: str) -> Trace:
     """What became of the one document with this id or URL."""
-    (found,) = trace(open_build(corpus), name)
+    (found,) = trace(str(corpus), name)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources import formats
 from data_pipeline.sources.record import Input, ReadStats, Record
-from data_pipeline.text.document import LINE, MASKED, SPAN, Counts
+from data_pipeline.text.document import LINE, SPAN, Counts
 from tests.conftest import C4_SAMPLE
 
 # of the Encoding Standard; each with its labels, and bytes with their text
@@ -47,7 +47,11 @@ def flat(counts: Counts) -> Counter[str]:
     """What was counted, by the names of `trace` and of the report's examples: {"read": 3, "line_policy": 1}."""
     numbers = {name: n for name, n in vars(counts).items() if isinstance(n, int) and n}
     found = Counter({**numbers, **counts.dropped_documents})
-    for prefix, dropped in ((LINE, counts.dropped_lines), (SPAN, counts.dropped_spans), (MASKED, counts.masked_data)):
+    for prefix, dropped in (
+        (LINE, counts.dropped_lines),
+        (SPAN, counts.dropped_spans),
+        ("masked_", counts.masked_data),
+    ):
         found.update({prefix + rule: n for rule, n in dropped.items()})
     return found
 

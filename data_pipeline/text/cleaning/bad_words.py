@@ -4,11 +4,14 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal
 
 import re2
+from pydantic import AfterValidator, Field, field_validator
 
-from data_pipeline.text.document import is_chosen, normalize_url
+from data_pipeline.text.document import Document, Dropped, Tally, is_chosen, normalize_url
 from data_pipeline.text.languages import shortest_tag
+from data_pipeline.text.step import Rule
 
 _LISTS = Path(__file__).with_name("bad_words_lists")
 _WITHOUT_SPACES = ("ja", "th", "zh")
@@ -16,6 +19,35 @@ _WITHOUT_SPACES = ("ja", "th", "zh")
 _OF_LIST = {"nb": "no", "nn": "no", "tl": "fil", "arb": "ar", "pes": "fa", "prs": "fa", "cmn": "zh"}
 # Parts of ordinary words in languages without spaces; each would drop more than a tenth of the pages.
 _ALLOWED = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}
+
+
+class BadWords(Rule):
+    """Drops pages with a bad word of their language's list; in a page of unknown language, of any of the lists."""
+
+    step: Literal["bad_words"] = "bad_words"
+    languages: list[Annotated[str, AfterValidator(lambda given: list_of(given))]] = ["en"]
+    """Languages whose lists are used."""
+    fraction: float = Field(1.0, ge=0, le=1)
+    """The share of pages with a bad word that are dropped, chosen by URL. Multilingual C4: 0.999."""
+
+    @field_validator("languages")
+    @classmethod
+    def _lists_exist(cls, given: list[str]) -> list[str]:
+        return existing(given)
+
+    def apply(self, document: Document, tally: Tally) -> Document | Dropped:
+        spoken = list_of(document.language)
+        lists = [listed for listed in self.languages if spoken in ("", listed)]
+        if any(drops_page(document.text, listed, document.url, self.fraction) for listed in lists):
+            return Dropped("bad_words", document.url)  # the URL, not the text: the report shows examples
+        return document
+
+
+def existing(lists: list[str]) -> list[str]:
+    """`lists`. Raises ValueError if a language among them has no list."""
+    if unknown := sorted(set(lists) - languages()):
+        raise ValueError(f"no list for {', '.join(unknown)}; there are {', '.join(sorted(languages()))}")
+    return lists
 
 
 def contains_bad_word(text: str, language: str) -> bool:

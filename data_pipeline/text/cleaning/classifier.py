@@ -10,7 +10,9 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import fasttext
 from pydantic import Field
@@ -19,6 +21,8 @@ from data_pipeline.base.atomic import sha256
 from data_pipeline.base.config_file import LocalPath, Section
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import first_few
+from data_pipeline.text.document import Document, Dropped, Tally
+from data_pipeline.text.step import Rule
 
 Scorer = Callable[[str], float]
 _PREFIX = "__label__"
@@ -40,12 +44,35 @@ class ClassifierConfig(Section):
     """Minimum probability of the label."""
 
 
+class Classifier(ClassifierConfig, Rule):
+    """Drops the pages to which a fastText classifier doesn't give the label."""
+
+    step: Literal["classifier"] = "classifier"
+
+    @cached_property
+    def _score(self) -> Scorer:
+        return scorer(self)
+
+    @property
+    def contents(self) -> list[str]:
+        return [content_of(self)]
+
+    def described(self) -> dict[str, object]:
+        return {**self.model_dump(), "path": content_of(self)}
+
+    def check(self) -> None:
+        label_of(self)
+
+    def apply(self, document: Document, tally: Tally) -> Document | Dropped:
+        return document if self._score(document.text) >= self.threshold else Dropped("classifier", document.text)
+
+
 def scorer(config: ClassifierConfig) -> Scorer:
     """A function from a text to the probability of the label, 0 to 1. The whole page is one line for fastText.
 
     Raises UserError if the file can't be read, isn't a whole classifier or lacks the label.
     """
-    label = check(config)
+    label = label_of(config)
     predict = _loaded(*_version(config.path))
 
     def score(text: str) -> float:
@@ -55,7 +82,7 @@ def scorer(config: ClassifierConfig) -> Scorer:
     return score
 
 
-def check(config: ClassifierConfig) -> str:
+def label_of(config: ClassifierConfig) -> str:
     """The label as the model spells it. Raises what `scorer` raises, without loading the model."""
     try:
         labels = _labels(*_version(config.path))

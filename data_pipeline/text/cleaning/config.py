@@ -1,5 +1,6 @@
 """Settings of cleaning in a corpus file."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -7,20 +8,28 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeInt,
-    PositiveInt,
     SerializeAsAny,
+    field_validator,
     model_validator,
 )
 
 from data_pipeline.base.config_file import Section, TrueIsTheDefaults
 from data_pipeline.text.cleaning import bad_words
-from data_pipeline.text.cleaning.classifier import ClassifierConfig, content_of
-from data_pipeline.text.cleaning.gopher import GopherConfig
-from data_pipeline.text.cleaning.language import LanguageConfig
-from data_pipeline.text.cleaning.rule import Rule, offered_rule
+from data_pipeline.text.cleaning.bad_words import BadWords
+from data_pipeline.text.cleaning.classifier import Classifier, ClassifierConfig, content_of
+from data_pipeline.text.cleaning.gopher import Gopher, GopherConfig
+from data_pipeline.text.cleaning.language import Language, LanguageConfig
+from data_pipeline.text.cleaning.page import CleanPage, PageConfig, Paragraphs
+from data_pipeline.text.step import Rule, offered_step
 
-PAGE_FILTERS = ("language", "bad_words", "bad_words_fraction", "classifier")
-"""The keys of the rules that drop a page after its lines were deduplicated."""
+
+def _rule(given: object) -> object:
+    """The rule of an installed package that settings name under `rule`, or under `step`."""
+    if not isinstance(given, dict):
+        return given
+    return offered_step({"step" if key == "rule" else key: value for key, value in given.items()}, Rule)
+
+
 Profile = Literal["c4", "wikipedia", "none"]
 _NameOfList = Annotated[str, AfterValidator(bad_words.list_of)]
 _C4 = {
@@ -34,31 +43,24 @@ _C4 = {
 }
 
 
-class CleaningConfig(Section):
-    """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
-    `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated."""
-
-    gone = {"pii": ([[], None], "gone; rules: [{rule: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
-
+class _Profile(Section):
     profile: Profile = "c4"
     """Sets the defaults of the other keys. `c4`: every rule of C4 is on. `wikipedia`, `none`: only the rules named in
     the file are on."""
-    max_page_characters: PositiveInt | None = None
-    """Maximum number of characters of a page. Longer pages are dropped. null: no limit."""
-    web_rules: bool = False
-    """Apply C4's rules on content: terminal punctuation, JavaScript, policies, lorem ipsum, braces, citation marks."""
-    max_word_length: PositiveInt | None = None
-    """Maximum length of a word, in characters between white space. Lines with a longer word are dropped. null: no
-    limit."""
-    min_words_per_line: NonNegativeInt = 0
-    """Minimum number of words of a line. Lines with fewer are dropped. 0: off."""
-    min_sentences_per_page: NonNegativeInt = 0
-    """Minimum number of sentences of a page. Pages with fewer are dropped. 0: off."""
+
+
+class CleaningConfig(PageConfig, _Profile):
+    """Cleaning rules, in the order in which they are applied. A line or page exactly at a threshold is kept. As in C4,
+    `language`, `bad_words` and `classifier` are applied after lines, spans and substrings have been deduplicated. The
+    list `steps` is for another order."""
+
+    gone = {"pii": ([[], None], "gone; rules: [{rule: pii, kinds: [email, ip, phone]}] replaces it (examples/pii)")}
+
     paragraphs: NonNegativeInt = 0
     """Minimum number of lines of at least 200 characters. Pages with fewer are dropped. Multilingual C4: 3. 0: off."""
     gopher: Annotated[GopherConfig | None, TrueIsTheDefaults] = None
     """Apply Gopher's rules for quality and repetition. true: with the published thresholds. null or false: off."""
-    rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(offered_rule)]] = []
+    rules: list[Annotated[SerializeAsAny[Rule], BeforeValidator(_rule)]] = []
     """Rules of installed packages: the name of each, with its own keys."""
     language: LanguageConfig = LanguageConfig(detector="none")
     """Which languages to keep."""
@@ -77,18 +79,32 @@ class CleaningConfig(Section):
             return given
         return {**_C4, **given}
 
-    @property
-    def filters_pages(self) -> bool:
-        """Whether a page may be dropped for its language, for bad words or by the classifier."""
-        return self.language.detector != "none" or bool(self.bad_words) or self.classifier is not None
-
-    def without_page_filters(self) -> "CleaningConfig":
-        return self.model_copy(update={key: type(self).model_fields[key].default for key in PAGE_FILTERS})
+    @field_validator("bad_words")
+    @classmethod
+    def _word_lists_exist(cls, given: list[str]) -> list[str]:
+        return bad_words.existing(given)
 
     @property
-    def identity(self) -> list[str]:
-        """The checksum of the classifier's model, on which cleaned text depends besides these settings."""
-        return [] if self.classifier is None else [content_of(self.classifier)]
+    def of_pages(self) -> Iterator[Rule]:
+        """The rules that come before deduplication, in order."""
+        page = {key: getattr(self, key) for key in PageConfig.model_fields}
+        if any(page.values()):
+            yield CleanPage(**page)
+        if self.paragraphs:
+            yield Paragraphs(minimum=self.paragraphs)
+        if self.gopher:
+            yield Gopher(**dict(self.gopher))
+        yield from self.rules
+
+    @property
+    def of_what_is_left(self) -> Iterator[Rule]:
+        """The rules that come after the steps of deduplication that shorten texts, in order."""
+        if self.language.detector != "none":
+            yield Language(**dict(self.language))
+        if self.bad_words:
+            yield BadWords(languages=self.bad_words, fraction=self.bad_words_fraction)
+        if self.classifier:
+            yield Classifier(**dict(self.classifier))
 
     def described(self) -> dict[str, object]:
         """The settings, with the checksum of the classifier's model in place of its path."""
@@ -96,10 +112,3 @@ class CleaningConfig(Section):
         if self.classifier is not None:
             settings["classifier"] = {**settings["classifier"], "path": content_of(self.classifier)}
         return settings
-
-    @model_validator(mode="after")
-    def _word_lists_exist(self) -> "CleaningConfig":
-        if unknown := sorted(set(self.bad_words) - bad_words.languages()):
-            known = ", ".join(sorted(bad_words.languages()))
-            raise ValueError(f"bad_words: no list for {', '.join(unknown)}; there are {known}")
-        return self

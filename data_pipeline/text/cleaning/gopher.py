@@ -9,12 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from data_pipeline.base.config_file import Section
-from data_pipeline.text.document import Tally
+from data_pipeline.text.document import Document, Dropped, Tally
+from data_pipeline.text.step import Rule
 
 STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "●", "-", "*")
@@ -66,12 +67,19 @@ class GopherConfig(Section):
     """For each n, the maximum fraction of characters in repeated n-grams of words. {}: off."""
 
 
-def keep_page(text: str, rules: GopherConfig, tally: Tally) -> bool:
-    """Whether no rule drops the page. Counts the first rule that does, as `gopher_…`."""
-    rule = next(_broken(text, rules), None)
-    if rule:
-        tally.document(f"gopher_{rule}", text)
-    return rule is None
+class Gopher(GopherConfig, Rule):
+    """Drops pages that break one of Gopher's rules for quality and repetition."""
+
+    step: Literal["gopher"] = "gopher"
+
+    def apply(self, document: Document, tally: Tally) -> Document | Dropped:
+        rule = broken_rule(document.text, self)
+        return Dropped(f"gopher_{rule}", document.text) if rule else document
+
+
+def broken_rule(text: str, rules: GopherConfig) -> str:
+    """The first rule that a page breaks; "" if it breaks none."""
+    return next(_broken(text, rules), "")
 
 
 def _broken(text: str, rules: GopherConfig) -> Iterator[str]:

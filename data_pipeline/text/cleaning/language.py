@@ -8,6 +8,7 @@
 import functools
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from importlib import resources
 from typing import Literal, NamedTuple
 
@@ -15,8 +16,9 @@ import pycld2
 from pydantic import Field, model_validator
 
 from data_pipeline.base.config_file import Section
-from data_pipeline.text.document import Tally
+from data_pipeline.text.document import Document, Dropped, Tally
 from data_pipeline.text.languages import shortest_tag
+from data_pipeline.text.step import Rule
 
 
 class LanguageConfig(Section):
@@ -84,22 +86,32 @@ def unknown_code(code: str, name: DetectorName) -> str:
     return f"{code!r} is no language code of detector {name}; {advice}"
 
 
-def keep_language(text: str, detect: Detector, keep: Collection[str], threshold: float, tally: Tally) -> str | None:
+class Language(LanguageConfig, Rule):
+    """Drops pages in other languages, and sets the language of the others."""
+
+    step: Literal["language"] = "language"
+
+    def apply(self, document: Document, tally: Tally) -> Document | Dropped:
+        if self.detector == "none":
+            return document
+        found = kept_language(document.text, detector(self.detector), self.keep, self.threshold)
+        return found if isinstance(found, Dropped) else replace(document, language=found)
+
+
+def kept_language(text: str, detect: Detector, keep: Collection[str], threshold: float) -> str | Dropped:
     """The language of `text` if it is in `keep` ("zh" keeps "zh-cn" too), with a probability of `threshold` or more.
 
-    As in C4, only the most probable language counts, and its probability is checked before its name. None if the text
-    is dropped, which counts as `language_undetected`, `language_low_confidence` or `language_other`.
+    As in C4, only the most probable language counts, and its probability is checked before its name. Other texts are
+    dropped as `language_undetected`, `language_low_confidence` or `language_other`.
     """
     detection = detect(text)
     if detection is None:
-        tally.document("language_undetected", text)
-    elif detection.probability < threshold:
-        tally.document("language_low_confidence", text)
-    elif detection.language not in keep and detection.language.partition("-")[0] not in keep:
-        tally.document("language_other", text)
-    else:
-        return detection.language
-    return None
+        return Dropped("language_undetected", text)
+    if detection.probability < threshold:
+        return Dropped("language_low_confidence", text)
+    if detection.language not in keep and detection.language.partition("-")[0] not in keep:
+        return Dropped("language_other", text)
+    return detection.language
 
 
 def _langdetect(text: str) -> Detection | None:

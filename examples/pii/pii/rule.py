@@ -1,21 +1,20 @@
 """The rule `pii` of a corpus file."""
 
+from dataclasses import replace
 from typing import Literal
 
-from data_pipeline.text.cleaning.rule import Rule
-from data_pipeline.text.document import Tally
+from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.step import Rule
 from pii.patterns import Kind, mask
 
 
 class PersonalData(Rule):
     """Replaces personal data in the text of a page, and in both sides of a pair."""
 
-    rule: Literal["pii"] = "pii"
+    step: Literal["pii"] = "pii"
     kinds: list[Kind] = ["email", "ip", "phone"]
     """Kinds of personal data that placeholders replace."""
 
-    def clean(self, text: str, url: str, tally: Tally) -> str:
-        return mask(text, self.kinds, tally)
-
-    def clean_target(self, target: str, tally: Tally) -> str:
-        return mask(target, self.kinds, tally)
+    def apply(self, document: Document, tally: Tally) -> Document:
+        text, target = (mask(one, self.kinds, tally) for one in (document.text, document.target))
+        return replace(document, text=text, target=target)

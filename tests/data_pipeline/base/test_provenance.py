@@ -14,20 +14,19 @@ from markdown_it import MarkdownIt
 from pydantic_core import to_json
 
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.errors import UserError
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig, EvaluationSet, Item, Ngrams, read_items
 from data_pipeline.stages import evaluation_sets, report, table
 from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.report_pages import render
-from data_pipeline.text.document import Counts, Tally
+from data_pipeline.text.document import Counts, Document, Dropped, Tally
 from data_pipeline.tools import trace
-from data_pipeline.tools.finished_build import open_build
 from data_pipeline.tools.planning import forecast_build
 from tests.conftest import write_corpus_file
 from tests.support.builds import OFF, built, documents_of, plain, published, texts_of, traced, trained, write_pages
-from tests.support.in_process import done_here, refused_here, run_here
+from tests.support.in_process import done_here, refused_here
 from tests.support.tables import each
 
 PROSE = "The river {0} rises in the hills. It runs past {0} town. Then it reaches the sea near {0}."
@@ -69,84 +68,57 @@ def page_id(number: int) -> str:
     return f"c4/pages.json.gz/{number:09d}"
 
 
-def dropped(corpus: Path, number: int, name: str) -> list[trace.Drop]:
-    """What a page loses in a step."""
-    (step,) = (step for step in traced(corpus, page_id(number)).steps if step.step == name)
-    return step.drops
-
-
-def test_the_copy_that_stays_is_named(pair):
-    assert dropped(pair[0], 5, "urls") == [trace.Drop("duplicate_url", "http://a.org/4", page_id(4))]
-    ((number, drop),) = [(number, drop) for number in (0, 1) for drop in dropped(pair[0], number, "lines")]
-    assert drop == trace.Drop("line_duplicate_line", SHARED, page_id(1 - number))
-
-
-def test_dropped_lines_are_shown_with_their_rules_in_80_columns(pair):
-    printed = done_here("data-pipeline", "trace", pair[0], page_id(1))
-    assert re.search(r'line_no_endmark\n +"Home \| About \| Contact \| Imprint"\n', printed)
-    assert max(map(len, printed.splitlines())) <= 80
-
-
-def test_traces_name_the_rule_of_each_document_and_add_up_to_the_report_and_the_documents(pair):
+def test_traces_name_the_step_and_the_rule_of_each_document_and_add_up_to_the_report_and_the_documents(pair):
     kept = {row["id"]: row for row in documents_of(pair[0])}
     rules = ["", "", "too_few_sentences", "language_other", "", "duplicate_url", "empty", ""]
-    for number, rule in enumerate(rules):
+    steps = ["", "", "page", "language", "", "urls", "reading", ""]
+    for number, (step, rule) in enumerate(zip(steps, rules, strict=True)):
         found = traced(pair[0], page_id(number))
-        assert (found.dropped_by, found.id in kept) == (rule, not rule)
+        assert (found.step, found.rule, found.id in kept) == (step, rule, not rule)
+        assert found.text == (PAGES[number]["text"] if rule else kept[found.id]["text"])[:200]
+        assert found.kept == (page_id(4) if rule == "duplicate_url" else "")
         if not rule:
-            written = kept[found.id]
-            assert found.steps[-1].text == written["text"]
-            assert (found.language, found.split) == (written["language"], written["split"])
+            assert (found.language, found.split) == (kept[found.id]["language"], kept[found.id]["split"])
     dropped = report.read(pair[0]).documents.dropped
     assert Counter(filter(None, rules)) == {rule: n for rule, n in dropped.items() if n}
     assert report.read(pair[0]).lines.dropped == {"no_endmark": 1, "duplicate_line": 1}
 
 
 def test_a_url_finds_each_page_that_has_it_also_one_that_cleaning_dropped(pair):
-    found = trace.trace(open_build(pair[0]), "http://www.a.org/4?utm_source=x")
-    assert [one.id for one in found] == [page_id(4), page_id(5)]
-    assert traced(pair[1], "http://a.org/2").dropped_by == "too_few_sentences"
+    found = trace.trace(str(pair[0]), "http://www.a.org/4?utm_source=x")
+    assert [one.id for one in found] == [page_id(5), page_id(4)]
+    assert traced(pair[1], "http://a.org/2").rule == "too_few_sentences"
 
 
-@each(
-    "name, message",
-    [
-        ("c4/other.json.gz/000000001", "none of the 2 inputs"),
-        ("http://nowhere.org/", "none of the 2 inputs"),
-        ("c4/pages.json.gz/000000100", "its file has no such record"),
-        ("pages", "expected a URL, or an id"),
-    ],
-)
-def test_an_unknown_document_is_one_line(pair, name, message):
-    done = run_here("data-pipeline", "trace", pair[0], name)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = [line for line in done.stderr.splitlines() if "looking for the URL" not in line]
-    assert message in line
+def test_a_trace_is_printed_as_lines_or_json(pair):
+    printed = done_here("data-pipeline", "trace", pair[0], page_id(5)).splitlines()
+    assert printed[:4] == [
+        page_id(5),
+        "  url       http://a.org/4",
+        "            dropped by urls: duplicate_url",
+        f"  stays     {page_id(4)}",
+    ]
+    (found,) = json.loads(done_here("data-pipeline", "trace", pair[0], page_id(5), "--json"))
+    assert (found["rule"], found["kept"]) == ("duplicate_url", page_id(4))
 
 
-def test_a_corpus_file_with_other_settings_and_a_changed_input_are_refused(pair, tmp_path):
-    config = pair[0].with_suffix(".yaml")
-    other = tmp_path / "other.yaml"
-    other.write_text(config.read_text().replace('"min_words": 5', '"min_words": 6'))
-    with pytest.raises(UserError, match="built with other settings; run data-pipeline build"):
-        open_build(other)
-    found = open_build(config)
-    split = found.config.split.model_copy(update={"validation_fraction": 0.5})
-    moved = found.config.model_copy(update={"split": split})
-    with pytest.raises(FailedError, match=r"c4/pages\.json\.gz or its settings have changed since"):
-        trace.trace(type(found)(found.corpus, moved), page_id(0))
-    with pytest.raises(UserError, match=r"config\.json: no such file"):
-        open_build(tmp_path)
+@each("name", ["c4/other.json.gz/000000001", "http://nowhere.org/", "pages"])
+def test_an_unknown_document_is_one_line(pair, name):
+    said = refused_here(2, "data-pipeline", "trace", pair[0], name)
+    assert said == f"error: {name}: {pair[0]} has no such document, neither kept nor dropped"
 
 
 def test_the_page_says_how_to_compare_two_corpora(pair, tmp_path, monkeypatch):
     """The web rules dropped a line of a document, the language a document."""
     page = (Path(__file__).parents[3] / "docs/how-to/trace-a-document.md").read_text()
-    code, domains = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    table, code, domains = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "corpora").mkdir()
     for name, corpus in zip(("c4", "another"), pair[::-1], strict=True):
         (tmp_path / "corpora" / name).symlink_to(corpus)
     monkeypatch.chdir(tmp_path)
+    exec(table, dropped := {})
+    assert dropped["counts"].sum() == len(dropped["dropped"]) == sum(report.read(pair[1]).documents.dropped.values())
+    assert dropped["copies"].to_dict() == {page_id(4): 1}
     exec(code + domains, found := {})
     assert sum(found["counts"].field("counts").to_pylist()) == len(found["urls"])
     assert found["only_in_a"]["id"].to_pylist() == [page_id(3)]
@@ -175,8 +147,7 @@ def test_examples_are_chosen_by_hash_whatever_the_order():
 
 
 def test_what_is_counted_keeps_its_kind_whatever_the_rule_is_called_also_in_a_file():
-    """Documents, lines, spans and personal data have counts of their own, and a listener hears of each drop in order,
-    with the whole text."""
+    """Documents, lines, spans and personal data have counts of their own, and a listener hears of each document."""
     heard = []
     tally = Tally(lambda *drop: heard.append(drop))
     tally.read += 5
@@ -185,13 +156,14 @@ def test_what_is_counted_keeps_its_kind_whatever_the_rule_is_called_also_in_a_fi
     tally.line("policy", "a line")
     tally.span("read", "a span")
     tally.masked("email")
-    tally.document("masked_email", number=3)
+    tally.drop("a step", document := Document("id"), why := Dropped("masked_email"))
+    tally.document("masked_email", number=2)
+    left_out = ("reading", Document(), Dropped("masked_email"))
     assert heard == [
-        ("line_policy", "x" * 300, 1),
-        ("line_policy", "a line", 1),
-        ("span_read", "a span", 1),
-        ("masked_email", "", 1),
-        ("masked_email", "", 3),
+        ("reading", Document(text="x" * 300), Dropped("line_policy")),
+        ("a step", document, why),
+        left_out,
+        left_out,
     ]
     read = parse_json(to_json(tally.recorded()), Counts, "a file")
     assert (read.read, read.lines_passed, read.undecodable) == (5, 2, 0)
@@ -314,11 +286,10 @@ def test_short_texts_without_spaces_must_be_there_as_a_whole_and_of_longer_ones_
 def test_the_trace_of_a_document_names_the_item_and_the_words(folder, corpora):
     url_of_the_first_question = published(1)[0]["url"]
     found = traced(corpora[0], url_of_the_first_question)
-    assert found.dropped_by == "contaminated"
-    (drop,) = found.steps[-1].drops
+    assert (found.step, found.rule) == ("decontamination", "contaminated")
     with gzip.open(folder / "boolq.jsonl.gz", "rt") as lines:
         question = json.loads(next(lines))["question"]
-    where, words = drop.what.split(": ")
+    where, words = found.found.split(": ")
     assert where == "boolq, boolq.jsonl.gz line 1"
     assert words.replace(" – ", " ").lower() == " ".join(question.lower().split()[:13]).rstrip("?")
 

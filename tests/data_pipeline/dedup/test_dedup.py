@@ -6,34 +6,39 @@ import itertools
 import math
 import os
 import random
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta, timezone
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.base.errors import FailedError
+from data_pipeline.base.config_file import check
+from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig, RayConfig
-from data_pipeline.dedup.config import STEPS, DedupConfig
+from data_pipeline.corpus.documents import SCHEMA
+from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
 from data_pipeline.dedup.keys import KeyBucket, Keys, merge_keys, write_duplicates
 from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
+from data_pipeline.dedup.places import Span
 from data_pipeline.dedup.reading import Decision, Earlier, Reading
-from data_pipeline.dedup.step import StepConfig
+from data_pipeline.dedup.registry import STEPS, key_steps
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.engine.merging import merge, write_names
 from data_pipeline.stages import report
 from data_pipeline.stages.table import forget
-from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.document import Document, Tally, normalize_url
+from data_pipeline.text.cleaning.bad_words import BadWords
+from data_pipeline.text.document import Document, Dropped, Tally, normalize_url
 from data_pipeline.text.sentences import count_sentences
-from data_pipeline.tools import trace
-from data_pipeline.tools.finished_build import open_build
+from data_pipeline.text.step import Rule
 from tests.conftest import run as run_command
 from tests.conftest import write_corpus_file
 from tests.support.builds import (
@@ -42,6 +47,7 @@ from tests.support.builds import (
     checksums,
     cleaned,
     documents_of,
+    dropped_of,
     page,
     plain,
     published,
@@ -139,15 +145,15 @@ def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and
     bad words. Each table is whole, although the block reads only one row."""
     corpus = LocalStore(tmp_path)
     texts = ["Kept.\nTwice.", "Kept.", "Once.\nTwice.", "shit\nTwice.", "shit", "Last."]
-    read = [Document(str(number), text, language="en") for number, text in enumerate(texts)]
-    cleaning = CleaningConfig(profile="none", bad_words=["en"])
+    read = [Document(f"a/b/{number + 3}", text, language="en") for number, text in enumerate(texts)]
 
-    def decision(step: str, keys: Keys, elsewhere: list[int]) -> Decision:
+    def decision(step: KeyStep, keys: Keys, elsewhere: list[int]) -> Decision:
         """Of unit 1 of 2. `elsewhere`: positions of what another unit keeps."""
-        keys.write(tmp_path / f"{step}-keys", slots=8)
+        keys.write(tmp_path / f"{step.step}-keys", slots=8)
         positions = np.array(elsewhere, np.uint64)
-        write_duplicates(tmp_path / f"{step}-duplicates", np.ones(len(positions), np.uint64), positions, 2)
-        return Decision(step, f"{step}-keys", write_names(corpus, [f"{step}-duplicates"]))
+        name, units = f"{step.step}-duplicates", np.ones(len(positions), np.uint64)
+        write_duplicates(tmp_path / name, units, positions, 2, np.arange(len(positions), dtype=np.uint64))
+        return Decision(step, f"{step.step}-keys", write_names(corpus, [name]))
 
     def changes(earlier: Earlier, name: str) -> tuple[list[str | None], Tally]:
         """What is left of each text, read again from the table that a reading writes, and what was counted."""
@@ -161,35 +167,110 @@ def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and
     keys = Keys(group=1, order=0)
     for document in (0, 5):  # equal within the unit: the last one goes
         keys.add(document, 0, (7,))
-    first = Earlier(1, cleaning, DedupConfig(), "", [decision("documents", keys, [1 << 32])])
+    first = Earlier(1, [Span("a/b", 3, 9)], "", [decision(EqualDocuments(), keys, [1 << 32])])
     left, counted = changes(first, "first")
     assert left == ["Kept.\nTwice.", None, "Once.\nTwice.", "shit\nTwice.", "shit", None]
     assert counted.dropped_documents == {"duplicate_document": 2}
 
-    lines = decision("lines", Keys(group=1, order=1), [(0 << 32) + 1, (1 << 32) + 0, 3 << 32])
-    since = [lines, Decision("filters", "", "")]
+    lines = decision(EqualLines(), Keys(group=1, order=1), [(0 << 32) + 1, (1 << 32) + 0, 3 << 32])
+    since = [lines, Decision(BadWords(languages=["en"]))]
     left, counted = changes(replace(first, changes="first", since=since), "second")
     assert left == ["Kept.", None, "Once.\nTwice.", "Twice.", None, None]
     assert counted.dropped_documents == {"duplicate_document": 2, "bad_words": 1}
     assert counted.dropped_lines == {"duplicate_line": 2}
     columns = Reading(corpus, replace(first, since=since)).columns(["url", "timestamp"])
+    assert {*columns} == {*SCHEMA.names}  # a rule sees all fields
+    columns = Reading(corpus, replace(first, since=[lines])).columns(["url", "timestamp"])
     assert {*columns} == {"url", "timestamp", "id", "text", "target", "language"}
 
 
-def test_filters_follow_the_last_step_that_shortens_texts_and_decontamination_follows_all(tmp_path):
-    shortening = [name for name, step in STEPS.items() if step.shortens]
+class Renames(Rule):
+    step: Literal["renames"] = "renames"
+
+    def apply(self, document: Document, tally: Tally) -> Document:
+        return replace(document, title="", target=document.target.upper(), split="validation")
+
+
+def test_a_table_of_changes_has_all_fields_that_a_rule_may_change(tmp_path):
+    corpus, read = (
+        LocalStore(tmp_path),
+        [Document("a/b/0", "A text.", title="A", source="a", split="train", target="t")],
+    )
+    earlier = Earlier(0, [Span("a/b", 0, 1)], "", [Decision(Renames())])
+    reading, tally = Reading(corpus, earlier), Tally()
+    with reading.write_changes("table", reading.rows(read, tally), tally) as rows:
+        ((_, _, changed),) = rows
+    ((_, _, again),) = Reading(corpus, replace(earlier, changes="table", since=[])).rows(read, Tally())
+    assert again == changed == replace(read[0], title="", split="validation", target="T")
+
+
+def steps_of(**sections: object) -> list[str]:
+    """The steps of a corpus of one source."""
+    made = {"name": "a", "output": "a", "sources": [{"format": "text", "path": "a.txt", "language": "en"}]}
+    config = CorpusConfig.model_validate({**made, **sections})
+    return [step.step for step in config.steps_of(config.sources[0])]
+
+
+def test_by_default_rules_of_what_is_left_follow_the_last_step_that_shortens_texts_and_decontamination_is_last():
+    shortening = [name for name, step in key_steps().items() if step.shortens]
     assert shortening == ["lines", "spans", "substrings"]
     sets = {"sets": [{"name": "a", "path": "a.txt", "format": "text"}]}
+    rules, last = ["language", "bad_words"], "decontamination"
     for on, steps in {
-        ("lines",): ["lines", "filters", "decontamination"],
-        ("spans", "urls"): ["urls", "spans", "filters", "decontamination"],
-        ("substrings", "documents"): ["anchors", "substrings", "filters", "documents", "decontamination"],
-        ("minhash",): ["minhash", "decontamination"],
+        ("lines",): ["page", "lines", *rules, last],
+        ("spans", "urls"): ["page", "urls", "spans", *rules, last],
+        ("substrings", "documents"): ["page", "anchors", "substrings", *rules, "documents", last],
+        ("minhash",): ["page", *rules, "minhash", last],
     }.items():
         dedup = {**OFF, **{step: "newest" if step == "urls" else True for step in on}}
-        source = {"format": "text", "path": "a.txt", "language": "en"}
-        made = {"name": "a", "output": "a", "sources": [source], "dedup": dedup, "decontamination": sets}
-        assert CorpusConfig.model_validate(made).steps == steps
+        assert steps_of(dedup=dedup, decontamination=sets) == steps
+
+
+def test_the_list_of_steps_is_the_order():
+    names = ["lines", "page", {"step": "substrings", "words": 20}, "language", "minhash", "urls"]
+    assert steps_of(steps=names) == ["lines", "page", "anchors", "substrings", "language", "minhash", "urls"]
+
+
+@each(
+    "given, message",
+    [
+        ({"steps": ["lines", "lines"]}, "steps: lines is named twice; only rules may be"),
+        (
+            {"steps": ["lines"], "cleaning": {}},
+            "steps: the list replaces cleaning; leave out one of the two, or set it to null",
+        ),
+        ({"steps": ["page"], "dedup": {"minhash": True}}, "steps: the list replaces dedup.minhash; leave out one"),
+        ({"steps": [{"step": "page", "sources": ["b"]}]}, "steps: no source b; there are text"),
+        ({"steps": ["pages"]}, "steps.0.step: expected one of page, paragraphs, gopher, .* got 'pages'"),
+        ({"steps": [{"step": "minhash", "band": 9}]}, "steps.0.band: unknown key; nearest valid key: steps.0.bands"),
+    ],
+)
+def test_a_list_of_steps_that_makes_no_sense_is_refused(given, message):
+    source = {"format": "text", "path": "a.txt"}
+    with pytest.raises(UserError, match=message):
+        check({"name": "a", "output": "a", "sources": [source], **given}, CorpusConfig, "a.yaml")
+
+
+def test_a_build_takes_the_steps_in_the_order_of_the_list(tmp_path):
+    """A line that is on two pages is dropped before the rule counts the lines' words, or after it. A rule for one
+    source leaves the other's pages alone."""
+    shared = "This line is long enough."
+    for name in "ab":
+        write_pages(tmp_path / name / "0.json.gz", [page(f"{shared}\nShort {name}.", f"http://{name}.org/")])
+    sources = [{"format": "c4", "name": name, "path": str(tmp_path / name)} for name in "ab"]
+    rule = {"step": "page", "web_rules": False, "min_sentences_per_page": 0}
+    kept = {}
+    for name, steps in {
+        "before": ["lines", rule],
+        "after": [rule, {"step": "lines"}],
+        "of_a": [{**rule, "sources": ["a"]}, "documents", rule],
+    }.items():
+        changes = {"steps": steps, "cleaning": None, "dedup": None, "output": str(tmp_path / f"corpus-{name}")}
+        config = write_corpus_file(tmp_path / f"{name}.yaml", sources=sources, **changes)
+        kept[name] = sorted(row["text"] for row in documents_of(built(config, until="documents")))
+    assert kept == {"before": [shared], "after": [shared], "of_a": [shared, shared]}
+    dropped = [report.read(tmp_path / f"corpus-{name}").documents.dropped for name in ("before", "after")]
+    assert dropped == [{"too_few_sentences": 1}, {"empty_after_dedup": 1}]
 
 
 def test_language_and_bad_words_look_at_what_duplicate_lines_have_left_of_a_page(deduplicated):
@@ -241,37 +322,43 @@ def test_the_newest_page_of_a_url_stays_also_if_cleaning_drops_it(deduplicated):
 
 
 PACKAGE = """
-from data_pipeline.text.cleaning.rule import Rule
+from dataclasses import replace
+from typing import Literal
+
 from data_pipeline.dedup.keys import hash64
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.step import KeyStep
+from data_pipeline.text.step import Rule
 
 
 class UpToBar(Rule):
-    def clean(self, text, url, tally):
-        return text.partition("|")[0]
+    step: Literal["up_to_bar"] = "up_to_bar"
+
+    def apply(self, document, tally):
+        return replace(document, text=document.text.partition("|")[0])
 
 
-class Sites(Step):
-    columns, order, rule = ("id", "url"), 0, "line_of_site"
+class Sites(KeyStep):
+    step: Literal["sites"] = "sites"
+    columns, order, counted_as = ("id", "url"), 0, "line_of_site"
 
     def keys(self, document):
         yield 0, (hash64(document.url.split("/")[2]),)
 
 
 class Hollow(Sites):
-    columns, rule = ("id", "source"), ""
+    step: Literal["hollow"] = "hollow"
+    columns, counted_as = ("id", "source"), ""
 
     def keys(self, document):
         if document.id[-1] in "45":
             yield 0, (hash64(document.source),)
 
-    def without(self, document, duplicates, tally, min_sentences):
+    def without(self, document, duplicates, tally):
         return " " if duplicates else document.text
 """
 OFFERS = """
-[encdec_pretrain.rules]
+[encdec_pretrain.steps]
 up_to_bar = own:UpToBar
-[encdec_pretrain.dedup_steps]
 sites = own:Sites
 hollow = own:Hollow
 """
@@ -344,14 +431,18 @@ def test_what_rules_and_steps_of_a_package_leave_empty_is_counted_and_a_step_wit
     assert found.texts == [kept[0], *kept[2:]]
 
 
+class Fuzzy(NearDuplicates):
+    step: Literal["lines-fuzzy"] = "lines-fuzzy"
+
+
 def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeypatch):
     """And merging removes the merged files of its own stage alone."""
-    monkeypatch.setitem(STEPS, "lines-fuzzy", NearDuplicates)
+    monkeypatch.setitem(STEPS, "lines-fuzzy", Fuzzy)
     other = ["lines-fuzzy-keys", "lines-fuzzy-keys-merged", "lines-fuzzy-duplicates", "lines-fuzzy-clusters", "tokens"]
     own = ["lines-keys", "lines-keys-merged", "lines-duplicates", "minhash-clusters"]
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
-    dedup = DedupConfig(urls=None, lines=False, custom=[StepConfig(step="lines-fuzzy")])
+    dedup = DedupConfig(urls=None, lines=False, custom=[Fuzzy()])
     forget(LocalStore(tmp_path), plain(tmp_path, "x", "text", dedup=dedup))
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
@@ -381,9 +472,9 @@ def test_pairs_are_equal_if_their_targets_are_too_and_keep_their_lines():
     (same,), (other,) = (list(EqualDocuments().keys(replace(pair, target=target))) for target in ("ja", "oui"))
     assert same == next(EqualDocuments().keys(replace(pair, id="b")))
     assert same != other
-    steps = [EqualLines(), EqualSpans(), EqualSubstrings(SubstringsConfig(words=2)), NearDuplicates(MinHashConfig())]
+    steps = [EqualLines(), EqualSpans(), EqualSubstrings(words=2), NearDuplicates()]
     assert not [key for step in steps for key in step.keys(pair)]
-    assert EqualLines().without(pair, [], Tally(), 3) == pair.text
+    assert EqualLines(min_sentences=3).without(pair, [], Tally()) == pair.text
 
 
 def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(deduplicated):
@@ -400,10 +491,10 @@ def test_a_span_of_three_sentences_stays_once_and_two_sentences_are_no_span(dedu
 
 def test_what_a_lost_span_leaves_keeps_paragraphs():
     document = Document("i", "It ran. It hid. It slept.\nIt woke. It ate.", "u")
-    assert EqualSpans().without(document, [0], Tally(), 0) == "It woke. It ate."
+    assert EqualSpans().without(document, [0], Tally()) == "It woke. It ate."
     document = Document("i", "Day came. It ran. It hid. It slept.\nIt woke.", "u")
-    assert EqualSpans().without(document, [1], Tally(), 0) == "Day came.\nIt woke."
-    assert EqualSpans().without(document, [1], Tally(), 3) is None
+    assert EqualSpans().without(document, [1], Tally()) == "Day came.\nIt woke."
+    assert EqualSpans(min_sentences=3).without(document, [1], Tally()).rule == "too_few_sentences_after_dedup"
 
 
 # ---- against a reference in memory
@@ -497,15 +588,14 @@ def test_clusters_are_the_same_however_few_pairs_are_worked_in_at_a_time():
 
 
 def test_minhash_and_substrings_are_switches_or_sections():
-    steps = DedupConfig.model_validate({**OFF, "substrings": True}).steps
-    assert steps == ["anchors", "substrings"]
+    assert steps_of(dedup={**OFF, "substrings": True}, cleaning={"profile": "none"}) == ["anchors", "substrings"]
     assert DedupConfig.model_validate({"substrings": {"words": 30}}).substrings == SubstringsConfig(words=30)
     assert DedupConfig().substrings is None
     assert DedupConfig.model_validate({"minhash": True}).minhash == MinHashConfig(bands=14, rows=8, ngram=5)
-    near = DedupConfig.model_validate({"minhash": {"rows": 7}})
-    assert near.steps == ["urls", "lines", "documents", "minhash"]
-    assert DedupConfig.model_validate(OFF).steps == []
-    assert len([*NearDuplicates(MinHashConfig()).keys(Document(text="one two"))]) == 14
+    near = steps_of(dedup={"minhash": {"rows": 7}}, cleaning={"profile": "none"})
+    assert near == ["urls", "lines", "documents", "minhash"]
+    assert steps_of(dedup=OFF, cleaning={"profile": "none"}) == []
+    assert len([*NearDuplicates().keys(Document(text="one two"))]) == 14
 
 
 def test_a_bucket_reads_its_share_of_the_keys_and_a_line_on_every_page_costs_one(tmp_path):
@@ -600,21 +690,64 @@ def test_every_repeat_of_50_words_is_dropped_and_nothing_else(tmp_path, pages, f
 )
 def test_what_stands_around_a_lost_run_keeps_its_line_break(text, lost, left):
     document = Document("i", text, "u")
-    step = EqualSubstrings(SubstringsConfig(words=2))
-    assert (step.without(document, lost, Tally(), 0) or "") == left
+    found = EqualSubstrings(words=2).without(document, lost, Tally())
+    assert found == (left or Dropped("empty_after_dedup", "u"))
 
 
-def test_the_copy_that_stays_is_named(tmp_path):
-    passage = " ".join(f"word{number}" for number in range(60))
-    made = [page(f"Here is {passage} on page {name}.", f"http://{name}.org/") for name in "ab"]
-    corpus = cleaned(tmp_path, [made[:1], made[1:]], dedup={**OFF, "substrings": True})
-    kept, dropped = sorted((0, 1), key=lambda number: md5(made[number]["url"]))
-    (found,) = trace.trace(open_build(corpus), made[dropped]["url"])
-    (step,) = [step for step in found.steps if step.step == "substrings"]
-    (drop,) = step.drops
-    assert (drop.rule, drop.what) == ("span_duplicate_substring", f"Here is {passage} on page")
-    assert drop.stays_on == f"c4/{kept:03d}.json.gz/000000000"
-    assert step.text == texts_of(corpus)[made[dropped]["url"]] == f"{'ab'[dropped]}."
+@each("one_file", [False, True])
+def test_the_document_that_stays_is_named(tmp_path, one_file):
+    """For each step, in one unit and in several. The second file begins with pages that cleaning drops."""
+    texts = published(6)
+    near = texts[4]["text"].rsplit(" ", 1)[0]
+    short = [page("Short.", f"http://short.org/{number}") for number in range(3)]
+    first = [page(texts[0]["text"], "http://a.org/0", "2019"), *texts[1:5]]
+    second = [
+        page("Another text of the page. It is newer. It wins.", "http://a.org/0", "2020"),
+        page(texts[2]["text"], "http://b.org/2"),
+        page(near, "http://b.org/4"),
+    ]
+    files = [first + short + second, []] if one_file else [first, short + second]
+    dedup = {**OFF, "urls": "newest", "documents": True, "minhash": True}
+    cleaning = {"profile": "none", "min_sentences_per_page": 2}
+    corpus = cleaned(tmp_path, [own for own in files if own], cleaning=cleaning, dedup=dedup, bytes_per_shared_unit=0)
+
+    def identity(number: int) -> str:
+        unit, ordinal = (0, number) if one_file or number < 5 else (1, number - 5)
+        return f"c4/{unit:03d}.json.gz/{ordinal:09d}"
+
+    rows = dropped_of(corpus)
+    assert {row["id"]: (row["step"], row["rule"], row["kept"]) for row in rows} == {
+        identity(0): ("urls", "duplicate_url", identity(8)),
+        **{identity(number): ("page", "too_few_sentences", "") for number in (5, 6, 7)},
+        identity(9): ("documents", "duplicate_document", identity(2)),
+        identity(10): ("minhash", "near_duplicate", identity(4)),
+    }
+    texts_before = {row["id"]: row["text"] for row in rows}
+    assert texts_before[identity(10)] == near[:200]
+    assert texts_before[identity(5)] == "Short."
+
+
+def test_every_dropped_document_is_in_the_table_with_its_rule(tmp_path, real_pages):
+    """As many as the report counts; the others are in the corpus."""
+    dedup = {**OFF, "urls": "newest", "documents": True, "minhash": {"bands": 20, "rows": 5}}
+    cleaning = {"profile": "none", "gopher": {"min_words": 5, "min_stop_words": 0}}
+    corpus = cleaned(tmp_path, dealt(real_pages, 4, seed=5), cleaning=cleaning, dedup=dedup)
+    rows = dropped_of(corpus)
+    assert Counter(row["rule"] for row in rows) == report.read(corpus).documents.dropped
+    kept = {row["id"] for row in documents_of(corpus)}
+    assert len({row["id"] for row in rows} | kept) == len(rows) + len(kept) == len(real_pages)
+    names = {"duplicate_url", "duplicate_document", "near_duplicate"}
+    assert {row["rule"] for row in rows if row["kept"]} == names
+    assert not [row for row in rows if row["rule"] in names and row["kept"] == row["id"]]
+    assert {row["kept"] for row in rows} <= {"", *kept, *(row["id"] for row in rows)}
+
+
+def test_without_keep_dropped_no_table_is_left_and_the_documents_are_the_same(tmp_path, real_pages):
+    corpus = cleaned(tmp_path, [real_pages], dedup={**OFF, "urls": "newest", "lines": True})
+    before = checksums(corpus)
+    assert any(name.startswith("dropped/") for name in before)
+    after = checksums(built(tmp_path / "corpus.yaml", "keep_dropped=false", until="documents"))
+    assert after == {name: digest for name, digest in before.items() if not name.startswith("dropped/")}
 
 
 WORDS, PAIRS = 300, 400
@@ -623,7 +756,7 @@ WORDS, PAIRS = 300, 400
 @each("config", [MinHashConfig(ngram=1), MinHashConfig(bands=12, rows=5, ngram=1)])
 def test_the_measured_curve_lies_within_the_binomial_interval_of_the_theory(config):
     """Four standard deviations: one bin in 15,000 would lie outside by chance, and a wrong number of bands far off."""
-    step, bands, rows = NearDuplicates(config), config.bands, config.rows
+    step, bands, rows = NearDuplicates(**dict(config)), config.bands, config.rows
     wanted = np.linspace(0.3, 1, PAIRS)
     lost = np.round(WORDS * (1 - wanted) / (1 + wanted)).astype(int)
     similarity = (WORDS - lost) / (WORDS + lost)

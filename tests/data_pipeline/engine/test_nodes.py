@@ -171,7 +171,7 @@ def installed(tmp_path, monkeypatch) -> Iterator[Path]:
     fitness.versions.cache_clear()
 
 
-@each("kind", ["dedup_steps", "objectives", "rules", "sources"])
+@each("kind", ["objectives", "sources", "steps", "tokenizers"])
 def test_a_node_with_another_version_of_a_package_that_a_corpus_file_may_name_is_unfit(installed, kind):
     (installed / "entry_points.txt").write_text(f"[encdec_pretrain.{kind}]\nquiet = own:Quiet\n")
     here = fitness.versions()

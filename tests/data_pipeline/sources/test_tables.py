@@ -243,9 +243,7 @@ def test_a_damaged_row_group_costs_its_rows_alone(tmp_path):
     corpus = Path(build(plain(tmp_path, path, "parquet", dedup=OFF), until="documents"))
     for row in (10, 15, 19):  # each is told why it was lost
         lost = traced(corpus, f"parquet/a/{row:09d}")
-        assert [(drop.rule, drop.what) for step in lost.steps for drop in step.drops] == [
-            ("damaged", f"{position}: {reason}")
-        ]
+        assert (lost.step, lost.rule, lost.text) == ("reading", "damaged", f"{position}: {reason}"[:200])
 
 
 def column(kind: pa.DataType, offsets: list[int], data: bytes) -> pa.Array:

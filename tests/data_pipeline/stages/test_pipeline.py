@@ -30,13 +30,15 @@ from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import work_units
+from data_pipeline.stages import dedup as dedup_stages
 from data_pipeline.stages import report
 from data_pipeline.stages.documents import plan as plan_documents
 from data_pipeline.stages.documents import split_of, write_documents
 from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.parts import Part
 from data_pipeline.stages.pipeline import build
 from tests.conftest import C4_SAMPLE, SAMPLES, write_c4, write_corpus_file
-from tests.support.builds import checksums, documents_of, flip, plain, trained
+from tests.support.builds import OFF, checksums, documents_of, flip, plain, trained
 from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
@@ -442,22 +444,31 @@ def test_another_page_filter_reads_no_input_again(tmp_path, changed):
     for more in ({}, changed):
         config = plain(tmp_path, tmp_path / "a.txt", "text", dedup={}, cleaning={"profile": "c4", **more})
         inputs += [unit.inputs for unit in plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))]
-    assert "filters" in config.steps or not config.cleaning.filters_pages
     assert len(inputs) == 2
     assert inputs[0] == inputs[1]
 
 
 RULE = """
-from data_pipeline.text.cleaning.rule import Rule
+from dataclasses import replace
+from typing import Literal
+
+from data_pipeline.dedup.step import KeyStep
+from data_pipeline.text.step import Rule
+
+
+class Sites(KeyStep):
+    step: Literal["sites"] = "sites"
 
 
 class Quiet(Rule):
-    def clean(self, text, url, tally):
-        return text.lower()
+    step: Literal["quiet"] = "quiet"
+
+    def apply(self, document, tally):
+        return replace(document, text=document.text.lower())
 """
 
 
-def test_another_version_of_a_package_with_a_rule_cleans_its_documents_again(tmp_path, monkeypatch):
+def test_another_version_of_a_package_does_its_steps_again(tmp_path, monkeypatch):
     (tmp_path / "quiet_rules.py").write_text(RULE)
     (tmp_path / "a.txt").write_text("A text.")
     monkeypatch.syspath_prepend(tmp_path)
@@ -468,12 +479,18 @@ def test_another_version_of_a_package_with_a_rule_cleans_its_documents_again(tmp
         installed = tmp_path / f"quiet_rules-{version}.dist-info"
         installed.mkdir()
         (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: quiet-rules\nVersion: {version}\n")
-        (installed / "entry_points.txt").write_text("[encdec_pretrain.rules]\nquiet = quiet_rules:Quiet\n")
+        offers = "[encdec_pretrain.steps]\nquiet = quiet_rules:Quiet\nsites = quiet_rules:Sites\n"
+        (installed / "entry_points.txt").write_text(offers)
         cleaning = {"profile": "none", "rules": [{"rule": "quiet"}]}
-        config = plain(tmp_path, tmp_path / "a.txt", "text", cleaning=cleaning)
+        dedup = {**OFF, "custom": [{"step": "sites"}]}
+        config = plain(tmp_path, tmp_path / "a.txt", "text", cleaning=cleaning, dedup=dedup)
         (unit,) = plan_documents(config, LocalStore(tmp_path / "corpus"), files_of(config))
-        inputs.append(unit.inputs)
-    assert inputs[0] == inputs[1] != inputs[2]
+        part = Part("a", "text", "", 1, {}, 1, checksums=["same"])
+        work = dedup_stages.Work(config, [part], dedup_stages.steps_after_reading(config), [])
+        (keys,) = dedup_stages.plan(work, [])
+        inputs.append((unit.inputs, keys.inputs))
+    assert inputs[0] == inputs[1]
+    assert not {*inputs[0]} & {*inputs[2]}
 
 
 def test_a_build_ends_after_the_folder_that_until_names(tmp_path):
@@ -584,4 +601,4 @@ def test_small_files_that_share_units_make_the_same_corpus_and_damage_to_one_cos
     for share in (0, 10**7):
         traced = run_here("data-pipeline", "trace", tmp_path / f"shared-{share}", f"b/6.json.gz/{3:09d}", "--json")
         (found,) = json.loads(traced.stdout)
-        assert (found["rule"], found["file"][-12:]) == ("duplicate_url", "/b/6.json.gz")
+        assert (found["rule"], found["kept"].split("/")[0]) == ("duplicate_url", "a")

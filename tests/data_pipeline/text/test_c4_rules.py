@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,27 @@ from pydantic import ValidationError
 
 from data_pipeline.text.cleaning import bad_words
 from data_pipeline.text.cleaning.bad_words import contains_bad_word, drops_page, languages
-from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.language import Detection, LanguageConfig, detector, keep_language
-from data_pipeline.text.cleaning.page import clean_page, has_paragraphs, is_too_long
-from data_pipeline.text.document import Tally
+from data_pipeline.text.cleaning.language import Detection, LanguageConfig, detector, kept_language
+from data_pipeline.text.cleaning.page import CleanPage, clean_page, has_paragraphs, is_too_long
+from data_pipeline.text.document import Document, Dropped, Tally
 from data_pipeline.text.languages import shortest_tag
+from data_pipeline.text.step import Rule
+from data_pipeline.text.step import cleaned as apply_rules
 from tests.support.reading import c4_pages, flat
 from tests.support.tables import each
 
 GOOD = ["The ferry leaves at nine tomorrow.", "Its captain has a wooden leg.", "Nobody knows where he lost it."]
 
 
-def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
+def cleaned(text: str, *rules: Rule) -> tuple[str | None, dict[str, int]]:
+    """The text that rules leave of a page, and what they count."""
     counters = Tally()
-    return clean_page("\n".join(lines), CleaningConfig(**rules), counters), flat(counters)
+    left = apply_rules(Document(text=text), rules, counters)
+    return left and left.text, flat(counters)
+
+
+def clean(*lines: str, **rules: int) -> tuple[str | None, dict[str, int]]:
+    return cleaned("\n".join(lines), CleanPage(**rules))
 
 
 @each(
@@ -103,16 +111,14 @@ def test_a_line_is_dropped_by_the_first_rule_that_applies_and_the_page_lives_on(
 
 @each("end", ["\n", "\r\n", "\r", *"\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"])
 def test_lines_end_where_unicode_says(end):
-    counters = Tally()
-    assert clean_page(end.join(GOOD), CleaningConfig(), counters) == "\n".join(GOOD)
-    assert flat(counters) == {"lines_passed": 3}
+    assert cleaned(end.join(GOOD), CleanPage()) == ("\n".join(GOOD), {"lines_passed": 3})
 
 
 def test_a_page_of_190000_characters_passes_and_one_more_is_too_long():
     page = "\n".join(GOOD).ljust(190_000, "\n")
     assert clean(page)[0] == "\n".join(GOOD)
     assert clean(page + "\n") == (None, {"too_long": 1})
-    assert is_too_long("é" * 190_000, CleaningConfig(), Tally()) is False  # characters, not bytes
+    assert is_too_long("é" * 190_000, CleanPage()) is False  # characters, not bytes
 
 
 def test_sentences_are_counted_in_each_line_by_itself():
@@ -135,7 +141,7 @@ def test_pages_of_the_published_corpus_pass_again():
     mark, and stripping removes it."""
     pages, counters = c4_pages(), Tally()
     assert not any(contains_bad_word(page, "en") for page in pages)
-    cleaned = [clean_page(page, CleaningConfig(), counters) for page in pages]
+    cleaned = [clean_page(page, CleanPage(), counters) for page in pages]
     assert flat(counters) == {"lines_passed": sum(page.count("\n") + 1 for page in pages)}
     [changed] = [index for index in range(1000) if cleaned[index] != pages[index]]
     before = pages[changed].split("\n")
@@ -313,22 +319,20 @@ def test_characters_that_cld2_refuses_are_passed_over(character):
     ],
 )
 def test_a_page_is_kept_or_counted(detection, kept, counted):
-    counters = Tally()
-    result = keep_language("text", lambda _: detection, ["en", "zh", "pt-br"], 0.99, counters)
-    assert result == (detection.language if kept else None)
-    assert flat(counters) == counted
+    result = kept_language("text", lambda _: detection, ["en", "zh", "pt-br"], 0.99)
+    assert result == (detection.language if kept else Dropped(*counted, "text"))
 
 
 def test_pages_of_the_published_corpus_are_english():
     """langdetect with threshold 0.99 accepted all of them for C4. CLD2 keeps 985 of 1,000 at the same threshold; the
     others mix languages or are lists of names."""
     pages = c4_pages()
-    counters = Tally()
-    kept = sum(keep_language(page, detector("fast"), ["en"], 0.99, counters) is not None for page in pages)
-    assert kept == 985
-    assert flat(counters) == {"language_low_confidence": 13, "language_undetected": 2}
+    found = [kept_language(page, detector("fast"), ["en"], 0.99) for page in pages]
+    dropped = Counter(one.rule for one in found if isinstance(one, Dropped))
+    assert dropped == {"language_low_confidence": 13, "language_undetected": 2}
+    assert found.count("en") == 985
     slow = detector("langdetect")
-    assert all(keep_language(page, slow, ["en"], 0.99, counters) for page in pages[:100])
+    assert all(kept_language(page, slow, ["en"], 0.99) == "en" for page in pages[:100])
 
 
 @each(

@@ -15,10 +15,11 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.stages import report, write_manifest
 from data_pipeline.stages.pipeline import build
-from data_pipeline.text.cleaning.classifier import ClassifierConfig, check, scorer
+from data_pipeline.text.cleaning.classifier import ClassifierConfig, label_of, scorer
 from data_pipeline.text.cleaning.config import CleaningConfig
-from data_pipeline.text.cleaning.gopher import GopherConfig, keep_page
-from data_pipeline.text.document import Tally
+from data_pipeline.text.cleaning.gopher import Gopher, GopherConfig
+from data_pipeline.text.document import Document, Tally
+from data_pipeline.text.step import cleaned as cleaned_by
 from tests.support.builds import OFF, OUTPUTS, built, cleaned, documents_of, page, plain, traced, write_model
 from tests.support.tables import each
 
@@ -35,7 +36,8 @@ NO_RULES = {
 def broken(text: str, rules: GopherConfig) -> str:
     """The rule that drops the page, or ""."""
     tally = Tally()
-    assert keep_page(text, rules, tally) is not bool(tally.dropped_documents)
+    left = cleaned_by(Document(text=text), [Gopher(**dict(rules))], tally)
+    assert (left is None) is bool(tally.dropped_documents)
     assert list(tally.dropped_documents.values()) in ([], [1])
     return next(iter(tally.dropped_documents), "").removeprefix("gopher_")
 
@@ -149,7 +151,7 @@ def test_scores_are_those_of_the_formula(tmp_path, text, logit):
 
 def problem(path: Path, label: str = "good") -> str:
     with pytest.raises(UserError) as refused:
-        check(ClassifierConfig(path=str(path), label=label))
+        label_of(ClassifierConfig(path=str(path), label=label))
     assert len(str(refused.value).splitlines()) == 1
     return str(refused.value)
 
@@ -209,7 +211,7 @@ def test_each_rule_is_counted_and_named_in_the_report(corpora):
 def test_traces_name_the_rule_that_dropped_a_page(corpora):
     rules = {0: "", 1: "gopher_too_few_words", 2: "classifier", 3: "", 5: "gopher_duplicate_lines"}
     found = {number: traced(corpora[0], f"c4/000.json.gz/{number:09d}") for number in rules}
-    assert {number: one.dropped_by for number, one in found.items()} == rules
+    assert {number: one.rule for number, one in found.items()} == rules
 
 
 def test_another_model_at_the_same_path_and_another_threshold_clean_again(corpora):

@@ -110,7 +110,8 @@ def test_a_text_file_is_a_document_and_few_are_cut_so_that_their_ends_can_be_hel
     corpus, _, printed = first_files("--text", "books")
     assert corpus.sources[0].options == {"sample_by": "document", **({"max_document_bytes": part} if part else {})}
     assert corpus.split.by == ("files" if files == 20 else "position")
-    assert corpus.dedup.steps == (["documents"] if files == 20 else [])  # files of text have no URL
+    steps = [step.step for step in corpus.key_steps]  # files of text have no URL
+    assert steps == (["documents"] if files == 20 else [])
     assert "format text, a file a document; --sample-by chooses" in printed
 
 

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.packages import missing, missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.dedup.config import STEPS
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.registry import STEPS
 from data_pipeline.sources.format import Format
 from data_pipeline.sources.formats import FORMATS
+from data_pipeline.text.step import Step
 from pretrain.config.evaluation import HOOKS, HookSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.config.models import OFFERED
@@ -142,7 +142,8 @@ def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus
     tokenizer = {"path": str(small_corpus / "tokenizer/spiece.model"), "sentinels": 40}
     split = {"by": "position", "validation_fraction": 0.1}
     output = {"output": str(tmp_path / "corpus")}
-    path = write_corpus_file(tmp_path / "corpus.yaml", **settings, tokenizer=tokenizer, split=split, **output)
+    settings |= {"cleaning": None, "dedup": None, "tokenizer": tokenizer, "split": split, **output}
+    path = write_corpus_file(tmp_path / "corpus.yaml", **settings)
     done = run_command("data-pipeline", "build", path)
     assert done.returncode == 0, done.stderr
     dropped = json.loads((tmp_path / "corpus/report.json").read_text())["documents"]["dropped"]
@@ -182,9 +183,9 @@ def test_what_a_package_offers_is_built_trained_exported_and_missed(small_corpus
     line = refused_here(2, "pretrain", "train", run)
     assert line.startswith(f"error: {run}: model.family: expected one of t5, bart, ")
     assert line.endswith(f", got 'tempered'; {family}")
-    named = {"sources": "fortunes", "rules": "quiet", "dedup_steps": "openings", "objectives": "capitals"}
-    lines = run_here("data-pipeline", "trace", corpus, "any").stderr.splitlines()
-    for (kinds, name), line in zip(named.items(), lines, strict=True):
+    named = [("sources", "fortunes"), ("steps", "quiet"), ("steps", "openings"), ("objectives", "capitals")]
+    lines = run_here("data-pipeline", "build", path).stderr.splitlines()
+    for (kinds, name), line in zip(named, lines, strict=True):
         assert f"no installed package offers {name!r} (entry point encdec_pretrain.{kinds})" in line
 
 
@@ -247,7 +248,7 @@ def test_a_wrapper_that_no_package_offers_is_missed_with_the_command_that_instal
 OTHERS = """
 from typing import Literal
 
-from data_pipeline.dedup.step import Step
+from data_pipeline.dedup.step import KeyStep
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.sources.format import Format
 from pretrain.config.evaluation import SamplesSettings
@@ -283,15 +284,15 @@ class MyText(Format):
     pass
 
 
-class MyLines(Step):
-    pass
+class MyLines(KeyStep):
+    step: Literal["lines"] = "lines"
 """
 SHIPPED_NAMES = {
     "families": FAMILIES.keys() - OFFERED.keys(),
     "hooks": HOOKS,
     "optimizers": OPTIMIZERS,
     "sources": FORMATS,
-    "dedup_steps": STEPS,
+    "steps": STEPS,
 }
 
 
@@ -303,7 +304,7 @@ SHIPPED_NAMES = {
         ("hooks", HookSettings, "hook", {"samples": "MySamples"}, "has a name that what ships has already"),
         ("optimizers", OptimizerConfig, "name", {"adamw": "MyAdamW"}, "has a name that what ships has already"),
         ("sources", Format, None, {"text": "MyText"}, "has a name that what ships has already"),
-        ("dedup_steps", Step, None, {"lines": "MyLines"}, "has a name that what ships has already"),
+        ("steps", Step, "step", {"lines": "MyLines"}, "has a name that what ships has already"),
         (
             "families",
             ModelConfig,

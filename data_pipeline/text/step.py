@@ -1,0 +1,103 @@
+"""The base classes of steps on documents, in the order that a corpus file gives them.
+
+A `Rule` looks at each document by itself. Neighbouring rules are applied in one reading of the documents. A step that
+compares documents is a `KeyStep` (`dedup/step.py`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+from data_pipeline.base import packages
+from data_pipeline.base.config_file import Section
+from data_pipeline.base.store import Store
+from data_pipeline.text.document import Document, Dropped, Tally
+
+Row = tuple[int, Document, Document | None]
+"""(number in the unit, document as stored, what is left of the document or None)"""
+
+
+class Step(Section):
+    """A step on documents: its settings, and a version.
+
+    Attributes:
+        version: a number to raise when the step leaves other documents than before.
+        prepared: True if another stage writes what the step needs. Such a rule isn't applied while inputs are read.
+    """
+
+    step: str
+    """The step's name."""
+
+    version: ClassVar[int] = 1
+    prepared: ClassVar[bool] = False
+
+    @property
+    def identity(self) -> list[object]:
+        """All that the step's result depends on: settings, version, the package that offers it, contents of files."""
+        ships = type(self).__module__.startswith("data_pipeline.")  # a look-up takes 7 ms
+        package = "" if ships else packages.offering("steps", self.step)
+        return [self.model_dump(), self.version, package, *self.contents]
+
+    @property
+    def contents(self) -> list[str]:
+        """The checksums of the files that the settings name."""
+        return []
+
+    @property
+    def expanded(self) -> Sequence["Step"]:
+        """The steps that this step consists of, in order."""
+        return [self]
+
+    def described(self) -> dict[str, object]:
+        """The settings as a manifest has them: without paths of this machine."""
+        return self.model_dump()
+
+    def check(self) -> None:
+        """Raises UserError if a file that the settings name can't be used."""
+
+
+class Rule(Step):
+    """A step that takes each document by itself."""
+
+    sources: list[str] = []
+    """Names of the sources whose documents the rule takes. []: all sources."""
+
+    def takes(self, source: str) -> bool:
+        """Whether the rule takes the documents of the source of this name."""
+        return not self.sources or source in self.sources
+
+    def apply(self, document: Document, tally: Tally) -> Document | Dropped:
+        """What is left of a document, or why it is dropped. A document without text left is dropped anyway. The id and
+        the source stay.
+
+        `tally` counts what is dropped inside the document: lines, spans, masked data.
+        """
+        raise NotImplementedError
+
+    def left(self, corpus: Store, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+        """`rows`, in order, with what the rule leaves of each document. Counts the dropped documents."""
+        for number, document, left in rows:
+            yield number, document, left if left is None else cleaned(left, [self], tally)
+
+
+def cleaned(document: Document, rules: Sequence[Rule], tally: Tally) -> Document | None:
+    """What `rules` leave of a document, one after the other; None if a rule drops it, which is counted."""
+    for rule in rules:
+        left = rule.apply(document, tally)
+        if isinstance(left, Document) and left.text is not document.text and not left.text.strip():
+            left = Dropped("empty", document.url or document.text)
+        if isinstance(left, Dropped):
+            tally.drop(rule.step, document, left)
+            return None
+        document = left
+    return document
+
+
+Kind = TypeVar("Kind", bound=Step)
+
+
+def offered_step(given: Mapping[str, object], kind: type[Kind]) -> Kind:
+    """The step of an installed package that settings name. Raises ValueError if no package has one of this `kind`."""
+    found = packages.named(given, "step", "steps", Step)
+    if not issubclass(found, kind):
+        raise ValueError(f"step: {given['step']} is no {kind.__name__}; put it into the list `steps`")
+    return found.model_validate(given)
