@@ -22,6 +22,7 @@ import numpy as np
 
 from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
 from data_pipeline.base.store import Store
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Result
 
@@ -118,13 +119,15 @@ class KeyBucket:
         return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
 
 
-def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
+def merge_signatures(context: Context, spec: MergeSpec) -> Result:
     """Like `merge_keys`. The merged file also has the near-duplicates within a unit, which the clusters need."""
-    return merge_keys(corpus, spec, {"inside": np.concatenate(list(pairs_within(corpus, spec.files, spec.first)))})
+    pairs = np.concatenate(list(pairs_within(context.store, spec.files, spec.first)))
+    return merge_keys(context, spec, {"inside": pairs})
 
 
-def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
+def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
     """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
+    corpus = context.store
     opened = [Arrays(corpus, name) for name in spec.files]
     slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
@@ -193,8 +196,9 @@ def write_duplicates(path: Path, units: np.ndarray, positions: np.ndarray, count
     write_arrays(path, {"duplicates": positions[order], "starts": starts.astype(np.int64)})
 
 
-def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
+def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
     """Merges files of duplicates. Each file has all units and a range of hashes."""
+    corpus = context.store
     opened = [Arrays(corpus, name) for name in spec.files]
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1

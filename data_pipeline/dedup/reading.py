@@ -21,6 +21,7 @@ from data_pipeline.dedup.config import DedupConfig, step_of
 from data_pipeline.dedup.decontamination import Decontamination, Index
 from data_pipeline.dedup.keys import read_repeated
 from data_pipeline.dedup.step import CONTENT, Found, Row, Step
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names
 from data_pipeline.text.cleaning.config import CleaningConfig
 from data_pipeline.text.cleaning.page import PageFilters
@@ -58,11 +59,13 @@ WITHOUT_KEYS: dict[str, type[Step]] = {Filters.name: Filters, Decontamination.na
 """The steps that take each document by itself."""
 
 
-def opened(corpus: Store, name: str, dedup: DedupConfig, cleaning: CleaningConfig) -> Step:
+def opened(context: Context, name: str, dedup: DedupConfig, cleaning: CleaningConfig) -> Step:
     """Any step, for documents that `cleaning` cleaned."""
     if name == Filters.name:
         return Filters(cleaning)
-    return Decontamination(Index.read(corpus)) if name == Decontamination.name else step_of(name, dedup)
+    if name == Decontamination.name:
+        return Decontamination(context.cached("n-grams", lambda: Index.read(context.store)))
+    return step_of(name, dedup)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,9 @@ class Earlier:
 class Reading:
     """Reads a unit's documents as the earlier steps left them. `steps`: the steps that the table of changes lacks."""
 
-    def __init__(self, corpus: Store, earlier: Earlier):
-        self._corpus, self._earlier = corpus, earlier
-        self.steps = [opened(corpus, one.step, earlier.dedup, earlier.cleaning) for one in earlier.since]
+    def __init__(self, context: Context, earlier: Earlier):
+        self._corpus, self._earlier = context.store, earlier
+        self.steps = [opened(context, one.step, earlier.dedup, earlier.cleaning) for one in earlier.since]
 
     def columns(self, own: Sequence[str]) -> list[str]:
         """The columns to read: a step's `own`, and those that `steps` need."""

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.base.atomic import fingerprint
@@ -22,6 +23,7 @@ from data_pipeline.base.store import Store
 from data_pipeline.engine import fitness, workers
 from data_pipeline.engine.attempt import Failed, Needs
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Attempt, Context
 from data_pipeline.engine.records import Records
 
 KEPT = "what is finished is kept"
@@ -75,17 +77,17 @@ class Stage(Generic[Spec, ResultType]):
 
     Attributes:
         version: grows when the bytes that `work` writes change.
-        work: `work(corpus, spec)` writes the outputs of a unit and returns a Result, whose type is in its annotations.
+        work: `work(context, spec)` writes the outputs of a unit and returns a Result, whose type is in its annotations.
         way_out: the setting that reduces a unit's memory.
         without: `without(spec, file, reason)` removes an input file from a spec after the file has crashed every worker
-            that read it. `work` must call `set_activity(file)`, so that the file is known.
+            that read it. `work` must call `context.file(file)`, so that the file is known.
         memory: bytes for each of `Unit.size`, beside the 0.3 GB of any worker.
         cpus: number of threads of `work`.
     """
 
     name: str
     version: int
-    work: Callable[[Store, Spec], ResultType]
+    work: Callable[[Context, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
     memory: float = 0
@@ -229,7 +231,12 @@ def read_finished(stage: Stage[Spec, ResultType], corpus: Store) -> list[Finishe
 
 
 def _perform(
-    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Store, token: str, versions: dict[str, str] | None
+    stage: Stage[Spec, ResultType],
+    corpus: Store,
+    token: str,
+    versions: dict[str, str] | None,
+    unit: Unit[Spec],
+    attempt: Attempt,
 ) -> Finished[ResultType] | Failed:
     """Does a unit in a worker. `versions`: the driver's versions; None: this process is the driver."""
     began, used = time.monotonic(), time.process_time()
@@ -237,7 +244,7 @@ def _perform(
         if versions is not None:
             fitness.check(versions)
         with corpus.at_work(token):
-            result = stage.work(corpus, unit.spec)
+            result = stage.work(Context(corpus, attempt, f"{token} {stage.name}"), unit.spec)
             outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
             done = replace(unit, inputs=fingerprint([unit.inputs, *result.again])) if result.again else unit
@@ -284,10 +291,7 @@ def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
     token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
-
-    def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
-        return _perform(stage, unit, corpus, token, versions)
-
+    perform = partial(_perform, stage, corpus, token, versions)
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
@@ -295,7 +299,7 @@ def _performed(
             if not isinstance(answer, FailedError):
                 yield name, answer
                 continue
-            if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
+            if isinstance(answer, WorkerDied) and stage.without and (file := answer.file):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
                 left[name] = replace(units[name], spec=spec)
             else:

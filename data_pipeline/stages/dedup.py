@@ -24,6 +24,7 @@ from data_pipeline.dedup.decontamination import Decontamination
 from data_pipeline.dedup.keys import NO_DOCUMENT, KeyBucket, Keys, merge_duplicates, merge_keys, merge_signatures
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, ClustersSpec, find_clusters
 from data_pipeline.dedup.reading import WITHOUT_KEYS, Decision, Earlier, Filters, Reading
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, read_finished, run
 from data_pipeline.stages import evaluation_sets
@@ -85,9 +86,10 @@ class BucketSpec:
     dedup: DedupConfig
 
 
-def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
+def gather_keys(context: Context, spec: KeysSpec) -> KeysResult:
     """Writes a step's keys of a unit's documents."""
-    step, reading, tally = step_of(spec.step, spec.earlier.dedup), Reading(corpus, spec.earlier), Tally()
+    corpus = context.store
+    step, reading, tally = step_of(spec.step, spec.earlier.dedup), Reading(context, spec.earlier), Tally()
     keys = Keys(step.group, step.order)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(step.columns))
     rows = reading.rows(read, tally)
@@ -103,9 +105,10 @@ def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
         return KeysResult(keys.write(path, spec.slots))
 
 
-def write_left(corpus: Store, spec: LeftSpec) -> LeftResult:
+def write_left(context: Context, spec: LeftSpec) -> LeftResult:
     """Writes the documents of a unit that are left after all steps; returns counts of what was dropped."""
-    tally, histograms, reading = Tally(), Histograms(), Reading(corpus, spec.earlier)
+    corpus, reading = context.store, Reading(context, spec.earlier)
+    tally, histograms = Tally(), Histograms()
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
     with part_file(corpus, spec.output) as file:
         for _, _, left in reading.rows(read, tally):
@@ -121,8 +124,9 @@ def write_left(corpus: Store, spec: LeftSpec) -> LeftResult:
     )
 
 
-def decide_bucket(corpus: Store, spec: BucketSpec) -> Result:
+def decide_bucket(context: Context, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
+    corpus = context.store
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
     with corpus.put(spec.output) as path:
         step_of(spec.step, spec.dedup).decide(table, units, path, spec.units)

@@ -29,6 +29,7 @@ from data_pipeline.corpus.packing import Documents
 from data_pipeline.corpus.tokenizer.normalization import Changes
 from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.parts import Part, grouped
@@ -143,10 +144,10 @@ def _tokens(config: CorpusConfig, text_bytes: int) -> int:
     return math.ceil(config.tokenizer.tokens_per_byte * text_bytes)
 
 
-def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
+def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of a unit's documents, by split and in the order of hashes."""
-    config, pairs = spec.config, spec.config.pairs
-    model = tokenizer.in_corpus(corpus, **config.tokenizer.layout)
+    corpus, config, pairs = context.store, spec.config, spec.config.pairs
+    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(corpus, **config.tokenizer.layout))
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -272,8 +273,9 @@ def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Doc
     return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)[1]
 
 
-def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
+def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     """Merges token files, a range of hashes at a time."""
+    corpus = context.store
     files = corpus.each(partial(Arrays, corpus), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:

@@ -15,6 +15,7 @@ from data_pipeline.dedup.keys import NO_DOCUMENT, smallest_keys
 from data_pipeline.dedup.reading import WITHOUT_KEYS, opened
 from data_pipeline.dedup.step import Step
 from data_pipeline.dedup.substrings import EqualSubstrings
+from data_pipeline.engine.context import Context
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import ReadStats, Record
 from data_pipeline.stages.documents import DocumentsSpec, InputSpec, clean_record, read_records, splitter
@@ -158,7 +159,10 @@ def _deduplicate(
     source = build.in_order[unit][0].source
     cleaning = next(build.config.cleaning_of(one) for one in build.config.sources if one.name == source)
     for decided in build.steps if documents else ():
-        step, least = opened(build.corpus, decided.step, build.config.dedup, cleaning), cleaning.min_sentences_per_page
+        step, least = (
+            opened(Context(build.corpus), decided.step, build.config.dedup, cleaning),
+            cleaning.min_sentences_per_page,
+        )
         found = step.found(build.corpus, decided.files[unit], decided.duplicates, unit)
         for number, document in list(documents.items()):
             drops = list[Drop]()
