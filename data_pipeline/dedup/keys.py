@@ -108,7 +108,12 @@ class KeyBucket:
 
     def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
-        return _joined(corpus.each(lambda one: self.slice_of(Arrays(corpus, one[1]), one[0]), enumerate(files)))
+
+        def slice_of(one: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
+            with Arrays.opened(corpus, one[1]) as file:
+                return self.slice_of(file, one[0])
+
+        return _joined(corpus.each(slice_of, enumerate(files)))
 
     def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file of `unit`, or of a merged file."""
@@ -159,11 +164,13 @@ def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterato
     `first`: the unit of the first of `files`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
-        file = Arrays(corpus, name)
-        if "inside" in file:
-            yield file["inside"]
+        with Arrays.opened(corpus, name) as file:
+            inside = "inside" in file
+            found = file["inside" if inside else "duplicates"]
+        if inside:
+            yield found
             continue
-        pairs = np.unique(file["duplicates"] >> np.uint64(32), axis=0)
+        pairs = np.unique(found >> np.uint64(32), axis=0)
         yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
@@ -244,8 +251,8 @@ def _decided(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarra
     """The positions in `unit` that each file of the buckets lists."""
 
     def listed(name: str) -> np.ndarray:
-        file = Arrays(corpus, name)
-        start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
-        return file.slices(("duplicates", start, stop))[0]
+        with Arrays.opened(corpus, name) as file:
+            start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
+            return file.slices(("duplicates", start, stop))[0]
 
     return corpus.each(listed, decided)

@@ -102,13 +102,7 @@ def plan(
     counted: list[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
     """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
-    if counted:
-        rows = [unit.result.rows for unit in counted]
-    else:
-        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
-        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
-        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
-        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
+    rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, corpus, buckets, files)
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
     for (cut, inputs), count in zip(buckets, rows, strict=True):
@@ -119,6 +113,21 @@ def plan(
         units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), size=config.tokens_per_shard))
         first_row[split] += count
     return units
+
+
+def _rows_of_buckets(
+    config: CorpusConfig, corpus: Store, buckets: Sequence[tuple[RowsSpec, str]], files: Sequence[str]
+) -> list[int]:
+    """Number of rows of each bucket, by its tokens. They are kept, since counting reads the hashes of all documents."""
+    kept = f".stages/plans/{fingerprint(['rows', [inputs for _, inputs in buckets]])}.json"
+    rows = corpus.read_valid_json(kept, list[int])
+    if rows is None or len(rows) != len(buckets):
+        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
+        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
+        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
+        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
+        corpus.write_json(kept, rows)
+    return rows
 
 
 def count_rows(context: Context, spec: RowsSpec) -> RowsResult:

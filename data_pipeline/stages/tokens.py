@@ -255,10 +255,10 @@ def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBuc
     with files times buckets."""
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
-        file = Arrays(corpus, name)
-        for split, tokens in counts.items():
-            hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
-            np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
+        with Arrays.opened(corpus, name) as file:
+            for split, tokens in counts.items():
+                hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
+                np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
     return [int(counts[bucket.split][bucket.number]) for bucket in buckets]
 
 
@@ -270,7 +270,12 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
 
 def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
-    return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)[1]
+
+    def of_file(name: str) -> _Documents:
+        with Arrays.opened(corpus, name) as file:
+            return _documents(file, bucket)
+
+    return _gathered(corpus.each(of_file, files))[1]
 
 
 def merge_tokens(context: Context, spec: MergeSpec) -> Result:
@@ -290,7 +295,8 @@ def merge_tokens(context: Context, spec: MergeSpec) -> Result:
             end = 0
             append(f"{split}.offsets", np.zeros(1, np.int64))
             for number in range(ranges):
-                hashes, documents = _gather(corpus, files, TokenBucket(split, number, ranges))
+                own = partial(_documents, bucket=TokenBucket(split, number, ranges))
+                hashes, documents = _gathered(corpus.each(own, files))
                 append(f"{split}.hashes", hashes)
                 append(f"{split}.offsets", end + documents.starts[1:])
                 append(f"{split}.tokens", documents.tokens)
@@ -300,7 +306,10 @@ def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     return Result()
 
 
-def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+_Documents = tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]
+
+
+def _documents(file: Arrays, bucket: TokenBucket) -> _Documents:
     """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a token file."""
     first, hashes = _found(file, bucket)
     if not len(hashes):
@@ -312,9 +321,8 @@ def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.n
     return hashes, np.split(tokens, offsets[1:-1] - offsets[0]), starts
 
 
-def _gather(corpus: Store, files: Sequence[Arrays], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
-    """(hashes (n,), documents) of a bucket from all files, in the order of hashes and then of files."""
-    found = corpus.each(lambda file: _documents(file, bucket), files)
+def _gathered(found: Sequence[_Documents]) -> tuple[np.ndarray, Documents]:
+    """(hashes (n,), documents) of a bucket, `found` in each file, in the order of hashes and then of files."""
     hashes = [of_file for of_file, _, _ in found]
     documents = [tokens for _, of_file, _ in found for tokens in of_file]
     targets = [starts for _, _, of_file in found for starts in of_file]

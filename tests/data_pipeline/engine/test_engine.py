@@ -5,6 +5,7 @@ import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -252,6 +253,12 @@ def grouped(monkeypatch) -> list[int]:
     for module, bound, number in ((tokens, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
+
+
+def test_a_build_with_nothing_to_do_counts_no_tokens(config, unmerged, monkeypatch):
+    """Counting reads the hashes of all documents."""
+    monkeypatch.setattr(shards, "count_tokens", Mock(side_effect=AssertionError))
+    assert checksums(Path(build(config))) == unmerged
 
 
 def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):
