@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, Self, TypeVar, get_type_hints
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
@@ -44,6 +44,11 @@ class Result:
         """The input files that couldn't be read and may be readable later. If there are any, the next build does the
         unit again."""
         return []
+
+    def compacted(self, others: dict[str, Any]) -> Self:
+        """What the driver keeps of the result in memory; the unit's record has all. `others`: what this method has put
+        there of other results of the stage."""
+        return self
 
 
 Spec = TypeVar("Spec")
@@ -144,9 +149,17 @@ def run(
     """
     corpus.claim()  # first: workers of a killed build may still be writing
     records = Records(corpus, stage.name)
-    done: dict[str, Finished[ResultType]] = records.read(stage.finished)
+    expected = {unit.name: stage.fingerprint(unit) for unit in units}
+    results: dict[str, Any] = {}
+
+    def compacted(unit: Finished[ResultType]) -> Finished[ResultType]:
+        if unit.fingerprint != expected.get(unit.name):  # its result isn't one of the stage's
+            return unit
+        return replace(unit, result=unit.result.compacted(results))
+
+    done: dict[str, Finished[ResultType]] = records.read(stage.finished, compacted)
     sizes = corpus.sizes(outputs_of([*done.values()]))
-    reasons = {unit.name: _why_redo(done.get(unit.name), stage.fingerprint(unit), sizes) for unit in units}
+    reasons = {unit.name: _why_redo(done.get(unit.name), expected[unit.name], sizes) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if units:
@@ -158,7 +171,7 @@ def run(
         finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
         try:
             with records as record:
-                finished, errors = _work_off(stage, todo, corpus, ray_config, record)
+                finished, errors = _work_off(stage, todo, corpus, ray_config, record, compacted)
         except StoreError as error:  # the last records couldn't be written
             errors.append(error)
         done |= finished
@@ -178,8 +191,10 @@ def _work_off(
     corpus: Store,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
+    compacted: Callable[[Finished[ResultType]], Finished[ResultType]],
 ) -> tuple[dict[str, Finished[ResultType]], list[UserError]]:
-    """Does the units `todo` and calls `record` with each. Shows the progress, and records the times."""
+    """Does the units `todo`, calls `record` with each and keeps each `compacted`. Shows the progress, and records the
+    times."""
     began, used = time.monotonic(), time.process_time()
     pool = workers.ready(ray_config)
     waited = time.monotonic() - began
@@ -202,7 +217,7 @@ def _work_off(
                     break
             else:
                 alike, in_a_row = "", 0
-                done[answer.name] = answer
+                done[answer.name] = compacted(answer)
                 record(answer)
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(error)
