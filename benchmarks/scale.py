@@ -41,6 +41,7 @@ from ray.cluster_utils import Cluster
 from data_pipeline.config import RayConfig
 from data_pipeline.engine import dispatch, workers
 from data_pipeline.engine.attempt import Needs
+from data_pipeline.engine.context import Attempt
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data_pipeline/samples/c4-train.00000-of-01024-first1000.json.gz"
@@ -49,13 +50,17 @@ FILES, RECORDS = 120, 40  # of `cluster`
 _OPEN = {"RAY_AUTH_MODE": "disabled"}
 
 
+def _nothing(number: int, attempt: Attempt) -> int:
+    return number
+
+
 def loop(in_flight: int) -> dict[str, float]:
     """Units a second, the driver's CPU time for each, and how long it takes to stop with all these in flight."""
     pool = workers.ready(RayConfig(num_cpus=2))
     cpus = max(2, in_flight - max(in_flight // 11, 64))  # a tenth more units than CPUs are in flight
 
     def results(count: int) -> Generator[object, None, None]:
-        yield from pool.each(int, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())
+        yield from pool.each(_nothing, {str(number): number for number in range(count)}, "loop", lambda unit: Needs())
 
     with mock.patch.object(dispatch, "cpus_of", return_value=cpus):
         list(results(20))  # the workers have started

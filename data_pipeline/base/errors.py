@@ -64,9 +64,9 @@ class StoreUnavailable(StoreError):
 
 
 class WorkerDied(FailedError):
-    """The worker of a unit died on every try. `doing`: the last activity that it reported; "" if none."""
+    """The worker of a unit died on every try. `file`: the input file that it read last; "" if none."""
 
-    doing = ""
+    file = ""
 
 
 class NodeUnfit(FailedError):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from data_pipeline.base.atomic import atomic_path, flush, lock, remove_leftovers, sha256
 from data_pipeline.base.errors import FailedError, NodeUnfit, UserError
-from data_pipeline.base.store import Store
+from data_pipeline.base.store import ReadRanges, Store
 from data_pipeline.base.threads import in_threads
 
 # Ray ends the workers of a dead driver within seconds; an NFS server releases the locks of a dead node after 90.
@@ -52,9 +52,14 @@ class LocalStore(Store):
         return (self.root / name).read_bytes()
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with self.opened(name) as read:
+            return read(ranges)
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[ReadRanges]:
         descriptor = os.open(self.root / name, os.O_RDONLY)
         try:
-            return [_read(descriptor, start, stop) for start, stop in ranges]
+            yield lambda ranges: [_read(descriptor, start, stop) for start, stop in ranges]
         finally:
             os.close(descriptor)
 

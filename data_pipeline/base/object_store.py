@@ -38,6 +38,7 @@ _CLAIMS = ".stages/claims"
 _DIGITS = 8  # in the numbers of claims and of the pieces of a file of lines
 _WHOLE = ".whole"  # ends the name of a piece that replaces all earlier pieces
 _SCRATCH = f"encdec-pretrain.{socket.gethostname()}."  # begins the names of scratch folders; the process's id follows
+_THREADS_OF_WORKER = 4  # thousands of workers ask the store at once
 _PART = 32 << 20  # bytes of a part of a multipart upload
 _ELSEWHERE = "build in a folder, then copy its files there, manifest.json last"
 
@@ -84,7 +85,7 @@ class ObjectStore(Store):
         return answer
 
     def each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
-        return in_threads(function, [*items], 1)
+        return in_threads(function, [*items], 1, _THREADS_OF_WORKER if self._driver else None)
 
     def get(self, name: str) -> bytes:
         whole = {"max_concurrency": 1} if "s3" in self._protocols else {}  # s3fs then doesn't ask for the size first

@@ -85,34 +85,6 @@ def _bar(progress: Progress) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def activity_shown(first: str) -> Iterator[None]:
-    """Within the block, a terminal shows the current activity, at first `first`, and the seconds since the block began.
-    Any other output gets nothing."""
-    with working_on(first):
-        set_activity(first)
-        if not sys.stderr.isatty():
-            yield
-            return
-        from rich import console, live, text  # 150 ms and 9 MB, for a terminal alone
-
-        started = time.monotonic()
-
-        def line() -> "text.Text":
-            return text.Text(f"{(_current and _current.doing) or first}, {time.monotonic() - started:.0f} s")
-
-        shown = live.Live(
-            console=console.Console(file=sys.stderr),  # also if a function redirects stderr afterwards
-            transient=True,
-            refresh_per_second=2,
-            redirect_stdout=sys.stdout.isatty(),
-            get_renderable=line,
-        )
-        with shown:
-            shown.refresh()  # at once, not after half a second
-            yield
-
-
-@contextlib.contextmanager
 def _lines(progress: Progress) -> Iterator[None]:
     ended = threading.Event()
 
@@ -138,12 +110,18 @@ class Activity:
         tries: how many tries of the unit failed before.
         done: the bytes of input that the worker has read.
         doing: the current step in words: "training on 38 MB of text".
+        file: the input file that is being read, by the name that the unit has for it; "" if none.
     """
 
     unit: str
     tries: int = 0
     done: int = 0
     doing: str = ""
+    file: str = ""
+
+    def advance(self, size: int) -> None:
+        """Counts `size` more bytes of input as read."""
+        self.done += size
 
 
 class Board:
@@ -165,52 +143,51 @@ class Board:
         return {activity.unit: (node, activity) for (node, _), activity in self._by_worker.items()}
 
 
-_current: Activity | None = None  # of this process
-_confirm: Callable[[Activity], None] | None = None
-
-
 @contextlib.contextmanager
-def working_on(unit: str, tries: int = 0, confirm: Callable[[Activity], None] | None = None) -> Iterator[None]:
-    """Within the block, `advance` and `set_activity` count for `unit`. `confirm` is called at once with each
-    activity, for a unit that may kill this process."""
-    global _current, _confirm
-    before, (_current, _confirm) = (_current, _confirm), (Activity(unit, tries), confirm)
-    try:
-        if confirm:
-            confirm(_current)
-        yield
-    finally:
-        _current, _confirm = before
-
-
-def current() -> Activity | None:
-    """The activity of this process."""
-    return _current
-
-
-def report_to(send: Callable[[Activity], None]) -> threading.Thread:
-    """Calls `send` every few seconds with the activity of this process, in a thread that ends with the process."""
+def reported(send: Callable[[], object]) -> Iterator[None]:
+    """Within the block, calls `send` every few seconds, in a thread."""
+    ended = threading.Event()
 
     def report() -> None:
-        while True:
-            time.sleep(_SECONDS_BETWEEN_REPORTS)
-            if (activity := _current) is not None:
-                send(activity)
+        while not ended.wait(_SECONDS_BETWEEN_REPORTS):
+            send()
 
     thread = threading.Thread(target=report, name="progress", daemon=True)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
-def advance(size: int) -> None:
-    """Counts `size` more bytes of input as read. Does nothing outside a `working_on` block."""
-    if _current is not None:
-        _current.done += size
+_doing = ""  # of this process's command
+
+
+@contextlib.contextmanager
+def activity_shown(first: str) -> Iterator[None]:
+    """Within the block, a terminal shows what the command does, at first `first`, and since when. Any other output gets
+    nothing."""
+    set_activity(first)
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich import console, live, text  # 150 ms and 9 MB, for a terminal alone
+
+    started = time.monotonic()
+    shown = live.Live(
+        console=console.Console(file=sys.stderr),  # also if a function redirects stderr afterwards
+        transient=True,
+        refresh_per_second=2,
+        redirect_stdout=sys.stdout.isatty(),
+        get_renderable=lambda: text.Text(f"{_doing}, {time.monotonic() - started:.0f} s"),
+    )
+    with shown:
+        shown.refresh()  # at once, not after half a second
+        yield
 
 
 def set_activity(what: str) -> None:
-    """Sets the current activity: "training on 38 MB of text". Does nothing outside a `working_on` block."""
-    if _current is not None:
-        _current.doing = what
-        if _confirm:
-            _confirm(_current)
+    """Sets what `activity_shown` shows: "measuring this machine"."""
+    global _doing
+    _doing = what

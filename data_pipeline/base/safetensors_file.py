@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from data_pipeline.base.errors import FailedError, one_line
-from data_pipeline.base.store import Store
+from data_pipeline.base.store import ReadRanges, Store
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
 _HEAD = 16_384  # bytes of the first read: the header and, in a small file, the arrays
@@ -41,16 +41,19 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
 
 
 class Arrays:
-    """The arrays of a file; only what is asked for is read. Raises FailedError if the file is damaged."""
+    """The arrays of a file; only what is asked for is read. Raises FailedError if the file is damaged.
 
-    def __init__(self, corpus: Store, name: str):
-        self._corpus, self._name = corpus, name
+    Each request opens the file. `opened` is for several requests to a file that needn't stay open after them.
+    """
+
+    def __init__(self, corpus: Store, name: str, read: ReadRanges | None = None):
+        self._where, self._read = corpus.at(name), read or (lambda ranges: corpus.ranges(name, ranges))
         try:
-            (head,) = corpus.ranges(name, [(0, _HEAD)])
+            (head,) = self._read([(0, _HEAD)])
             (size,) = struct.unpack_from("<Q", head)
             self._start = 8 + size
             if self._start > len(head):
-                head += corpus.ranges(name, [(len(head), self._start)])[0]
+                head += self._read([(len(head), self._start)])[0]
             header = json.loads(head[8 : self._start])
             self._head = head
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
@@ -59,6 +62,13 @@ class Arrays:
             self._at = {array: self._start + one["data_offsets"][0] for array, one in header.items()}
         except (struct.error, ValueError, KeyError, TypeError) as error:
             raise self._damage(one_line(error)) from None
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, corpus: Store, name: str) -> Iterator["Arrays"]:
+        """The arrays of a file that a folder opens once for all requests within the block."""
+        with corpus.opened(name) as read:
+            yield cls(corpus, name, read)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -84,7 +94,7 @@ class Arrays:
             for (array, start, stop), stride in zip(wanted, strides, strict=True)
         ]
         missing = [(first, last) for first, last in ranges if last > len(self._head)]
-        read = iter(self._corpus.ranges(self._name, missing) if missing else ())
+        read = iter(self._read(missing) if missing else ())
         found = []
         for (array, start, stop), (first, last) in zip(wanted, ranges, strict=True):
             content = next(read) if last > len(self._head) else self._head[first:last]
@@ -95,7 +105,7 @@ class Arrays:
 
     def _damage(self, reason: str) -> FailedError:
         way_out = "data-pipeline build CORPUS.yaml --repair writes it again"
-        return FailedError(f"{self._corpus.at(self._name)}: damaged: {reason}; {way_out}")
+        return FailedError(f"{self._where}: damaged: {reason}; {way_out}")
 
 
 @contextlib.contextmanager

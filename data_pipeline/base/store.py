@@ -17,6 +17,7 @@ from data_pipeline.base.json_file import read_content, read_valid
 T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+ReadRanges = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 
 
 class Store(abc.ABC):
@@ -51,6 +52,11 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of a file in each of `ranges`, (start, stop); fewer at its end."""
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[ReadRanges]:
+        """Within the block, a function like `ranges` of one file, which a folder opens once."""
+        yield lambda ranges: self.ranges(name, ranges)
 
     @abc.abstractmethod
     def readable(self, name: str) -> str | BinaryIO:

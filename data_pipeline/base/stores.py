@@ -3,13 +3,12 @@
 Also computes the sha256 of a file while a reader reads it, so that its bytes are read once.
 """
 
-import contextlib
 import hashlib
 import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -19,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from data_pipeline.base import hub
 from data_pipeline.base.errors import StoreError, StoreUnavailable, UserError, one_line
 from data_pipeline.base.formatting import masked
+from data_pipeline.base.progress import Activity
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 300.0  # for a store that doesn't answer
@@ -62,6 +62,31 @@ _S3 = {
     # s3fs retries the failed parts of an upload or read; `with_retries` retries all other requests
     "config_kwargs": {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 1}},
 }
+
+
+class Checksum:
+    """The sha256 of the file at `path`, as far as the file was read without a gap, and the `progress` of reading it."""
+
+    def __init__(self, path: str, progress: Activity | None = None):
+        self.path, self.progress = path, progress or Activity("")
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def update(self, position: int, data: bytes) -> None:
+        """Adds `data`, the file's bytes from `position` on. Bytes after a gap are ignored."""
+        if position <= self._size < position + len(data):
+            self._digest.update(data[self._size - position :])
+            self._size = position + len(data)
+
+    def finish(self) -> tuple[int, str]:
+        """Bytes and sha256 of the whole file. Reads the rest of the file; the sha256 is "" if this fails."""
+        try:
+            with open_file(self.path) as file:
+                file.seek(self._size)
+                while chunk := file.read(READ_AHEAD):
+                    self.update(self._size, chunk)
+        except OSError:
+            return self._size, ""  # the reader reports the damage
+        return self._size, self._digest.hexdigest()
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -125,22 +150,27 @@ def with_retries(attempt: Callable[[], Result], url: str, wait: float = WAIT_SEC
 
 
 def open_file(
-    path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries, read_ahead: int = READ_AHEAD
+    path: str,
+    beginning: bytes = b"",
+    retried: Callable[..., Any] = with_retries,
+    read_ahead: int = READ_AHEAD,
+    checksum: Checksum | None = None,
 ) -> BinaryIO:
     """The file at a path or URL, opened for reading at any position. A remote file is read `retried`.
 
     `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. `retried`:
     a function with the parameters `attempt` and `url` of `with_retries`. Opening and reading raise what it raises.
-    `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
+    `read_ahead`: bytes of a remote file that are fetched beyond those that are read. `checksum`: is updated by all
+    reads.
     """
     if 0 < len(beginning) < READ_AHEAD:
         return io.BytesIO(beginning)
     found, inside = filesystem(path)
     if not is_local(found):
         file = retried(lambda: found.open(inside, "rb", block_size=read_ahead), path)
-        return cast(BinaryIO, _File(file, path, beginning, retried))
+        return cast(BinaryIO, _File(file, path, beginning, retried, checksum))
     file = found.open(inside, "rb")
-    return cast(BinaryIO, _File(file, path) if _current is not None and _current.path == path else file)
+    return cast(BinaryIO, _File(file, path, checksum=checksum) if checksum else file)
 
 
 def exists(url: str, wait: float = WAIT_SECONDS) -> bool:
@@ -176,12 +206,19 @@ def check_bucket(url: str) -> None:
 class _File(io.RawIOBase):
     """A file of fsspec that is read with_retries, after a failure from the same position.
 
-    Reading the file updates its checksum, if `while_reading` has begun one.
+    Reading the file updates its `checksum`.
     """
 
-    def __init__(self, file: Any, path: str, beginning: bytes = b"", retried: Callable[..., Any] = with_retries):
+    def __init__(
+        self,
+        file: Any,
+        path: str,
+        beginning: bytes = b"",
+        retried: Callable[..., Any] = with_retries,
+        checksum: Checksum | None = None,
+    ):
         self._file, self._path, self._at = file, path, 0
-        self._beginning, self._retried = beginning, retried
+        self._beginning, self._retried, self._checksum = beginning, retried, checksum
 
     def readable(self) -> bool:
         return True
@@ -206,8 +243,8 @@ class _File(io.RawIOBase):
         content = self._beginning[self._at : None if wanted < 0 else self._at + wanted]
         start, wanted = self._at + len(content), max(-1, wanted - len(content))
         content += self._retried(attempt, self._path) if wanted else b""
-        if _current is not None and _current.path == self._path:
-            _current.update(self._at, content)
+        if self._checksum is not None:
+            self._checksum.update(self._at, content)
         self._at += len(content)
         return content
 
@@ -270,42 +307,3 @@ def code_of(error: Exception) -> str:
     """S3's code of an error; "" if none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-class Checksum:
-    """The sha256 of the file at `path`, as far as the file was read without a gap."""
-
-    def __init__(self, path: str):
-        self.path = path
-        self._digest, self._size = hashlib.sha256(), 0
-
-    def update(self, position: int, data: bytes) -> None:
-        """Adds `data`, the file's bytes from `position` on. Bytes after a gap are ignored."""
-        if position <= self._size < position + len(data):
-            self._digest.update(data[self._size - position :])
-            self._size = position + len(data)
-
-    def finish(self) -> tuple[int, str]:
-        """Bytes and sha256 of the whole file. Reads the rest of the file; the sha256 is "" if this fails."""
-        try:
-            with open_file(self.path) as file:
-                file.seek(self._size)
-                while chunk := file.read(READ_AHEAD):
-                    self.update(self._size, chunk)
-        except OSError:
-            return self._size, ""  # the reader reports the damage
-        return self._size, self._digest.hexdigest()
-
-
-_current: Checksum | None = None  # the checksum of the file that this process reads
-
-
-@contextlib.contextmanager
-def while_reading(path: str) -> Iterator[Checksum]:
-    """The checksum of the file at `path`; within the block, reading the file updates it."""
-    global _current
-    _current = Checksum(path)
-    try:
-        yield _current
-    finally:
-        _current = None

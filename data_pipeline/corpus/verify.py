@@ -19,9 +19,9 @@ from data_pipeline.base.open_store import open_store
 from data_pipeline.corpus.blocks import Blocks, count_rows, decode_block
 from data_pipeline.corpus.corpus import DOCUMENTS, MANIFEST, Corpus, DocumentsEntry, ShardEntry
 from data_pipeline.engine import workers
-from data_pipeline.engine.attempt import better_tried_elsewhere
 from data_pipeline.engine.checking import read_all
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Attempt
 
 SHARDS, REPORT = "shards/", "report.json"
 FOREIGN = "not in the manifest; remove it"
@@ -103,10 +103,14 @@ def _files_below(corpus: Corpus, folder: str) -> list[str]:
 
 
 def _wrong(corpus: Corpus, files: dict[str, _Expected]) -> list[str]:
-    return [f"{corpus.location}/{name}: {problem}" for name, problem in _problems(corpus.location, None, files)]
+    return [
+        f"{corpus.location}/{name}: {problem}" for name, problem in _problems(corpus.location, None, files, Attempt())
+    ]
 
 
-def _problems(location: str, manifest: str | None, files: dict[str, _Expected]) -> list[tuple[str, str]]:
+def _problems(
+    location: str, manifest: str | None, files: dict[str, _Expected], attempt: Attempt
+) -> list[tuple[str, str]]:
     """(name, problem) of each of `files` at `location` that isn't as expected.
 
     Runs in a worker. `manifest`: the sha256 of the corpus's manifest, to check that the node sees the corpus; None: not
@@ -117,10 +121,12 @@ def _problems(location: str, manifest: str | None, files: dict[str, _Expected]) 
             raise NodeUnfit(f"{location} isn't the corpus that is verified")
     except FileNotFoundError as error:
         raise NodeUnfit(f"{location}/{MANIFEST}: {error.strerror}") from None
-    return [(name, problem) for name, expected in files.items() for problem in _checked(location, name, expected)]
+    return [
+        (name, problem) for name, expected in files.items() for problem in _checked(location, name, expected, attempt)
+    ]
 
 
-def _checked(location: str, name: str, expected: _Expected) -> list[str]:
+def _checked(location: str, name: str, expected: _Expected, attempt: Attempt) -> list[str]:
     try:
         with _open(location, name) as file:
             if expected.shard is not None and expected.blocks is not None:
@@ -128,7 +134,7 @@ def _checked(location: str, name: str, expected: _Expected) -> list[str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
             return [] if digest == expected.sha256 else ["sha256 differs from the manifest's"]
     except OSError as error:
-        if not isinstance(error, FileNotFoundError) and better_tried_elsewhere(error):
+        if not isinstance(error, FileNotFoundError) and attempt.may_be_retried(error):
             raise
         return [_unreadable(error)]
 

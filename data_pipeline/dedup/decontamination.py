@@ -29,6 +29,7 @@ from data_pipeline.base.formatting import first_few
 from data_pipeline.base.paths import opening
 from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.base.store import Store
+from data_pipeline.engine.context import Context
 from data_pipeline.sources.formats import refuse_other_format
 from data_pipeline.sources.jsonl import json_object
 from data_pipeline.sources.record import Input, ReadStats, RecordOptions, open_text, parsed_lines
@@ -340,8 +341,8 @@ class Decontamination(DecontaminationConfig, Rule):
     def described(self) -> dict[str, object]:
         return self.model_dump(exclude={"sets": {"__all__": {"path"}}})
 
-    def left(self, corpus: Store, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
-        index = Index.read(corpus)
+    def left(self, context: Context, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+        index = context.cached("n-grams", lambda: Index.read(context.store))
         remaining = iter(rows)
         while batch := list(islice(remaining, _DOCUMENTS_AT_ONCE)):
             evidence = _evidence(index, ((number, left) for number, _, left in batch if left is not None), tally)

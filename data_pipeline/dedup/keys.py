@@ -22,6 +22,7 @@ import numpy as np
 
 from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
 from data_pipeline.base.store import Store
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Result
 
@@ -107,7 +108,12 @@ class KeyBucket:
 
     def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
-        return _joined(corpus.each(lambda one: self.slice_of(Arrays(corpus, one[1]), one[0]), enumerate(files)))
+
+        def slice_of(one: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
+            with Arrays.opened(corpus, one[1]) as file:
+                return self.slice_of(file, one[0])
+
+        return _joined(corpus.each(slice_of, enumerate(files)))
 
     def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file of `unit`, or of a merged file."""
@@ -118,13 +124,15 @@ class KeyBucket:
         return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
 
 
-def merge_signatures(corpus: Store, spec: MergeSpec) -> Result:
+def merge_signatures(context: Context, spec: MergeSpec) -> Result:
     """Like `merge_keys`. The merged file also has the near-duplicates within a unit, which the clusters need."""
-    return merge_keys(corpus, spec, {"inside": np.concatenate(list(pairs_within(corpus, spec.files, spec.first)))})
+    pairs = np.concatenate(list(pairs_within(context.store, spec.files, spec.first)))
+    return merge_keys(context, spec, {"inside": pairs})
 
 
-def merge_keys(corpus: Store, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
+def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
     """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
+    corpus = context.store
     opened = [Arrays(corpus, name) for name in spec.files]
     slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
@@ -156,11 +164,13 @@ def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterato
     `first`: the unit of the first of `files`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
-        file = Arrays(corpus, name)
-        if "inside" in file:
-            yield file["inside"]
+        with Arrays.opened(corpus, name) as file:
+            inside = "inside" in file
+            found = file["inside" if inside else "duplicates"]
+        if inside:
+            yield found
             continue
-        pairs = np.unique(file["duplicates"] >> np.uint64(32), axis=0)
+        pairs = np.unique(found >> np.uint64(32), axis=0)
         yield pairs[pairs[:, 0] != pairs[:, 1]] | np.uint64(unit << 32)
 
 
@@ -181,8 +191,9 @@ def write_duplicates(
     write_arrays(path, arrays)
 
 
-def merge_duplicates(corpus: Store, spec: MergeSpec) -> Result:
+def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
     """Merges files of duplicates. Each file has all units and a range of hashes."""
+    corpus = context.store
     opened = [Arrays(corpus, name) for name in spec.files]
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
@@ -254,6 +265,6 @@ def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -
 
 def _decided(corpus: Store, name: str, unit: int, kept: bool) -> list[np.ndarray]:
     """The positions in `unit` that a file of a bucket lists and, if asked, the documents that stay."""
-    file = Arrays(corpus, name)
-    start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
-    return file.slices(*((array, start, stop) for array in ("duplicates", *(["kept"] if kept else []))))
+    with Arrays.opened(corpus, name) as file:
+        start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
+        return file.slices(*((array, start, stop) for array in ("duplicates", *(["kept"] if kept else []))))

@@ -19,9 +19,9 @@ from data_pipeline.base.errors import FailedError
 from data_pipeline.base.formatting import human_size
 from data_pipeline.base.processes import available_memory
 from data_pipeline.base.safetensors_file import Arrays, write_arrays
-from data_pipeline.base.store import Store
 from data_pipeline.dedup.keys import decide, hash64, pairs_within, write_duplicates
 from data_pipeline.dedup.step import KeyStep
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names
 from data_pipeline.engine.work_units import Result
 from data_pipeline.text.document import Document
@@ -112,9 +112,9 @@ class ClustersSpec:
     output: str
 
 
-def find_clusters(corpus: Store, spec: ClustersSpec) -> Result:
+def find_clusters(context: Context, spec: ClustersSpec) -> Result:
     """Writes all documents of each connected component of the pairs as duplicates, but the one with the smallest id."""
-    clusters = Clusters()
+    corpus, clusters = context.store, Clusters()
     for name in spec.pairs:
         clusters.join(Arrays(corpus, name)["pairs"])
     for pairs in pairs_within(corpus, read_names(corpus, spec.files)):

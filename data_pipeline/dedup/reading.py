@@ -21,6 +21,7 @@ from data_pipeline.base.store import Store
 from data_pipeline.dedup.keys import read_repeated
 from data_pipeline.dedup.places import Places, Span
 from data_pipeline.dedup.step import CONTENT, KeyStep
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names
 from data_pipeline.text.document import Counts, Document, Tally
 from data_pipeline.text.step import Row, Rule, Step
@@ -70,8 +71,8 @@ class Earlier:
 class Reading:
     """Reads a unit's documents as the earlier steps left them."""
 
-    def __init__(self, corpus: Store, earlier: Earlier):
-        self._corpus, self._earlier = corpus, earlier
+    def __init__(self, context: Context, earlier: Earlier):
+        self._context, self._corpus, self._earlier = context, context.store, earlier
 
     def columns(self, own: Sequence[str]) -> list[str]:
         """The columns to read: a step's `own`, and those that the earlier steps need."""
@@ -88,7 +89,7 @@ class Reading:
             rows = self._changed(rows, tally)
         for one in self._earlier.since:
             if isinstance(one.step, Rule):
-                rows = one.step.left(self._corpus, rows, tally)
+                rows = one.step.left(self._context, rows, tally)
             elif isinstance(one.step, KeyStep) and one.step.drops:
                 found = one.step.found(self._corpus, one.keys, _names(self._corpus, one), self._earlier.unit)
                 rows = one.step.left(rows, found, tally)

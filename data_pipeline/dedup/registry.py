@@ -37,7 +37,7 @@ def name_of(step: type[Step]) -> str:
     return str(step.model_fields["step"].default)
 
 
-READS_TEXT = {name_of(step) for step in (*_RULES, EqualLines, EqualSpans)}
+READS_TEXT = {name_of(step) for step in _RULES} | {name_of(EqualLines), name_of(EqualSpans)}
 """The steps that ship and can't read documents without text. What a package's step reads is not known."""
 STEPS: dict[str, type[Step]] = {name_of(step): step for step in (*_RULES, *_COMPARING)}
 STEPS |= offered("steps", Step, STEPS, "step")

@@ -1,15 +1,14 @@
-"""One attempt at a unit: what it needs, how it fails, and what the worker does. Works without Ray, too."""
+"""Does one attempt at a unit in a worker; what a unit needs, and how it fails. Works without Ray, too."""
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from data_pipeline.base import progress
-from data_pipeline.base.errors import UserError, may_be_of_node
-from data_pipeline.base.progress import Activity
+from data_pipeline.base.errors import UserError
+from data_pipeline.base.progress import Activity, reported
+from data_pipeline.engine.context import Attempt
 
 FOLDER = "DATA_PIPELINE_FOLDER"  # the variable of a worker with the command's current folder
 SECONDS_TO_ANSWER = 10.0  # for the actor to which workers report
@@ -35,28 +34,21 @@ class Needs:
         return self.memory <= node.memory and self.cpus <= node.cpus
 
 
-_reporter: threading.Thread | None = None  # of this worker
-_others_may_try = False  # whether another node would retry the current unit
-
-
-def better_tried_elsewhere(error: Exception) -> bool:
-    """True if `error` may be the node's fault and another node is free to try. The worker then raises it, instead of
-    recording damage of the input."""
-    return _others_may_try and may_be_of_node(error)
-
-
 def attempt(
-    function: Callable[[Given], Any], given: Given, board: Any, node: str, name: str, tries: int, others_may_try: bool
+    function: Callable[[Given, Attempt], Any],
+    given: Given,
+    board: Any,
+    node: str,
+    name: str,
+    tries: int,
+    others_may_try: bool,
 ) -> Any:
     """Does a unit in a worker, and reports the activity to `board`. If earlier `tries` of the unit failed, reports each
-    activity at once, since this worker may be lost."""
-    global _reporter, _others_may_try
+    file at once, since this worker may be lost."""
     if FOLDER in os.environ:
         with contextlib.suppress(OSError):  # a node may lack it
             os.chdir(os.environ[FOLDER])
-    _others_may_try, process = others_may_try, os.getpid()
-    if _reporter is None:
-        _reporter = progress.report_to(lambda activity: board.note.remote(node, process, activity))
+    process = os.getpid()
 
     def confirm(activity: Activity) -> None:
         import ray  # only in Ray's workers; a process without a cluster imports this module, too
@@ -64,5 +56,6 @@ def attempt(
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)
 
-    with progress.working_on(name, tries, confirm if tries else None):
-        return function(given)
+    activity = Activity(name, tries)
+    with reported(lambda: board.note.remote(node, process, activity)):
+        return function(given, Attempt(activity, others_may_try, confirm if tries else None))

@@ -9,8 +9,9 @@ from typing import TypeVar
 from data_pipeline.base.errors import FailedError, UserError, may_be_of_node, one_line
 from data_pipeline.base.store import Store
 from data_pipeline.engine import workers
-from data_pipeline.engine.attempt import Failed, Needs, better_tried_elsewhere
+from data_pipeline.engine.attempt import Failed, Needs
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Attempt
 from data_pipeline.engine.records import Records
 from data_pipeline.engine.work_units import Finished, Output, Result
 
@@ -20,7 +21,7 @@ _BYTES_AT_ONCE = 1 << 28  # of a unit
 
 
 def read_all(
-    work: Callable[[dict[str, Given]], Answer],
+    work: Callable[[dict[str, Given], Attempt], Answer],
     files: Mapping[str, Given],
     size: Callable[[Given], int],
     what: str,
@@ -28,8 +29,8 @@ def read_all(
 ) -> list[Answer]:
     """The answers of `work`, which gets groups of neighbouring `files`, in order. Runs where a build's units run.
 
-    `size` gives the bytes of a file; `what` names the work in messages. Raises what `work` raises, after another node
-    has tried it, too.
+    `work` also gets the attempt. `size` gives the bytes of a file; `what` names the work in messages. Raises what
+    `work` raises, after another node has tried it, too.
     """
     groups, sizes = dict[str, dict[str, Given]](), Counter[str]()
     for name, end in zip(files, accumulate(map(size, files.values())), strict=True):
@@ -45,9 +46,9 @@ def read_all(
     return [done[name] for name in groups]
 
 
-def _answered(work: Callable[[Given], Answer], given: Given) -> Answer | Failed:
+def _answered(work: Callable[[Given, Attempt], Answer], given: Given, attempt: Attempt) -> Answer | Failed:
     try:
-        return work(given)
+        return work(given, attempt)
     except (UserError, OSError) as error:
         failed = error if isinstance(error, UserError) else FailedError(one_line(error))
         return Failed(failed, may_be_of_node(error))
@@ -75,16 +76,16 @@ def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
     return [name for name in units_of if name in damaged]
 
 
-def _damaged(corpus: Store, token: str, files: dict[str, Output]) -> list[str]:
+def _damaged(corpus: Store, token: str, files: dict[str, Output], attempt: Attempt) -> list[str]:
     """The files whose content isn't what was written. Runs in a worker."""
     with corpus.at_work(token):
-        return [name for name, output in files.items() if not _is_whole(corpus, name, output)]
+        return [name for name, output in files.items() if not _is_whole(corpus, name, output, attempt)]
 
 
-def _is_whole(corpus: Store, name: str, output: Output) -> bool:
+def _is_whole(corpus: Store, name: str, output: Output, attempt: Attempt) -> bool:
     try:
         return corpus.checksum(name) == (output.bytes, output.sha256)
     except OSError as error:
-        if better_tried_elsewhere(error):
+        if attempt.may_be_retried(error):
             raise
         return False

@@ -19,6 +19,7 @@ from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, Worker
 from data_pipeline.base.formatting import human_size
 from data_pipeline.base.progress import Activity
 from data_pipeline.engine.attempt import SECONDS_TO_ANSWER, Failed, Needs, attempt
+from data_pipeline.engine.context import Attempt
 from data_pipeline.engine.nodes import Nodes
 
 _RETRIES = 2  # of a unit, before its last try
@@ -62,7 +63,7 @@ class Dispatch(Generic[Given]):
 
     def __init__(
         self,
-        function: Callable[[Given], Any],
+        function: Callable[[Given, Attempt], Any],
         inputs: Mapping[str, Given],
         what: str,
         needs: Callable[[Given], Needs],
@@ -204,7 +205,7 @@ class Dispatch(Generic[Given]):
 
     def _after_loss(self, name: str, task: _Task, error: Exception) -> FailedError | None:
         of_memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-        at, activity = self._last_report(name, task)
+        at, file = self._last_report(name, task)
         if of_memory and (found := _NODE_OF_OOM.search(str(error))):
             at = at or next((node for node, address in self._nodes.alive.items() if address == found[1]), "")
         self._lost[name] += 1
@@ -219,15 +220,15 @@ class Dispatch(Generic[Given]):
             return FailedError(f"out of memory{where} on every try, the last one with the node to itself")
         cause = "it crashed, or the system ended it because memory ran out"
         died = WorkerDied(f"the worker died on every try, the last one with a node to itself: {cause}")
-        died.doing = activity
+        died.file = file
         return died
 
     def _last_report(self, name: str, task: _Task) -> tuple[str, str]:
-        """The node and the last activity of a unit whose worker was lost; "" if it reported none."""
+        """The node and the last input file of a unit whose worker was lost; "" if it reported none."""
         with contextlib.suppress(ray.exceptions.RayError):
             reports = self._api.get(self._board.by_unit.remote(), timeout=SECONDS_TO_ANSWER)
             node, activity = reports.get(name, ("", Activity(name)))
-            return (node, activity.doing) if activity.tries == task.tries else ("", "")
+            return (node, activity.file) if activity.tries == task.tries else ("", "")
         return "", ""
 
     def _look(self) -> Iterator[tuple[str, FailedError]]:
@@ -282,7 +283,7 @@ def cpus_of(rooms: Iterable[Needs]) -> int:
     return max(1, sum(room.cpus for room in rooms))
 
 
-def _attempting(function: Callable[[Given], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
+def _attempting(function: Callable[[Given, Attempt], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
     """The function that does a unit in a worker, and returns the node, the result, and why the node is unfit. It needs
     nothing but Ray, so that a node without this package, or without a module of the unit, can answer what is missing.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.store import Store
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Stage, Unit, outputs_of, run
 
 _MOST_FILES = 1024  # opens of one reader
@@ -62,7 +63,7 @@ def merging_units(files: int, readers: int) -> int:
 
 def merge(
     written_by: str,
-    work: Callable[[Store, MergeSpec], Result],
+    work: Callable[[Context, MergeSpec], Result],
     files: Mapping[str, str],
     readers: int,
     corpus: Store,

@@ -36,9 +36,10 @@ class Records:
         self.waiting: list[Any] = []  # units whose lines aren't written yet
         self._flushed = 0.0
 
-    def read(self, kind: Any) -> dict[str, Any]:
-        """The units, each a `kind`, by name, in numerical order. Damaged lines are left out."""
-        units = [_parsed(line, kind) for line in self._corpus.lines(self._file)]
+    def read(self, kind: Any, compacted: Callable[[Any], Any] = lambda unit: unit) -> dict[str, Any]:
+        """The units, each a `kind` and then `compacted`, by name, in numerical order. Damaged lines are left out."""
+        lines = (_parsed(line, kind) for line in self._corpus.lines(self._file))
+        units = [unit and compacted(unit) for unit in lines]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
         self._intact = {unit.name for unit in found} if None not in units else None
         return {unit.name: unit for unit in found}

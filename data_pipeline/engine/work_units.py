@@ -13,7 +13,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, get_type_hints
+from functools import partial
+from typing import Any, Generic, Self, TypeVar, get_type_hints
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
@@ -22,6 +23,7 @@ from data_pipeline.base.store import Store
 from data_pipeline.engine import fitness, workers
 from data_pipeline.engine.attempt import Failed, Needs
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Attempt, Context
 from data_pipeline.engine.records import Records
 
 KEPT = "what is finished is kept"
@@ -42,6 +44,11 @@ class Result:
         """The input files that couldn't be read and may be readable later. If there are any, the next build does the
         unit again."""
         return []
+
+    def compacted(self, others: dict[str, Any]) -> Self:
+        """What the driver keeps of the result in memory; the unit's record has all. `others`: what this method has put
+        there of other results of the stage."""
+        return self
 
 
 Spec = TypeVar("Spec")
@@ -75,17 +82,17 @@ class Stage(Generic[Spec, ResultType]):
 
     Attributes:
         version: grows when the bytes that `work` writes change.
-        work: `work(corpus, spec)` writes the outputs of a unit and returns a Result, whose type is in its annotations.
+        work: `work(context, spec)` writes the outputs of a unit and returns a Result, whose type is in its annotations.
         way_out: the setting that reduces a unit's memory.
         without: `without(spec, file, reason)` removes an input file from a spec after the file has crashed every worker
-            that read it. `work` must call `set_activity(file)`, so that the file is known.
+            that read it. `work` must call `context.file(file)`, so that the file is known.
         memory: bytes for each of `Unit.size`, beside the 0.3 GB of any worker.
         cpus: number of threads of `work`.
     """
 
     name: str
     version: int
-    work: Callable[[Store, Spec], ResultType]
+    work: Callable[[Context, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
     memory: float = 0
@@ -142,9 +149,17 @@ def run(
     """
     corpus.claim()  # first: workers of a killed build may still be writing
     records = Records(corpus, stage.name)
-    done: dict[str, Finished[ResultType]] = records.read(stage.finished)
+    expected = {unit.name: stage.fingerprint(unit) for unit in units}
+    results: dict[str, Any] = {}
+
+    def compacted(unit: Finished[ResultType]) -> Finished[ResultType]:
+        if unit.fingerprint != expected.get(unit.name):  # its result isn't one of the stage's
+            return unit
+        return replace(unit, result=unit.result.compacted(results))
+
+    done: dict[str, Finished[ResultType]] = records.read(stage.finished, compacted)
     sizes = corpus.sizes(outputs_of([*done.values()]))
-    reasons = {unit.name: _why_redo(done.get(unit.name), stage.fingerprint(unit), sizes) for unit in units}
+    reasons = {unit.name: _why_redo(done.get(unit.name), expected[unit.name], sizes) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if units:
@@ -156,7 +171,7 @@ def run(
         finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
         try:
             with records as record:
-                finished, errors = _work_off(stage, todo, corpus, ray_config, record)
+                finished, errors = _work_off(stage, todo, corpus, ray_config, record, compacted)
         except StoreError as error:  # the last records couldn't be written
             errors.append(error)
         done |= finished
@@ -176,8 +191,10 @@ def _work_off(
     corpus: Store,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
+    compacted: Callable[[Finished[ResultType]], Finished[ResultType]],
 ) -> tuple[dict[str, Finished[ResultType]], list[UserError]]:
-    """Does the units `todo` and calls `record` with each. Shows the progress, and records the times."""
+    """Does the units `todo`, calls `record` with each and keeps each `compacted`. Shows the progress, and records the
+    times."""
     began, used = time.monotonic(), time.process_time()
     pool = workers.ready(ray_config)
     waited = time.monotonic() - began
@@ -200,7 +217,7 @@ def _work_off(
                     break
             else:
                 alike, in_a_row = "", 0
-                done[answer.name] = answer
+                done[answer.name] = compacted(answer)
                 record(answer)
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(error)
@@ -229,7 +246,12 @@ def read_finished(stage: Stage[Spec, ResultType], corpus: Store) -> list[Finishe
 
 
 def _perform(
-    stage: Stage[Spec, ResultType], unit: Unit[Spec], corpus: Store, token: str, versions: dict[str, str] | None
+    stage: Stage[Spec, ResultType],
+    corpus: Store,
+    token: str,
+    versions: dict[str, str] | None,
+    unit: Unit[Spec],
+    attempt: Attempt,
 ) -> Finished[ResultType] | Failed:
     """Does a unit in a worker. `versions`: the driver's versions; None: this process is the driver."""
     began, used = time.monotonic(), time.process_time()
@@ -237,7 +259,7 @@ def _perform(
         if versions is not None:
             fitness.check(versions)
         with corpus.at_work(token):
-            result = stage.work(corpus, unit.spec)
+            result = stage.work(Context(corpus, attempt, f"{token} {stage.name}"), unit.spec)
             outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
             done = replace(unit, inputs=fingerprint([unit.inputs, *result.again])) if result.again else unit
@@ -284,10 +306,7 @@ def _performed(
     stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
     token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
-
-    def perform(unit: Unit[Spec]) -> Finished[ResultType] | Failed:
-        return _perform(stage, unit, corpus, token, versions)
-
+    perform = partial(_perform, stage, corpus, token, versions)
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}
@@ -295,7 +314,7 @@ def _performed(
             if not isinstance(answer, FailedError):
                 yield name, answer
                 continue
-            if isinstance(answer, WorkerDied) and stage.without and (file := answer.doing):
+            if isinstance(answer, WorkerDied) and stage.without and (file := answer.file):
                 spec = stage.without(units[name].spec, file, f"{answer}; {stage.way_out}")
                 left[name] = replace(units[name], spec=spec)
             else:

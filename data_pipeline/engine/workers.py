@@ -13,6 +13,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Activity
 from data_pipeline.engine.attempt import Needs
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Attempt
 
 # Settings of Ray, for the driver and for `ray start`. The first silences pages about each lost worker and raylet: our
 # messages say what matters. The second runs workers at normal priority. With Ray's default, nice 15, a build beside
@@ -55,10 +56,14 @@ class Workers:
     _reported: dict[str, Activity] = field(default_factory=dict)
 
     def each(
-        self, function: Callable[[Given], Any], inputs: Mapping[str, Given], what: str, needs: Callable[[Given], Needs]
+        self,
+        function: Callable[[Given, Attempt], Any],
+        inputs: Mapping[str, Given],
+        what: str,
+        needs: Callable[[Given], Needs],
     ) -> Iterator[tuple[str, Any]]:
-        """Applies `function` to each input; yields (name, result) as they finish. The result is a FailedError if every
-        worker of the input was lost.
+        """Applies `function` to each input and an attempt; yields (name, result) as they finish. The result is a
+        FailedError if every worker of the input was lost.
 
         `what` names the work in messages; `needs` says what an input needs of a node. If a result `Failed` may be the
         node's fault, another node has tried the input, too.
@@ -70,13 +75,16 @@ class Workers:
             yield from dispatch.Dispatch(function, inputs, what, needs, board, self._reported, abandon).results()
             return
         for name, given in inputs.items():
-            with progress.working_on(name):
-                result = function(given)
+            self._reported[name] = Activity(name)
+            try:
+                result = function(given, Attempt(self._reported[name]))
+            finally:
+                del self._reported[name]
             yield name, result
 
     def at_work(self) -> list[Activity]:
         """The activities of the workers."""
-        return [one for one in [progress.current()] if one] if self.in_process else [*self._reported.values()]
+        return [*self._reported.values()]
 
     def shown(
         self, answers: Iterator[tuple[str, Any]], what: str, sizes: Mapping[str, int]

@@ -17,7 +17,6 @@ from zlib_ng import zlib_ng
 from data_pipeline.base import stores
 from data_pipeline.base.errors import OF_DISKS, DamagedInput
 from data_pipeline.base.paths import opening
-from data_pipeline.base.progress import advance
 
 _CHUNK = 1 << 18
 _BUFFER = 1 << 20
@@ -34,7 +33,7 @@ class _CutOff(DamagedInput):
 
 
 @contextlib.contextmanager
-def open_stream(path: str) -> Iterator[BinaryIO]:
+def open_stream(path: str, checksum: stores.Checksum | None = None) -> Iterator[BinaryIO]:
     """A buffered stream of the bytes in `path` (any fsspec path), with gzip, bzip2 and zstandard decompressed.
 
     The compression is recognised by the first bytes, not by the name. Several gzip members, bzip2 streams or zstandard
@@ -43,56 +42,61 @@ def open_stream(path: str) -> Iterator[BinaryIO]:
     The content of a gzip member or zstandard frame is returned after its checksum has been verified; bzip2 verifies
     each block. A member of more than 64 MiB is decompressed twice: first to verify it, then to return its content.
 
+    `checksum`, such as `Input.checksum`, sees which stored bytes are read, and how far reading is.
+
     Raises `UserError` if the file can't be opened and `DamagedInput` if it is empty. `read` raises `DamagedInput` where
     bytes are cut off or corrupt. Two kinds of damage can't be seen here: a cut exactly between two members, and a
     changed byte in a zstandard frame without its optional checksum.
 
         with open_stream("pages.xml.bz2") as stream: stream.read(10)  ->  b"<mediawiki"
     """
-    with open_file(path) as file, decompressed(file, path) as stream:
+    with open_file(path, checksum) as file, decompressed(file, path, checksum=checksum) as stream:
         yield stream
 
 
 @contextlib.contextmanager
-def decompressed(file: Any, path: str, verified: bool = True) -> Iterator[BinaryIO]:
+def decompressed(
+    file: Any, path: str, verified: bool = True, checksum: stores.Checksum | None = None
+) -> Iterator[BinaryIO]:
     """Like `open_stream`, for an open `file` at its start. `verified=False`: checksums aren't waited for, which is
     enough to recognise a format."""
+    advance = advancing(checksum)
     with contextlib.ExitStack() as scratch:
-        head = _peek(file)
+        head = _peek(file, advance)
         if not head:
             raise DamagedInput(path, "byte 0", "empty file")
         codec = next((codec for codec in _CODECS if head.startswith(codec.magics)), None)
         if codec is None:
-            content: Iterator[bytes] = chain([head], iter(lambda: read_chunk(file), b""))
+            content: Iterator[bytes] = chain([head], iter(lambda: _read_chunk(file, advance), b""))
         else:
-            members = Members(file, path, codec, scratch, head)
+            members = Members(file, path, codec, scratch, head, advance=advance)
             content = chain.from_iterable(members.content(verified) for _ in iter(members.has_next, False))
         with io.BufferedReader(Chunks(content), _BUFFER) as stream:
             yield cast(BinaryIO, stream)
 
 
 @contextlib.contextmanager
-def open_file(path: str) -> Iterator[Any]:
+def open_file(path: str, checksum: stores.Checksum | None = None) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
     Errors of reading the file pass through. If a remote store doesn't answer, requests are retried; then
     StoreUnavailable is raised.
     """
     with opening(path):
-        opened = stores.open_file(path)
+        opened = stores.open_file(path, checksum=checksum)
     with opened as file:
         yield file
 
 
 @contextlib.contextmanager
-def open_for_random_access(path: str, copied: bool = True) -> Iterator[Any]:
+def open_for_random_access(path: str, copied: bool = True, checksum: stores.Checksum | None = None) -> Iterator[Any]:
     """Like `open_file`, for a format that isn't read from start to end.
 
     A remote file is first copied to a temporary file of this machine, since parts of it would be requested more than
     once. `copied=False`: it is read where it is, which is quicker if little of it will be read.
     """
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open_file(path))
+        file = stack.enter_context(open_file(path, checksum))
         if copied and not stores.is_local(stores.filesystem(path)[0]):
             file = _copy_of(file, stack)
             file.seek(0)
@@ -111,17 +115,25 @@ def _copy_of(file: Any, scratch: contextlib.ExitStack) -> Any:
     return copy
 
 
-def read_chunk(file: Any) -> bytes:
-    """Reads some stored bytes and counts them as progress."""
+Advance = Callable[[int], None]
+"""Counts so many stored bytes as read."""
+
+
+def advancing(checksum: stores.Checksum | None) -> Advance:
+    """The function that counts the progress of reading a file."""
+    return checksum.progress.advance if checksum else lambda size: None
+
+
+def _read_chunk(file: Any, advance: Advance) -> bytes:
     data = file.read(_CHUNK)
     advance(len(data))
     return data
 
 
-def _peek(file: Any) -> bytes:
+def _peek(file: Any, advance: Advance) -> bytes:
     """The first bytes, enough to recognise the compression. One read may return fewer before the end of the file."""
     head = b""
-    while len(head) < 4 and (more := read_chunk(file)):
+    while len(head) < 4 and (more := _read_chunk(file, advance)):
         head += more
     return head
 
@@ -191,9 +203,20 @@ class Members:
     """The members of a compressed file, one after the other: while `has_next`, read the next with `content`.
 
     `head` are the bytes from `start` on that have been read from `file` already. `scratch` closes temporary files.
+    `advance` counts the stored bytes.
     """
 
-    def __init__(self, file: Any, path: str, codec: Codec, scratch: contextlib.ExitStack, head: bytes, start: int = 0):
+    def __init__(
+        self,
+        file: Any,
+        path: str,
+        codec: Codec,
+        scratch: contextlib.ExitStack,
+        head: bytes,
+        start: int = 0,
+        advance: Advance = lambda size: None,
+    ):
+        self._advance = advance
         self._file, self._path, self._codec, self._scratch = file, path, codec, scratch
         self._size = _size(file, start + len(head))
         self._is_local = stores.is_local(stores.filesystem(path)[0])
@@ -228,7 +251,7 @@ class Members:
         chunks = self._verified() if self._codec.checked_at_end and verified else self._decompressed()
         for position, chunk in chunks:
             if position > self._counted:
-                advance(position - self._counted)
+                self._advance(position - self._counted)
                 self._counted = position
             yield chunk
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import DamagedInput
+from data_pipeline.base.stores import Checksum
 from data_pipeline.sources.charsets import charset_of, codec_of, detected
 from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.text.document import Tally
@@ -50,7 +51,7 @@ class Input:
     """A file to read (any fsspec path), or a `Range` of it, of a format that can be read from the middle.
 
     `options`: the source's `options` in the corpus file, such as names of columns. `is_sample`: only some records will
-    be read.
+    be read. `checksum`: what opens the file passes on, so that its bytes are counted and hashed while they are read.
     """
 
     path: str
@@ -59,6 +60,7 @@ class Input:
     first_ordinal: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     is_sample: bool = False
+    checksum: Checksum | None = None
 
 
 @dataclass(slots=True)
@@ -196,7 +198,7 @@ def open_text(file: Input, options: RecordOptions) -> Iterator[BinaryIO]:
 
     Raises what `open_stream` raises. A read of bytes that aren't in the encoding raises DamagedInput.
     """
-    with open_stream(file.path) as content:
+    with open_stream(file.path, file.checksum) as content:
         stream = cast(io.BufferedReader, content)
         encoding = options.encoding if isinstance(options, TextOptions) else "utf-8"
         if codecs.lookup(encoding).name != "utf-8":

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.base.formatting import first_few
-from data_pipeline.base.progress import advance
-from data_pipeline.sources.decompress import open_for_random_access
+from data_pipeline.sources.decompress import Advance, advancing, open_for_random_access
 from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import FieldNames, IdsOption, Input, ReadStats, Record, record_of, text_of_ids
 
@@ -79,9 +78,9 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
     ordinal = 0
-    with open_for_random_access(file.path, copied=not file.is_sample) as source:
+    with open_for_random_access(file.path, not file.is_sample, file.checksum) as source:
         try:
-            table = kind(source)
+            table = kind(source, advancing(file.checksum))
             columns = _columns(file.path, table.schema, Options(**file.options))
         except _UNREADABLE as error:
             raise DamagedInput(file.path, kind.head, one_line(error)) from None
@@ -106,7 +105,9 @@ def names(path: str) -> list[str]:
     with open_for_random_access(path, copied=False) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
-        return [name for name, _, _ in _fields((ParquetTable if is_parquet else ArrowTable)(source).schema)]
+        return [
+            name for name, _, _ in _fields((ParquetTable if is_parquet else ArrowTable)(source, advancing(None)).schema)
+        ]
 
 
 class ParquetTable:
@@ -114,7 +115,8 @@ class ParquetTable:
 
     head = "its footer"
 
-    def __init__(self, source: Any):
+    def __init__(self, source: Any, advance: Advance):
+        self._advance = advance
         self._file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False, buffer_size=_BUFFER)
         self.schema = self._file.schema_arrow
         self._bytes = source.seek(0, 2)
@@ -134,7 +136,7 @@ class ParquetTable:
             except _UNREADABLE as error:
                 yield _Lost(left, f"row group {group}", one_line(error))
             # by rows: asking for the sizes of columns aborts the process if their statistics are damaged
-            advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
+            self._advance(self._bytes * described.num_rows // max(1, self._file.metadata.num_rows))
 
 
 class ArrowTable:
@@ -142,7 +144,8 @@ class ArrowTable:
 
     head = "its schema"
 
-    def __init__(self, source: Any):
+    def __init__(self, source: Any, advance: Advance):
+        self._advance = advance
         self._source = source
         self._is_file = source.read(len(_IPC_FILE)) == _IPC_FILE
         source.seek(0)
@@ -159,7 +162,7 @@ class ArrowTable:
             return
         position = 0
         for batch in self._reader:
-            advance(self._source.tell() - position)
+            self._advance(self._source.tell() - position)
             position = self._source.tell()
             yield batch
         self._source.seek(-min(len(_END_OF_STREAM), position), 2)

@@ -75,7 +75,7 @@ def warc_records(file: Input, stats: ReadStats, record_type: str, options: WarcO
 
     We don't use a WARC library: fastwarc and warcio both read a truncated archive as a shorter one.
     """
-    with open_stream(file.path) as stream:
+    with open_stream(file.path, file.checksum) as stream:
         source = _Source(stream)
         ordinal, end_unknown = 0, False  # end_unknown: what follows may still belong to the last record
         types: set[str] = set()

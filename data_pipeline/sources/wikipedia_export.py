@@ -20,7 +20,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from data_pipeline.base import stores
 from data_pipeline.base.errors import DamagedInput, UserError
-from data_pipeline.sources.decompress import BZIP2, Members, open_file, open_stream
+from data_pipeline.sources.decompress import BZIP2, Members, advancing, open_file, open_stream
 from data_pipeline.sources.record import Input, Range
 from data_pipeline.text.wikitext.namespaces import normalised_namespace
 
@@ -207,13 +207,13 @@ def chunks(file: Input) -> Generator[bytes, None, None]:
     Raises `UserError` if the file can't be opened, `DamagedInput` at the first byte that can't be decompressed.
     """
     if file.start == 0 and file.stop is None:
-        with open_stream(file.path) as stream:
+        with open_stream(file.path, file.checksum) as stream:
             # read1 yields the content before the damage, then raises
             while data := cast(io.BufferedReader, stream).read1(_CHUNK):
                 yield data
         return
-    with open_file(file.path) as stored, contextlib.ExitStack() as scratch:
+    with open_file(file.path, file.checksum) as stored, contextlib.ExitStack() as scratch:
         stored.seek(file.start)
-        streams = Members(stored, file.path, BZIP2, scratch, b"", file.start)
+        streams = Members(stored, file.path, BZIP2, scratch, b"", file.start, advancing(file.checksum))
         while (file.stop is None or streams.position < file.stop) and streams.has_next():
             yield from streams.content()

@@ -29,6 +29,7 @@ from data_pipeline.dedup.places import Identities, Span
 from data_pipeline.dedup.reading import Decision, Earlier, Reading, changes
 from data_pipeline.dedup.registry import key_steps
 from data_pipeline.dedup.step import KeyStep
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, run
 from data_pipeline.stages import dropped, evaluation_sets
@@ -88,9 +89,9 @@ class BucketSpec:
     step: KeyStep
 
 
-def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
+def gather_keys(context: Context, spec: KeysSpec) -> KeysResult:
     """Writes a step's keys of a unit's documents."""
-    step, reading = spec.step, Reading(corpus, spec.earlier)
+    corpus, step, reading = context.store, spec.step, Reading(context, spec.earlier)
     keys = Keys(step.group, step.order)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(step.columns))
     with contextlib.ExitStack() as stack:
@@ -107,9 +108,9 @@ def gather_keys(corpus: Store, spec: KeysSpec) -> KeysResult:
         return KeysResult(keys.write(path, spec.slots))
 
 
-def write_left(corpus: Store, spec: LeftSpec) -> PartsResult:
+def write_left(context: Context, spec: LeftSpec) -> PartsResult:
     """Writes the documents of a unit that are left after all steps; returns counts of what was dropped."""
-    histograms, reading = Histograms(), Reading(corpus, spec.earlier)
+    corpus, histograms, reading = context.store, Histograms(), Reading(context, spec.earlier)
     read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
     with part_file(corpus, spec.output) as file, _dropped(corpus, spec) as listener:
         tally = Tally(listener)
@@ -124,8 +125,9 @@ def _dropped(corpus: Store, spec: LeftSpec) -> contextlib.AbstractContextManager
     return dropped.dropped_file(corpus, spec.dropped, Identities(corpus, spec.listed))
 
 
-def decide_bucket(corpus: Store, spec: BucketSpec) -> Result:
+def decide_bucket(context: Context, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
+    corpus = context.store
     table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
     with corpus.put(spec.output) as path:
         spec.step.decide(table, units, path, spec.units)

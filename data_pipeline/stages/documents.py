@@ -16,11 +16,11 @@ from data_pipeline.base import packages, stores
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import DamagedInput, StoreDamage, StoreError, StoreUnavailable, UserError, may_be_of_node
-from data_pipeline.base.progress import set_activity
 from data_pipeline.base.store import Store
+from data_pipeline.base.stores import Checksum
 from data_pipeline.config import CorpusConfig, while_reading
 from data_pipeline.dedup.places import Span
-from data_pipeline.engine.attempt import better_tried_elsewhere
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Unit
 from data_pipeline.sources import formats
 from data_pipeline.sources.decompress import CorruptMember
@@ -261,7 +261,7 @@ class PartsWriter:
         self.written.append(part)
 
 
-def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
+def write_documents(context: Context, spec: DocumentsSpec) -> DocumentsResult:
     """Reads, cleans and splits inputs and writes their documents; returns counts of what was read and dropped.
 
     Damage ends only its own input. Undamaged records are kept, and the result says where the damage is and why. The
@@ -269,23 +269,23 @@ def write_documents(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
     checksum than the published one. Raises StoreUnavailable if a store doesn't answer.
     """
     try:
-        return _write(corpus, spec)
+        return _write(context, spec)
     except StoreDamage as error:
-        if better_tried_elsewhere(error):
+        if context.may_be_retried(error):
             raise
-        return write_documents(corpus, without(spec, error.file, str(error)))
+        return write_documents(context, without(spec, error.file, str(error)))
 
 
-def _write(corpus: Store, spec: DocumentsSpec) -> DocumentsResult:
+def _write(context: Context, spec: DocumentsSpec) -> DocumentsResult:
     counts, results, holes = Tally(), list[InputResult](), Counter[str]()
-    with PartsWriter(corpus, spec) as parts, dropped.dropped_file(corpus, spec.dropped) as listener:
+    with PartsWriter(context.store, spec) as parts, dropped.dropped_file(context.store, spec.dropped) as listener:
         for file in spec.inputs:
-            set_activity(file.file)
+            context.file(file.file)
+            checksum = context.checksum(file.path)
+            result = _write_input(context, spec, file, checksum, parts, counts, holes, listener)
             if file.range.start:
-                results.append(_write_input(spec, file, parts, counts, holes, listener))
+                results.append(result)
                 continue
-            with stores.while_reading(file.path) as checksum:
-                result = _write_input(spec, file, parts, counts, holes, listener)
             size, sha256 = (0, "") if result.again else checksum.finish()
             if file.sha256 and sha256 not in ("", file.sha256):
                 reason = f"its sha256 is {sha256}, but the store publishes {file.sha256}; run the same command again"
@@ -356,8 +356,10 @@ class _LeftOut:
 
 
 def _write_input(
+    context: Context,
     spec: DocumentsSpec,
     file: InputSpec,
+    checksum: Checksum,
     parts: PartsWriter,
     counts: Tally,
     holes: Counter[str],
@@ -368,7 +370,8 @@ def _write_input(
         return InputResult(file.file, file.range, "unreadable", 0, 0, damage, again=True)
     left_out = _LeftOut(spec, file, listener) if listener else None
     stats, documents, ends = ReadStats(Tally(left_out)), 0, list[UserError]()
-    for record, document, may_be_newest in _until_error(_pages(spec, file, stats, holes, left_out), file, ends):
+    pages = _pages(spec, file, checksum, stats, holes, left_out)
+    for record, document, may_be_newest in _until_error(context, pages, file, ends):
         parts.add(file.file, record, document, may_be_newest)
         documents += document is not None
     if left_out:
@@ -391,13 +394,13 @@ def _write_input(
     return InputResult(file.file, file.range, status, documents, damaged, found, again=again)
 
 
-def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) -> Iterator[Item]:
+def _until_error(context: Context, pages: Iterator[Item], file: InputSpec, ends: list[UserError]) -> Iterator[Item]:
     """Yields the `pages` of `file` up to the error that ends the input, which is added to `ends`: the input is damaged,
     was removed, lacks a column, or is refused by the system or by a store that still lists it."""
     try:
         yield from pages
     except UserError as error:
-        if better_tried_elsewhere(error):
+        if context.may_be_retried(error):
             raise
         if isinstance(error, StoreUnavailable) or (isinstance(error, StoreError) and not stores.lists(file.path)):
             raise  # no file is at fault, but the store or the credentials
@@ -405,7 +408,12 @@ def _until_error(pages: Iterator[Item], file: InputSpec, ends: list[UserError]) 
 
 
 def _pages(
-    spec: DocumentsSpec, file: InputSpec, stats: ReadStats, holes: Counter[str], left_out: _LeftOut | None
+    spec: DocumentsSpec,
+    file: InputSpec,
+    checksum: Checksum,
+    stats: ReadStats,
+    holes: Counter[str],
+    left_out: _LeftOut | None,
 ) -> Iterator[tuple[Record, Document | None, bool]]:
     """(page, its document or None, whether it may be the newest page of its URL) for each page of one input.
 
@@ -413,7 +421,7 @@ def _pages(
     hole in a sentence.
     """
     split_of_next, text_of = splitter(spec, file), FORMATS[spec.format].text_of
-    for record in read_records(spec, file, stats):
+    for record in read_records(spec, file, stats, checksum):
         if left_out:
             left_out.before(record.ordinal)
         split, text = split_of_next(record), text_of(record, holes)
@@ -428,9 +436,11 @@ def _pages(
         yield record, document, may_be_newest
 
 
-def read_records(spec: DocumentsSpec, file: InputSpec, stats: ReadStats) -> Iterator[Record]:
-    """The records of one input, before cleaning."""
-    return formats.read(spec.format, Input(file.path, *file.range, spec.options), stats)
+def read_records(
+    spec: DocumentsSpec, file: InputSpec, stats: ReadStats, checksum: Checksum | None = None
+) -> Iterator[Record]:
+    """The records of one input, before cleaning. Reading them updates `checksum`."""
+    return formats.read(spec.format, Input(file.path, *file.range, spec.options, checksum=checksum), stats)
 
 
 def splitter(spec: DocumentsSpec, file: InputSpec) -> Callable[[Record], str]:

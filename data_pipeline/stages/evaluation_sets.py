@@ -10,6 +10,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.store import Store
 from data_pipeline.config import SourceConfig
 from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, Index, Ngrams, read_items
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Result, Unit, read_finished
 from data_pipeline.stages.inputs import InputFile, list_files
 from data_pipeline.stages.stage import NGRAMS, SETS, Stage
@@ -61,7 +62,7 @@ def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
     return [Unit("ngrams", spec, fingerprint([settings, stamps]), (INDEX,), bytes=size)]
 
 
-def write_ngrams(corpus: Store, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
+def write_ngrams(context: Context, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
     """Writes the n-grams of all items; returns how many items each set has, and how many are too short."""
     where: list[tuple[int, int, int]] = []  # set, file and line of each item
     all_files = [(number, file) for number, files in enumerate(spec.files) for file in files]
@@ -75,7 +76,7 @@ def write_ngrams(corpus: Store, spec: EvaluationSetsSpec) -> EvaluationSetsResul
     ngrams = Ngrams.of(texts(), spec.config)
     items = np.array(where, dtype=np.int64)
     names = [file.name for _, file in all_files]
-    Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(corpus)
+    Index(ngrams, items, [one_set.name for one_set in spec.config.sets], names).write(context.store)
     long_enough = items[ngrams.known, 0]
     read = []
     for number, one_set in enumerate(spec.config.sets):

@@ -8,10 +8,10 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from data_pipeline.base.arrow_tables import RowsFile, rows_file
 from data_pipeline.base.store import Store
@@ -141,6 +141,17 @@ class PartsResult(Result):
             languages=dict(histograms.languages),
             with_urls=histograms.with_urls,
         )
+
+    def compacted(self, others: dict[str, Any]) -> Self:
+        """Without examples that the report doesn't show, because `others` have those with smaller hashes."""
+        tally = others.setdefault("examples", Tally())
+        tally.add(Counts(examples=self.counts.examples))
+        shown = {
+            rule: found
+            for rule, texts in self.counts.examples.items()
+            if (found := [text for text in texts if text in tally.examples[rule]])
+        }
+        return replace(self, counts=replace(self.counts, examples=shown))
 
     @property
     def documents(self) -> dict[str, int]:

@@ -21,6 +21,7 @@ from data_pipeline.corpus.blocks import Block
 from data_pipeline.corpus.objectives.objective import Examples
 from data_pipeline.corpus.objectives.randomness import noise_keys
 from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
@@ -101,13 +102,7 @@ def plan(
     counted: list[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
     """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
-    if counted:
-        rows = [unit.result.rows for unit in counted]
-    else:
-        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
-        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
-        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
-        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
+    rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, corpus, buckets, files)
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
     for (cut, inputs), count in zip(buckets, rows, strict=True):
@@ -120,17 +115,32 @@ def plan(
     return units
 
 
-def count_rows(corpus: Store, spec: RowsSpec) -> RowsResult:
-    return RowsResult(len(_pack(corpus, spec)[0]))
+def _rows_of_buckets(
+    config: CorpusConfig, corpus: Store, buckets: Sequence[tuple[RowsSpec, str]], files: Sequence[str]
+) -> list[int]:
+    """Number of rows of each bucket, by its tokens. They are kept, since counting reads the hashes of all documents."""
+    kept = f".stages/plans/{fingerprint(['rows', [inputs for _, inputs in buckets]])}.json"
+    rows = corpus.read_valid_json(kept, list[int])
+    if rows is None or len(rows) != len(buckets):
+        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
+        rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
+        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
+        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
+        corpus.write_json(kept, rows)
+    return rows
 
 
-def write_shard(corpus: Store, spec: ShardSpec) -> ShardResult:
+def count_rows(context: Context, spec: RowsSpec) -> RowsResult:
+    return RowsResult(len(_pack(context, spec)[0]))
+
+
+def write_shard(context: Context, spec: ShardSpec) -> ShardResult:
     """Cuts a bucket into rows and writes them."""
     cut, config = spec.cut, spec.cut.config
     rows_per_block = config.shards.rows_per_block
-    rows, rules = _pack(corpus, cut)
+    rows, rules = _pack(context, cut)
     written: list[WrittenBlock] = []
-    with corpus.put(spec.output) as path:
+    with context.store.put(spec.output) as path:
         with path.open("wb") as file, tarfile.open(fileobj=file, mode="w|") as shard:
             for start in range(0, len(rows), rows_per_block):
                 stop = min(start + rows_per_block, len(rows))
@@ -224,10 +234,11 @@ def rules_of(bucket: TokenBucket, config: CorpusConfig, vocabulary: Vocabulary) 
     return Rules(config.rows.objective, vocabulary, bucket.split == "validation", key, config.seed)
 
 
-def _pack(corpus: Store, spec: RowsSpec) -> tuple[Rows, Rules]:
-    vocabulary = tokenizer.in_corpus(corpus, **spec.config.tokenizer.layout).vocabulary
+def _pack(context: Context, spec: RowsSpec) -> tuple[Rows, Rules]:
+    store, layout = context.store, spec.config.tokenizer.layout
+    vocabulary = context.cached("vocabulary", lambda: tokenizer.in_corpus(store, **layout).vocabulary)
     rules = rules_of(spec.bucket, spec.config, vocabulary)
-    documents = read_bucket(corpus, read_names(corpus, spec.files), spec.bucket)
+    documents = read_bucket(store, read_names(store, spec.files), spec.bucket)
     return PACKINGS[spec.config.rows.packing](documents, rules), rules
 
 

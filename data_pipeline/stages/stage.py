@@ -8,6 +8,7 @@ from typing import Any, Literal
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.engine import work_units
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec, merge
 from data_pipeline.engine.work_units import Finished, Result, ResultType, Spec
 from data_pipeline.stages.parts import Part, grouped
@@ -132,7 +133,7 @@ class Stage(work_units.Stage[Spec, ResultType]):
     applies: Callable[[CorpusConfig], bool] = lambda config: True
     step: str = ""
     ends: str = ""
-    merge: Callable[[Store, MergeSpec], Result] | None = None
+    merge: Callable[[Context, MergeSpec], Result] | None = None
     readers: Callable[[Amounts], int] = lambda amounts: 1
 
     def merged(

@@ -14,7 +14,7 @@ from typing import Any
 from data_pipeline.base import processes
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError
-from data_pipeline.base.progress import set_activity
+from data_pipeline.base.progress import Activity
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
@@ -22,6 +22,7 @@ from data_pipeline.corpus.tokenizer.config import TokenizerConfig, TrainedConfig
 from data_pipeline.corpus.tokenizer.registry import AnyTokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece_training import MEMORY_PER_BYTE, THREADS
 from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.stages.parts import Part, PartsResult, part_file
 from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
@@ -76,10 +77,10 @@ def plan_sampling(config: TokenizerConfig, seed: int, parts: Sequence[Part]) -> 
     return units
 
 
-def keep_candidates(corpus: Store, spec: SamplingSpec) -> Candidates:
+def keep_candidates(context: Context, spec: SamplingSpec) -> Candidates:
     """Writes the training documents whose hashes are below the bound."""
-    with part_file(corpus, spec.output) as file:
-        for document in read_documents(corpus, spec.parts, SCHEMA.names):
+    with part_file(context.store, spec.output) as file:
+        for document in read_documents(context.store, spec.parts, SCHEMA.names):
             if document.split == "train" and sample_rank(spec.seed, document.id) < spec.below:
                 file.add(document)
     return Candidates(file.documents.total(), file.text_bytes)
@@ -148,33 +149,37 @@ def plan(
     return [Unit(config.kind, spec, fingerprint(inputs), outputs, size=config.trained_on(spec.text_bytes))]
 
 
-def make_tokenizer(corpus: Store, spec: TokenizerSpec) -> TokenizerResult:
+def make_tokenizer(context: Context, spec: TokenizerSpec) -> TokenizerResult:
     """Writes the tokenizer's files."""
-    config, sample = spec.config, Sample()
+    store, progress, config, sample = context.store, context.progress, spec.config, Sample()
     if not isinstance(config, TrainedConfig) or not config.is_trained:
         model = config.existing()
     else:
         check_memory(config, config.trained_on(spec.text_bytes))
-        texts = draw_sample(corpus, spec.parts, spec.seed, config.sample_documents, config.sample_bytes)
+        texts = draw_sample(store, spec.parts, spec.seed, config.sample_documents, config.sample_bytes, progress)
         sample = Sample(len(texts), sum(map(len, texts)))
-        set_activity(f"training on {sample.bytes / 1e6:,.1f} MB of text")
+        progress.doing = f"training on {sample.bytes / 1e6:,.1f} MB of text"
         model = config.train(texts)
     Tokenizer(model, config.special_tokens, config.sentinels)  # refuses special tokens that were trained as pieces
     for file, content in model.files.items():
-        corpus.write(f"{FOLDER}/{file}", content)
+        store.write(f"{FOLDER}/{file}", content)
     return TokenizerResult(model.size, sample)
 
 
-def draw_sample(corpus: Store, parts: list[str], seed: int, documents: int, sample_bytes: int) -> list[bytes]:
+def draw_sample(
+    store: Store, parts: list[str], seed: int, documents: int, sample_bytes: int, progress: Activity | None = None
+) -> list[bytes]:
     """The first training documents of `parts` in the order of a hash of (seed, id), as UTF-8.
 
-    They are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit.
+    They are at most `documents` documents and `sample_bytes` bytes; the last document is cut to fit. `progress` says
+    which part is read.
     """
+    progress = progress or Activity("")
     heap: list[tuple[int, bytes]] = []  # the last document is on top
     size = 0
     for number, part in enumerate(parts, 1):
-        set_activity(f"reading part {number:,} of {len(parts):,}")
-        for document in read_documents(corpus, [part], ["id", "text", "target", "split"]):
+        progress.doing = f"reading part {number:,} of {len(parts):,}"
+        for document in read_documents(store, [part], ["id", "text", "target", "split"]):
             if document.split != "train":
                 continue
             rank = -sample_rank(seed, document.id)

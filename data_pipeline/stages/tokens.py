@@ -29,6 +29,7 @@ from data_pipeline.corpus.packing import Documents
 from data_pipeline.corpus.tokenizer.normalization import Changes
 from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Finished, Result, Unit
 from data_pipeline.stages.parts import Part, grouped
@@ -143,10 +144,10 @@ def _tokens(config: CorpusConfig, text_bytes: int) -> int:
     return math.ceil(config.tokenizer.tokens_per_byte * text_bytes)
 
 
-def tokenize(corpus: Store, spec: TokensSpec) -> TokensResult:
+def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of a unit's documents, by split and in the order of hashes."""
-    config, pairs = spec.config, spec.config.pairs
-    model = tokenizer.in_corpus(corpus, **config.tokenizer.layout)
+    corpus, config, pairs = context.store, spec.config, spec.config.pairs
+    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(corpus, **config.tokenizer.layout))
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -254,10 +255,10 @@ def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBuc
     with files times buckets."""
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
-        file = Arrays(corpus, name)
-        for split, tokens in counts.items():
-            hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
-            np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
+        with Arrays.opened(corpus, name) as file:
+            for split, tokens in counts.items():
+                hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
+                np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
     return [int(counts[bucket.split][bucket.number]) for bucket in buckets]
 
 
@@ -269,11 +270,17 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
 
 def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
-    return _gather(corpus, corpus.each(partial(Arrays, corpus), files), bucket)[1]
+
+    def of_file(name: str) -> _Documents:
+        with Arrays.opened(corpus, name) as file:
+            return _documents(file, bucket)
+
+    return _gathered(corpus.each(of_file, files))[1]
 
 
-def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
+def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     """Merges token files, a range of hashes at a time."""
+    corpus = context.store
     files = corpus.each(partial(Arrays, corpus), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:
@@ -288,7 +295,8 @@ def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
             end = 0
             append(f"{split}.offsets", np.zeros(1, np.int64))
             for number in range(ranges):
-                hashes, documents = _gather(corpus, files, TokenBucket(split, number, ranges))
+                own = partial(_documents, bucket=TokenBucket(split, number, ranges))
+                hashes, documents = _gathered(corpus.each(own, files))
                 append(f"{split}.hashes", hashes)
                 append(f"{split}.offsets", end + documents.starts[1:])
                 append(f"{split}.tokens", documents.tokens)
@@ -298,7 +306,10 @@ def merge_tokens(corpus: Store, spec: MergeSpec) -> Result:
     return Result()
 
 
-def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+_Documents = tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]
+
+
+def _documents(file: Arrays, bucket: TokenBucket) -> _Documents:
     """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a token file."""
     first, hashes = _found(file, bucket)
     if not len(hashes):
@@ -310,9 +321,8 @@ def _documents(file: Arrays, bucket: TokenBucket) -> tuple[np.ndarray, list[np.n
     return hashes, np.split(tokens, offsets[1:-1] - offsets[0]), starts
 
 
-def _gather(corpus: Store, files: Sequence[Arrays], bucket: TokenBucket) -> tuple[np.ndarray, Documents]:
-    """(hashes (n,), documents) of a bucket from all files, in the order of hashes and then of files."""
-    found = corpus.each(lambda file: _documents(file, bucket), files)
+def _gathered(found: Sequence[_Documents]) -> tuple[np.ndarray, Documents]:
+    """(hashes (n,), documents) of a bucket, `found` in each file, in the order of hashes and then of files."""
     hashes = [of_file for of_file, _, _ in found]
     documents = [tokens for _, of_file, _ in found for tokens in of_file]
     targets = [starts for _, _, of_file in found for starts in of_file]

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 
 from data_pipeline.base import packages
 from data_pipeline.base.config_file import Section
-from data_pipeline.base.store import Store
+from data_pipeline.engine.context import Context
 from data_pipeline.text.document import Document, Dropped, Tally
 
 Row = tuple[int, Document, Document | None]
@@ -73,7 +73,7 @@ class Rule(Step):
         """
         raise NotImplementedError
 
-    def left(self, corpus: Store, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
+    def left(self, context: Context, rows: Iterable[Row], tally: Tally) -> Iterator[Row]:
         """`rows`, in order, with what the rule leaves of each document. Counts the dropped documents."""
         for number, document, left in rows:
             yield number, document, left if left is None else cleaned(left, [self], tally)

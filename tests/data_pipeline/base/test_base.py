@@ -8,12 +8,10 @@ import hashlib
 import io
 import os
 import pty
-import queue
 import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
@@ -31,7 +29,8 @@ from data_pipeline.base.formatting import counted, masked, masked_code, masked_v
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.packages import code_version
 from data_pipeline.base.processes import caught
-from data_pipeline.base.progress import Activity, Board, advance, current, set_activity, working_on
+from data_pipeline.base.progress import Activity, Board
+from data_pipeline.base.stores import Checksum
 from data_pipeline.loading.reader import DiskCache
 from data_pipeline.sources.decompress import open_stream
 from pretrain.run import status
@@ -221,11 +220,12 @@ def test_a_worker_notes_the_stored_bytes_that_it_has_read(tmp_path):
     (tmp_path / "plain").write_bytes(b"x" * 700_000)
     (tmp_path / "members.gz").write_bytes(b"".join(gzip.compress(bytes([n]) * 1000) for n in range(100)))
     for name in ("plain", "members.gz"):
-        with working_on(name), open_stream(str(tmp_path / name)) as stream:
+        checksum = Checksum(str(tmp_path / name), Activity(name))
+        with open_stream(checksum.path, checksum) as stream:
             stream.read()
-            assert current() == Activity(name, done=(tmp_path / name).stat().st_size)
-    assert current() is None
-    advance(5)  # in a process without a unit it counts nowhere
+        stored = (tmp_path / name).read_bytes()
+        assert checksum.progress == Activity(name, done=len(stored))
+        assert checksum.finish() == (len(stored), hashlib.sha256(stored).hexdigest())
 
 
 def test_what_workers_report_is_kept_by_unit_as_long_as_they_do_nothing_else():
@@ -238,24 +238,10 @@ def test_what_workers_report_is_kept_by_unit_as_long_as_they_do_nothing_else():
     assert board.by_unit() == expected
 
 
-def test_reports_are_sent_while_a_unit_takes_long_and_at_once_where_it_may_kill_its_process(monkeypatch):
-    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_REPORTS", 0.001)
-    sent = queue.SimpleQueue()
-    confirmed = []
-    with working_on("unit", 2, lambda activity: confirmed.append(replace(activity))):
-        set_activity("reading a.gz")
-        advance(5)
-        progress.report_to(sent.put)
-        assert sent.get(timeout=120) == Activity("unit", 2, 5, "reading a.gz")
-    assert confirmed == [Activity("unit", 2), Activity("unit", 2, 0, "reading a.gz")]
-
-
 SHOWN = """
-from data_pipeline.base.progress import activity_shown, set_activity, working_on
+from data_pipeline.base.progress import activity_shown, set_activity
 with activity_shown("reading the file"):
     set_activity("counting")
-    with working_on("a unit"):
-        set_activity("reading a.gz")
     set_activity("writing")
 """
 

@@ -25,6 +25,7 @@ from data_pipeline.config import SourceConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.corpus.verify import verify
+from data_pipeline.engine.context import Context
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import Lookahead
@@ -266,9 +267,11 @@ def test_a_bucket_that_vanishes_ends_the_unit_and_a_missing_object_is_damage(sto
         with pytest.raises(StoreError, match=r"^s3://vanishing/a.txt: there is no bucket 'vanishing'$"):
             file.read()
     with pytest.raises(StoreError, match="there is no bucket 'vanishing'"):
-        documents.write_documents(LocalStore(tmp_path), documents_spec("s3://vanishing/a.txt"))
+        documents.write_documents(Context(LocalStore(tmp_path)), documents_spec("s3://vanishing/a.txt"))
     assert not list(tmp_path.rglob("*.parquet"))
-    (result,) = documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/removed.txt")).inputs
+    (result,) = documents.write_documents(
+        Context(LocalStore(tmp_path)), documents_spec("s3://bucket/removed.txt")
+    ).inputs
     assert result.status == "unreadable"  # as a missing file is
     assert "no such file" in result.damage[0].reason
 
@@ -278,14 +281,16 @@ def test_a_store_that_refuses_all_objects_ends_the_unit(store, tmp_path):
     store.filesystem().pipe_file("bucket/expired/a.txt", b"line\n")
     store.denied = True
     with pytest.raises(StoreError, match=r"^s3://bucket/expired/a.txt: permission denied"):
-        documents.write_documents(LocalStore(tmp_path), documents_spec("s3://bucket/expired/a.txt"))
+        documents.write_documents(Context(LocalStore(tmp_path)), documents_spec("s3://bucket/expired/a.txt"))
 
 
 def test_a_file_that_kills_its_readers_is_unreadable_and_the_file_beside_it_is_kept(tmp_path):
     spec = documents_spec("a.txt")
     (tmp_path / "b.txt").write_text("Kept.")
     spec = replace(spec, inputs=[*spec.inputs, documents.InputSpec(str(tmp_path / "b.txt"), "b.txt", Range())])
-    result = documents.write_documents(LocalStore(tmp_path), documents.without(spec, "a.txt", "the worker died"))
+    result = documents.write_documents(
+        Context(LocalStore(tmp_path)), documents.without(spec, "a.txt", "the worker died")
+    )
     assert [(one.status, one.documents) for one in result.inputs] == [("unreadable", 0), ("ok", 1)]
     assert result.inputs[0].damage[0].reason == "the worker died"
 

@@ -18,6 +18,7 @@ from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import RayConfig
 from data_pipeline.engine import records, workers
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.support.tables import each
 
@@ -31,10 +32,10 @@ class Spec:
     reads: tuple[str, ...] = ()
 
 
-def write_all(corpus: LocalStore, spec: Spec) -> Result:
-    read = b"".join(corpus.get(name) for name in spec.reads).decode()
+def write_all(context: Context, spec: Spec) -> Result:
+    read = b"".join(context.store.get(name) for name in spec.reads).decode()
     for output in spec.outputs:
-        corpus.write(output, f"{output}: {spec.content} {fingerprint(read)}".encode())
+        context.store.write(output, f"{output}: {spec.content} {fingerprint(read)}".encode())
     return Result()
 
 

@@ -32,6 +32,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import checking, dispatch, workers
 from data_pipeline.engine.attempt import Needs
+from data_pipeline.engine.context import Attempt, Context
 from data_pipeline.engine.dispatch import rooms_of_nodes
 from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from tests.conftest import TOP, write_c4, write_corpus_file
@@ -331,12 +332,13 @@ def be_killed(corpus: LocalStore, spec: Work) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def read_two_files(corpus: LocalStore, spec: Work) -> None:
-    """Is killed by one of its files, unless the spec says why it can't be read."""
-    progress.set_activity("bad.arrow")
+def read_two_files(context: Context, corpus: LocalStore, spec: Work) -> None:
+    """Is killed by one of its files, unless the spec says why it can't be read. The text that is shown is another."""
+    context.file("bad.arrow")
+    context.progress.doing = "reading"
     if not spec.without:
         os.kill(os.getpid(), signal.SIGSEGV)
-    progress.set_activity("good.arrow")
+    context.file("good.arrow")
     (corpus.root / spec.output).write_text(spec.without)
 
 
@@ -359,13 +361,18 @@ def divide_beside_deaths(corpus: LocalStore, spec: Work) -> None:
     divide(corpus, spec)
 
 
-WORK = {"where_possible": divide_where_possible, "divide": divide, "be_killed": be_killed, "read": read_two_files}
+WORK = {"where_possible": divide_where_possible, "divide": divide, "be_killed": be_killed}
 WORK["beside_deaths"] = divide_beside_deaths
 WORK["allocate"] = lambda corpus, spec: np.zeros(2**50, np.uint8)  # more than a process can address
 
 
-def fail_or_not(corpus: LocalStore, spec: Work) -> Result:
-    WORK[spec.work](corpus, spec)
+def fail_or_not(context: Context, spec: Work) -> Result:
+    corpus = context.store
+    assert isinstance(corpus, LocalStore)
+    if spec.work == "read":
+        read_two_files(context, corpus, spec)
+    else:
+        WORK[spec.work](corpus, spec)
     return Result()
 
 
@@ -480,7 +487,7 @@ def do_beside_deaths(corpus: Path, address: str) -> None:
     run(replace(DIVISION, cpus=1), units, LocalStore(corpus), RayConfig(address=address))
 
 
-def _naps(number: int) -> int:
+def _naps(number: int, attempt: Attempt) -> int:
     """Sleeps for a tenth of a second `number` times: Ray interrupts Python code between two calls, and no call."""
     for _ in range(number):
         time.sleep(0.1)
@@ -501,5 +508,5 @@ def use_workers(found: bool) -> None:
     for _ in range(2):  # builds one after the other
         with workers.cluster_left():
             pool = workers.ready(RayConfig(num_cpus=2))
-            assert [*pool.each(abs, {"one": -1}, "abs", lambda given: Needs())] == [("one", 1)]
+            assert [*pool.each(_naps, {"one": 1}, "naps", lambda given: Needs())] == [("one", 1)]
     print(f"at the end: {ray.is_initialized()}", flush=True)

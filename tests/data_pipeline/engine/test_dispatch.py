@@ -29,7 +29,7 @@ def units(number: int) -> dict[str, int]:
 
 def dispatched(cluster: FakeRay, inputs: dict[str, int], memory: int = 0) -> Iterator[tuple[str, Any]]:
     needs, abandon = Needs(memory), cluster.abandoned.extend
-    given = abs, inputs, "tokens", lambda unit: needs, cluster.board, {}
+    given = (lambda number, attempt: number), inputs, "tokens", lambda unit: needs, cluster.board, {}
     return Dispatch(*given, abandon, cluster, cluster.clock).results()
 
 

@@ -5,6 +5,7 @@ import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from data_pipeline.base.safetensors_file import growing_arrays
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys, minhash
 from data_pipeline.engine import merging
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Output, read_finished
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import parts, report, shards, tokens
@@ -189,7 +191,7 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
             arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
-    tokens.merge_tokens(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    tokens.merge_tokens(Context(LocalStore(tmp_path)), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for count in (1, 3, 8):
         all_buckets = [TokenBucket(split, number, count) for split in SPLITS for number in range(count)]
         merged, apart = ["merged.safetensors"], files
@@ -212,7 +214,7 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
         files.append(f"{len(files)}.safetensors")
         units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
         keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(LocalStore(tmp_path), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
+    keys.merge_duplicates(Context(LocalStore(tmp_path)), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
     for unit in range(7):
         merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
         assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
@@ -251,6 +253,12 @@ def grouped(monkeypatch) -> list[int]:
     for module, bound, number in ((tokens, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
+
+
+def test_a_build_with_nothing_to_do_counts_no_tokens(config, unmerged, monkeypatch):
+    """Counting reads the hashes of all documents."""
+    monkeypatch.setattr(shards, "count_tokens", Mock(side_effect=AssertionError))
+    assert checksums(Path(build(config))) == unmerged
 
 
 def test_a_build_that_merges_has_the_same_bytes(config, unmerged, grouped, capsys):

@@ -6,8 +6,8 @@ import pytest
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.base.store import Store
 from data_pipeline.engine.config import RayConfig
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Result, Stage, Unit, run
 from data_pipeline.engine.workers import without_ray
 
@@ -18,8 +18,8 @@ class Work:
     fails: str  # the message; "": writes a file
 
 
-def work(corpus: Store, spec: Work) -> Result:
-    with corpus.put(f"tried/{spec.name}") as path:
+def work(context: Context, spec: Work) -> Result:
+    with context.store.put(f"tried/{spec.name}") as path:
         path.touch()
     if spec.fails:
         raise ValueError(spec.fails)

@@ -25,6 +25,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.stores import Checksum
 from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.engine.context import Context
 from data_pipeline.sources.decompress import open_stream
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents, report
@@ -351,7 +352,7 @@ def test_the_checksum_takes_no_second_read(tmp_path, lines, read_bytes, declared
     fsspec.filesystem("memory").pipe_file("/once/input", content)
     spec = spec_of(tmp_path, "memory:///once/input", declared)
     read_bytes.clear()
-    (result,) = documents.write_documents(LocalStore(tmp_path), spec).inputs
+    (result,) = documents.write_documents(Context(LocalStore(tmp_path)), spec).inputs
     assert result.status == status
     assert (result.bytes, result.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert len(content) <= sum(read_bytes) <= len(content) + (1 << 18) + (1 << 20)
@@ -364,7 +365,7 @@ def test_the_first_range_of_a_file_has_the_checksum_of_all_of_it(tmp_path):
     read = []
     for part in (Range(0, len(stream)), Range(len(stream), None, 1)):
         spec = replace(whole, inputs=[replace(whole.inputs[0], range=part)], part=f"part-{part.start}")
-        read += documents.write_documents(LocalStore(tmp_path), spec).inputs
+        read += documents.write_documents(Context(LocalStore(tmp_path)), spec).inputs
     first, last = read
     assert (first.bytes, first.sha256) == (3 * len(stream), hashlib.sha256(3 * stream).hexdigest())
     assert (last.bytes, last.sha256) == (0, "")

@@ -20,6 +20,7 @@ from checks.fuzz import check, seeds
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import SourceConfig
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import look_of
 from data_pipeline.sources.record import Record
@@ -369,7 +370,7 @@ def read_as(declared: str, path: Path) -> Finished[DocumentsResult]:
     rows = {"packing": "complete_documents", "objective": {"name": "text_to_text"}} if declared == "pairs" else {}
     config = plain(path.parent, path, declared, rows=rows)
     (unit,) = plan(config, LocalStore(corpus), files_of(config))
-    return Finished(unit.name, "", write_documents(LocalStore(corpus), unit.spec), {}, 0.0, 0.0)
+    return Finished(unit.name, "", write_documents(Context(LocalStore(corpus)), unit.spec), {}, 0.0, 0.0)
 
 
 @each("kind", FILES)

@@ -30,6 +30,7 @@ from data_pipeline.config import CorpusConfig, SplitConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine import work_units
+from data_pipeline.engine.context import Context
 from data_pipeline.stages import dedup as dedup_stages
 from data_pipeline.stages import report
 from data_pipeline.stages.documents import plan as plan_documents
@@ -92,7 +93,7 @@ def test_a_split_by_position_holds_out_the_end_of_each_source(tmp_path):
         split = {"by": "position", "validation_fraction": fraction}
         config = plain(tmp_path, tmp_path / files, "jsonl", split=split)
         (unit,) = plan_documents(config, tmp_path / "corpus", files_of(config))
-        (part,) = write_documents(LocalStore(tmp_path / "corpus"), unit.spec).parts
+        (part,) = write_documents(Context(LocalStore(tmp_path / "corpus")), unit.spec).parts
         return "".join(split[0] for split in pq.read_table(tmp_path / "corpus" / part.path)["split"].to_pylist())
 
     for number in range(3):
