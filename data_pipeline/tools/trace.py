@@ -52,6 +52,10 @@ def trace(location: str, name: str) -> list[Trace]:
     except pa.ArrowException as error:
         way_out = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
         raise FailedError(f"{corpus}: {one_line(error)}; {way_out}") from None
+    if not corpus.names(DOCUMENTS.folder) and not corpus.names(DROPPED.folder):
+        raise UserError(
+            f"{corpus}: no corpus with documents; name the directory that `data-pipeline build` has written"
+        )
     if not dropped and not kept:
         reason = "" if corpus.names(DROPPED.folder) else f"; it has no {DROPPED.folder}/ (keep_dropped: true writes it)"
         raise UserError(f"{name}: {corpus} has no such document, neither kept nor dropped{reason}")

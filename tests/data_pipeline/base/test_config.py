@@ -444,7 +444,6 @@ def test_every_command_that_takes_a_config_file_takes_a_shipped_one(command, nam
     "command, name",
     [
         ("data-pipeline plan NAME", "CORPUS.yaml"),
-        ("data-pipeline trace NAME id", "CORPUS"),
         ("pretrain plan NAME --gpu h200 --gpus 8", "RUN.yaml"),
         ("pretrain experiment NAME", "DIR"),
         ("launch hosts NAME --hostfile hosts", "RUN.yaml"),

@@ -36,7 +36,6 @@ from data_pipeline.sources.wikipedia_export import ranges
 from data_pipeline.stages import documents
 from data_pipeline.stages.inputs import files_of, list_files
 from data_pipeline.stages.output import is_begun
-from data_pipeline.text.cleaning.config import CleaningConfig
 from tests.conftest import write_corpus_file
 from tests.support.builds import built, flip, plain
 from tests.support.in_process import done_here, refused_here, run_here
@@ -253,7 +252,8 @@ def documents_spec(path: str) -> documents.DocumentsSpec:
         inputs=[documents.InputSpec(path, "a.txt", Range())],
         **{"format": "text", "name": "text", "language": "en", "options": {}, "part": "part-00000"},
         **{"split": (0, 1), "folder": "documents", "urls": False, "characters_per_part": 10**6},
-        cleaning=CleaningConfig(profile="none"),
+        rules=[],
+        dropped="",
     )
 
 

@@ -64,7 +64,7 @@ def test_bucket_of_keys_and_its_duplicates_open_each_file_once(tmp_path):
     assert len(table) == len(units)
     assert 20_000 < len(table) < 30_000  # half of all, of which the highest bit is 0
     store.opens = 0
-    assert read_duplicates(store, None, [f"d{number}" for number in range(10)], 7) == {0: [0]}
+    assert read_duplicates(store, None, [f"d{number}" for number in range(10)], 7).items == {0: [0]}
     assert store.opens == 10
 
 

@@ -32,6 +32,7 @@ from data_pipeline.dedup.reading import Decision, Earlier, Reading
 from data_pipeline.dedup.registry import STEPS, key_steps
 from data_pipeline.dedup.step import KeyStep
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import merge, write_names
 from data_pipeline.stages import report
 from data_pipeline.stages.table import forget
@@ -157,11 +158,11 @@ def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and
 
     def changes(earlier: Earlier, name: str) -> tuple[list[str | None], Tally]:
         """What is left of each text, read again from the table that a reading writes, and what was counted."""
-        reading, tally = Reading(corpus, earlier), Tally()
+        reading, tally = Reading(Context(corpus), earlier), Tally()
         with reading.write_changes(name, reading.rows(read, tally), tally) as rows:
             next(rows)
         counted = Tally()
-        again = Reading(corpus, replace(earlier, changes=name, since=[])).rows(read, counted)
+        again = Reading(Context(corpus), replace(earlier, changes=name, since=[])).rows(read, counted)
         return [left.text if left else None for _, _, left in again], counted
 
     keys = Keys(group=1, order=0)
@@ -178,9 +179,9 @@ def test_a_reading_takes_the_changes_from_the_table_then_the_decisions_since_and
     assert left == ["Kept.", None, "Once.\nTwice.", "Twice.", None, None]
     assert counted.dropped_documents == {"duplicate_document": 2, "bad_words": 1}
     assert counted.dropped_lines == {"duplicate_line": 2}
-    columns = Reading(corpus, replace(first, since=since)).columns(["url", "timestamp"])
+    columns = Reading(Context(corpus), replace(first, since=since)).columns(["url", "timestamp"])
     assert {*columns} == {*SCHEMA.names}  # a rule sees all fields
-    columns = Reading(corpus, replace(first, since=[lines])).columns(["url", "timestamp"])
+    columns = Reading(Context(corpus), replace(first, since=[lines])).columns(["url", "timestamp"])
     assert {*columns} == {"url", "timestamp", "id", "text", "target", "language"}
 
 
@@ -197,10 +198,10 @@ def test_a_table_of_changes_has_all_fields_that_a_rule_may_change(tmp_path):
         [Document("a/b/0", "A text.", title="A", source="a", split="train", target="t")],
     )
     earlier = Earlier(0, [Span("a/b", 0, 1)], "", [Decision(Renames())])
-    reading, tally = Reading(corpus, earlier), Tally()
+    reading, tally = Reading(Context(corpus), earlier), Tally()
     with reading.write_changes("table", reading.rows(read, tally), tally) as rows:
         ((_, _, changed),) = rows
-    ((_, _, again),) = Reading(corpus, replace(earlier, changes="table", since=[])).rows(read, Tally())
+    ((_, _, again),) = Reading(Context(corpus), replace(earlier, changes="table", since=[])).rows(read, Tally())
     assert again == changed == replace(read[0], title="", split="validation", target="T")
 
 

@@ -10,6 +10,7 @@ import pytest
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, _cut, train
+from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.parts import Part, part_file
@@ -58,7 +59,14 @@ def finished(folder, units):
         (folder / unit.outputs[0]).parent.mkdir(parents=True, exist_ok=True)
         outputs = {name: Output(0, "") for name in unit.outputs}
         done.append(
-            Finished(unit.name, unit.inputs, tokenizer.SAMPLING.work(LocalStore(folder), unit.spec), outputs, 0.0, 0.0)
+            Finished(
+                unit.name,
+                unit.inputs,
+                tokenizer.SAMPLING.work(Context(LocalStore(folder)), unit.spec),
+                outputs,
+                0.0,
+                0.0,
+            )
         )
     return done
 
@@ -133,7 +141,7 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
         f"2.0 GB are free; set it to {most:,} or less, or use a machine with more memory"
     )
     with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
-        tokenizer.STAGE.work(LocalStore(tmp_path), spec)
+        tokenizer.STAGE.work(Context(LocalStore(tmp_path)), spec)
     tokenizer.check_memory(config, most)
 
 
@@ -142,7 +150,7 @@ def test_a_sample_is_no_larger_than_the_text_when_its_memory_is_checked(tmp_path
     parts = [part.path for part in write_parts(tmp_path)]
     sample = Sample(documents=len(TEXTS), bytes=len("".join(TEXTS.values()).encode()))
     found = tokenizer.STAGE.work(
-        LocalStore(tmp_path), TokenizerSpec(config, seed=0, parts=parts, text_bytes=sample.bytes)
+        Context(LocalStore(tmp_path)), TokenizerSpec(config, seed=0, parts=parts, text_bytes=sample.bytes)
     )
     assert found == TokenizerResult(pieces=20, sample=sample)
 
