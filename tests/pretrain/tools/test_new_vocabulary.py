@@ -22,6 +22,7 @@ from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig
 from data_pipeline.corpus.tokenizer.text_model import Roles, TextModel
 from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, normal
 from data_pipeline.text.vocabulary import Vocabulary
+from pretrain import export as huggingface
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.models import build, parse
@@ -255,6 +256,15 @@ def test_a_run_starts_from_a_model_with_another_vocabulary(tied, small_corpus, o
     model = yaml.safe_load((tmp_path / "out/model.yaml").read_text())["model"]
     path = run_file(tmp_path, other_corpus, model=model, checkpoint={"init_from": str(tmp_path / "out")})
     prepare(RunConfig.model_validate_json(path.read_text()), 0, 1)  # isn't refused
+
+
+def test_a_directory_that_transformers_saved_is_adapted_like_the_checkpoint(small_corpus, other_corpus, tmp_path):
+    before = saved("bart", small_corpus, tmp_path / "start")
+    huggingface.export(before.model.state_dict(), before.model.config, before.tokenizer, tmp_path / "exported")
+    for source in ("start", "exported"):
+        new_vocabulary.adapt(tmp_path / source, tmp_path / f"{source}-out", str(other_corpus), "mean", 0)
+    states = [TrainedModel.open(tmp_path / f"{source}-out").model.state_dict() for source in ("start", "exported")]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
 def test_a_large_unit_of_padding_does_not_outlive_the_vocabulary(small_corpus, other_corpus, tmp_path):
