@@ -34,7 +34,7 @@ from tests.conftest import TOP, built_once
 from tests.support.exported import randomise
 from tests.support.in_process import done_here, refused_here
 from tests.support.reading import c4_pages
-from tests.support.runs import run_file, train_ranks
+from tests.support.runs import run_file, train
 from tests.support.small_families import FAMILIES
 from tests.support.tables import each
 
@@ -306,22 +306,23 @@ def test_wrong_arguments_get_one_line(small_corpus, tmp_path):
 
 QUICKSTART = TOP / "configs/runs/quickstart.yaml"
 CORPUS = TOP / "configs/corpora/quickstart.yaml"
+NARROW = ("model.d_model=64", "model.d_ff=128", "model.num_heads=2", "model.num_key_value_heads=2")
 MARGIN = 0.1  # nats per character
 
 
 def held_out(run: Path, corpus: Path, steps: int, *overrides: str) -> float:
-    """Trains the quickstart's model on a corpus of its text, without a curriculum. The last held-out loss, in nats per
+    """Trains the quickstart's model, with half its width, on a corpus of its text. The last held-out loss, in nats per
     character of the masked spans."""
     data = f"data={{train: [{{corpus: {corpus}}}], validation: [{{corpus: {corpus}}}], workers: 0}}"
     hooks = f"evaluation=[{{hook: validation_loss, every_steps: {steps}}}]"
     given = [f"run.directory={run}", f"run.max_steps={steps}", data, hooks, "schedule.warmup_steps=5"]
-    assert train_ranks(QUICKSTART, 1, *given, "checkpoint.every_steps=1000", "tracking.mlflow=null", *overrides) == [0]
+    train(QUICKSTART, *given, *NARROW, "checkpoint.every_steps=1000", "tracking.mlflow=null", *overrides)
     opened = data_pipeline.open(corpus)
     (loss,) = (values for row in read_metrics(run) if (values := row.metrics.get(f"validation/{opened.name}/loss")))
     content = opened.tokenizer.model.token_bytes
     masked = [example.targets for example in opened.examples("validation")]
     text = b"".join(content[id_] for ids in masked for id_ in ids if id_ < len(content))
-    return loss * sum(map(len, masked)) / len(text.decode())
+    return loss * sum(map(len, masked)) / len(text.decode(errors="ignore"))
 
 
 @pytest.mark.slow
