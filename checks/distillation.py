@@ -20,7 +20,6 @@ STEPS, SEEDS = 200, range(3)
 WAYS = {
     "no teacher": None,
     "teacher, weight 0.5": {"weight": 0.5},
-    "teacher, weight 0.9": {"weight": 0.9},
 }
 
 
