@@ -81,7 +81,7 @@ def row(folder: Path, name: str, overrides: list[str], model: Path, own: float) 
                 )
                 start.with_suffix(".txt").write_text(told)
             lines = [line.split(maxsplit=1) for line in start.with_suffix(".txt").read_text().splitlines()[1:-2]]
-            if way == "mean":
+            if way == "mean" and seed == 0:
                 kept, means, drawn = (
                     sum(int(count.replace(",", "")) for count, meaning in lines if meaning.startswith(word))
                     for word in ("kept", "the mean", "drawn")
@@ -91,7 +91,7 @@ def row(folder: Path, name: str, overrides: list[str], model: Path, own: float) 
         hooks = f"evaluation=[{{hook: validation_loss, every_steps: {STEPS}}}]"
         losses[way].append(trained(run, corpus, *SCHEDULE, f"run.seed={seed}", hooks, *init))
         print(name, way, seed, losses[way][-1], file=sys.stderr, flush=True)
-    spread = (f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}" for found in losses.values())
+    spread = (f"{statistics.mean(found):.3f} ± {statistics.stdev(found):.3f}" for found in losses.values())
     return [name, f"{kept:,}", f"{means:,}", f"{drawn:,}", f"{own:.2f}", f"{before:.2f}", *spread]
 
 
