@@ -92,15 +92,13 @@ def experiment(
     budget: str | None = None,
     at_once: int | None = None,
     out: str | Path | None = None,
-    baseline: str | None = None,
     **overrides: Any,
 ) -> "pd.DataFrame":
     """Trains every run file of a folder with several seeds, prints a table that compares them, and returns the runs.
 
     `directory`: the folder, or `configs:NAME` for one that ships. `seeds`: runs of each file. `budget`: the length of
     each run: "400steps", "5%" or "2e13flops". `at_once`: runs that train at the same time; None: one per GPU, or one.
-    `out`: the folder of the runs and the table; None: runs/NAME. `baseline`: the row that the others are compared with.
-    `overrides`: keys of all run files.
+    `out`: the folder of the runs and the table; None: runs/NAME. `overrides`: keys of all run files.
 
     The same call resumes: finished runs are kept, and interrupted ones continue. The table that is returned has a row
     for each finished run, as `out`/runs.csv.
@@ -117,9 +115,7 @@ def experiment(
     folder, changes = path_of(directory), as_overrides(overrides)
     if isinstance(folder, Mapping):
         raise UserError("directory: expected a folder of run files, got keys and values")
-    outcome = run_experiment.experiment(
-        folder, seeds, budget, at_once, Path(out) if out else None, changes, baseline=baseline
-    )
+    outcome = run_experiment.experiment(folder, seeds, budget, at_once, Path(out) if out else None, changes)
     if outcome.code not in (0, STOPPED):
         raise FailedError(f"{outcome.out}: a run has failed; the log beside its directory says why")
     return pd.read_csv(outcome.out / "runs.csv")

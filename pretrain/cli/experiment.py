@@ -40,12 +40,6 @@ def experiment_command(
     train: Annotated[
         bool, typer.Option(help="Train the runs. --no-train: only make the table of finished runs.")
     ] = True,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROW", help="The row that the others are compared with. Default: `baseline`, else the first."
-        ),
-    ] = None,
 ) -> None:
     """Train every run file of a folder with several seeds, and compare the runs in a table.
 
@@ -55,5 +49,5 @@ def experiment_command(
     with progress.activity_shown("reading the run files"):
         from pretrain.tools.experiment import run_experiment  # PyTorch takes 2 s, MLflow more
 
-        outcome = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train, baseline)
+        outcome = run_experiment.experiment(directory, seeds, budget, at_once, out, overrides or [], train)
     raise typer.Exit(outcome.code)

@@ -196,7 +196,7 @@ def test_what_is_no_finished_ladder_is_refused_in_a_line(tmp_path):
 
 
 def made(rung, seed, loss):
-    return Result(rung, seed, 10, 100, None, loss, [(10, loss)])
+    return Result(rung, seed, 10, 100, None, loss)
 
 
 def test_the_report_has_the_law_the_prediction_and_what_was_reached(small_corpus, tmp_path):

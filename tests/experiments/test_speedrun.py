@@ -24,7 +24,7 @@ TARGET = Track(target=4.0)
 def runs(**rows: list[tuple[float, float]]) -> list[Result]:
     """Rows that have (loss, processor seconds) by seed."""
     return [
-        Result(row, seed, 300, 1000, 4.0, loss, [(300, loss)], loss + 1, 0.2, 1.5e6, 2 * seconds, seconds)
+        Result(row, seed, 300, 1000, 4.0, loss, loss + 1, 0.2, 1.5e6, 2 * seconds, seconds)
         for row, of in rows.items()
         for seed, (loss, seconds) in enumerate(of)
     ]

@@ -36,7 +36,6 @@ _SHARED = Path("/dev/shm")
 _RANK, _WORKER = 1.0e9, 0.4e9  # bytes of a rank of a small model, and of one of its loader processes
 _SHARED_BY_RANK, _SHARED_BY_WORKER = 16 * 2**20, 8 * 2**20  # NCCL's buffers; batches on their way to the rank
 _WRITTEN, _LEAST_ROOM, _LEAST_SPEED = 64 * 2**20, 5e9, 50e6
-_SECONDS_TO_SEE = 20.0  # a network file system shows a new file late
 _REFUSED = "choose another run.directory, or make room there"
 _LOOPS = 5
 _REDUCED = {"cpu": 2**26, "cuda": 2**28}  # bytes
@@ -53,6 +52,7 @@ class Settings:
         workers: number of loader processes of a rank.
         directory: the run directory.
         shared: a file that the head has created beside the run directory.
+        seconds_to_see: how long to wait for this file; a network file system shows a new file late.
     """
 
     ranks_here: int = 1
@@ -60,6 +60,7 @@ class Settings:
     workers: int = 2
     directory: str | None = None
     shared: str | None = None
+    seconds_to_see: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def run_directory(settings: Settings) -> list[Finding]:
         reason = error.strerror or str(error)
         return [Finding("run directory", "error", f"{place}: {reason}", "a directory that can be written", _REFUSED)]
     found = f"{place}: {room / 1e9:,.0f} GB free; writes {speed / 1e6:,.0f} MB/s"
-    if shared and not until(Path(shared).exists, _SECONDS_TO_SEE):
+    if shared and not until(Path(shared).exists, settings.seconds_to_see):
         found = f"{shared}, which launch doctor has just created, isn't seen here"
         remedy = "put run.directory on a file system that every node mounts"
         return [Finding("run directory", "error", found, "one file system for all nodes", remedy)]

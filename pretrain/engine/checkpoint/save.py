@@ -192,9 +192,9 @@ class Saver:
             return files
 
         try:
-            files, train_state = write_together(write_own, train_state, self._group)
+            files, train_state = _write_together(write_own, train_state, self._group)
             if rank == 0:
-                write_common(self._origin, buffers, temporary)
+                _write_common(self._origin, buffers, temporary)
                 index = write_run_index(temporary, files, self._origin, train_state, weights)
                 saved.gigabytes = sum(file.bytes for file in index.files.values()) / 1e9
                 _put_in_place(temporary, saved.directory)
@@ -246,7 +246,7 @@ def _put_in_place(temporary: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_together(
+def _write_together(
     write: Callable[[], Files], train_state: TrainState, group: dist.ProcessGroup
 ) -> tuple[Files, TrainState]:
     """Writes this rank's files. Returns the files of all ranks, and the state with the damaged blocks that any rank has
@@ -262,7 +262,7 @@ def write_together(
     return everything, replace(told[0][1], skipped=skipped)
 
 
-def write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:
+def _write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:
     """Writes the files that no rank owns: tokenizer, run file and the model's buffers."""
     tokenizer.save(origin.tokenizer, directory)
     shutil.copyfile(origin.run / CONFIG, directory / CONFIG)

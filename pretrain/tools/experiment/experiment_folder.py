@@ -52,7 +52,7 @@ class ExperimentFile(Section):
     """The file experiment.yaml in a folder of run files: how their runs are compared, and with what."""
 
     name: str | None = None
-    """The experiment's name, in curves.png and in the default of `--out`. null: the folder's name."""
+    """The experiment's name, above the table and in the default of `--out`. null: the folder's name."""
     groups: list[Group] = []
     """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first."""
 
@@ -66,11 +66,8 @@ class Experiment:
     groups: list[Group]
 
 
-def read(directory: Path, baseline: str | None = None) -> Experiment:
-    """The experiment in `directory`. `baseline`: the row that those in no group are compared with; None: the one that
-    is called so, else the first.
-
-    Raises UserError, which names the file and the key, if it can't be run."""
+def read(directory: Path) -> Experiment:
+    """The experiment in `directory`. Raises UserError, which names the file and the key, if it can't be run."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such folder; expected one with run files")
     settings = load(directory / FILE, [], ExperimentFile) if (directory / FILE).exists() else ExperimentFile()
@@ -84,10 +81,8 @@ def read(directory: Path, baseline: str | None = None) -> Experiment:
     if problems:
         raise UserError("\n".join(f"{directory}: {problem}" for problem in problems))
     others = [row for row in files if row not in grouped]
-    if baseline is not None and baseline not in others:
-        raise UserError(f"--baseline: {baseline}: expected a row in no group: {', '.join(others) or 'there is none'}")
     if others:
-        first = baseline or (_BASELINE if _BASELINE in others else others[0])
+        first = _BASELINE if _BASELINE in others else others[0]
         others.sort(key=lambda row: row != first)  # stable
         groups.append(Group(title="Other rows" if groups else name, baseline=first, rows=others))
     return Experiment(name, {row: files[row] for row in (*grouped, *others)}, groups)

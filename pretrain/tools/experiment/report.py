@@ -1,13 +1,9 @@
-"""An experiment's table, its rows in their groups, and its picture."""
+"""An experiment's table: its rows in their groups."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from statistics import fmean
 from textwrap import wrap
-
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 from data_pipeline.base.formatting import aligned
 from pretrain.tools.experiment.experiment_folder import Experiment, Group
@@ -87,19 +83,3 @@ def _cells(line: Line, most_seeds: int) -> list[str]:
         shown(line.comparison.difference if line.comparison else None, "+.3f"),
         "<.001" if p is not None and p < 0.001 else shown(p, ".3f"),
     ]
-
-
-def picture(experiment: Experiment, results: Sequence[Result]) -> Figure:
-    """The validation losses of all rows: means over seeds, at the steps that all seeds have."""
-    figure = Figure(figsize=(8.0, 5.0), layout="constrained")
-    axes = figure.subplots()
-    for number, row in enumerate(experiment.rows):
-        curves = [dict(result.curve) for result in results if result.row == row]
-        if not curves:
-            continue
-        steps = sorted(set.intersection(*map(set, curves)))
-        means = [fmean(curve[step] for curve in curves) for step in steps]
-        axes.plot(steps, means, ".-", label=row, color=colormaps["tab20"](number % 20), linewidth=1.2, markersize=3)
-    axes.legend(fontsize=5, ncols=4)
-    axes.set(title=f"{experiment.name}: validation loss", xlabel="step", ylabel="nats per token")
-    return figure

@@ -4,7 +4,6 @@ import csv
 import io
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ class Result:
     """A finished run. Losses are in nats per target token; None where they weren't measured.
 
     - `train_loss`: the mean since the line of metrics before the last.
-    - `validation_loss`: after the last step, on the first validation corpus. `curve`: (step, loss) of all evaluations.
+    - `validation_loss`: after the last step, on the first validation corpus.
     - `text_loss`: the same on text tokens alone. `input_worth`: by how much it rises with another row's input.
     - `tokens`: of text that were trained on. `seconds`, `processor_seconds`: of the steps alone, by the clock
       and of all ranks' processors.
@@ -42,7 +41,6 @@ class Result:
     parameters: int
     train_loss: float | None
     validation_loss: float | None
-    curve: list[tuple[int, float]] = field(default_factory=list, compare=False)
     text_loss: float | None = None
     input_worth: float | None = None
     tokens: float | None = None
@@ -51,7 +49,7 @@ class Result:
     others: Mapping[str, float] = field(default_factory=dict)
 
 
-_OWN = [name for name in Result.__dataclass_fields__ if name not in ("curve", "others")]
+_OWN = [name for name in Result.__dataclass_fields__ if name != "others"]
 
 
 def results(runs: Iterable[PlannedRun]) -> list[Result]:
@@ -79,7 +77,7 @@ def as_csv(results: Sequence[Result]) -> str:
 
 
 def read_csv(path: Path) -> list[Result]:
-    """The runs of a runs.csv, without their curves."""
+    """The runs of a runs.csv."""
     found = []
     with path.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
@@ -95,13 +93,12 @@ def read_csv(path: Path) -> list[Result]:
 def _result(run: PlannedRun) -> Result:
     checkpoint = newest(run.directory)
     assert checkpoint is not None, "a finished run has saved"
-    curves = defaultdict[str, list[tuple[int, float]]](list)
-    for line in read_metrics(run.directory):
-        for name, value in line.metrics.items():
-            curves[name].append((line.step, value))
-    ends = {name: curve[-1][1] for name, curve in curves.items()}
-    totals = {name: sum(value for _, value in curve) for name, curve in curves.items()}
-    corpus = next((found[1] for name in curves if (found := _VALIDATION.fullmatch(name))), "")
+    lines = [line.metrics for line in read_metrics(run.directory)]
+    ends = {name: value for metrics in lines for name, value in metrics.items()}
+    seconds, of_processors = (
+        [metrics[name] for metrics in lines if name in metrics] for name in ("train/seconds", "train/processor_seconds")
+    )
+    corpus = next((found[1] for name in ends if (found := _VALIDATION.fullmatch(name))), "")
     return Result(
         run.row,
         run.seed,
@@ -109,12 +106,11 @@ def _result(run: PlannedRun) -> Result:
         parameters=meta_model(checkpoint_index.read(checkpoint).model).num_parameters(),
         train_loss=ends.get("train/loss"),
         validation_loss=ends.get(f"validation/{corpus}/loss"),
-        curve=curves[f"validation/{corpus}/loss"],
         text_loss=ends.get(f"validation/{corpus}/text_loss"),
         input_worth=ends.get(f"input_use/{corpus}/worth"),
         tokens=ends.get("train/tokens"),
-        seconds=totals.get("train/seconds"),
-        processor_seconds=totals.get("train/processor_seconds"),
+        seconds=sum(seconds) if seconds else None,
+        processor_seconds=sum(of_processors) if of_processors else None,
         others=ends,
     )
 

@@ -11,7 +11,6 @@ from data_pipeline.base.command import STOPPED
 from data_pipeline.base.formatting import counted
 from data_pipeline.base.processes import Process, ProcessGroup, announce, caught
 from data_pipeline.base.progress import set_activity
-from pretrain.evaluate.record import png
 from pretrain.hardware import VISIBLE, count_gpus, threads_per_rank
 from pretrain.tools.experiment import experiment_folder, report
 from pretrain.tools.experiment.experiment_folder import PlannedRun, plan_experiment
@@ -114,14 +113,13 @@ def experiment(
     out: Path | None,
     overrides: Sequence[str],
     train: bool = True,
-    baseline: str | None = None,
 ) -> Outcome:
     """Trains what hasn't finished, unless `train` is False, then writes and prints the table.
 
-    `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.txt, runs.csv and
-    curves.png. Calling it again continues: finished runs are kept, and interrupted ones resume.
+    `out` gets runs in ROW/seed-N, their launchers' output in ROW/seed-N.log, and table.txt and runs.csv.
+    Calling it again continues: finished runs are kept, and interrupted ones resume.
     """
-    found = experiment_folder.read(directory, baseline)
+    found = experiment_folder.read(directory)
     out = out or Path("runs", "-".join([found.name, *(budget.replace("%", "percent").split() if budget else [])]))
     environments, threads = places(at_once)
     set_activity(f"checking {counted(len(found.rows), 'run file')}")
@@ -129,15 +127,12 @@ def experiment(
     size = f"{counted(len(found.rows), 'row')} × {counted(seeds, 'seed')}"
     compared = ", ".join(dict.fromkeys(group.baseline for group in found.groups))
     code = train_all(runs, environments, f"{out}: {size}, compared with {compared}", train)
-    set_activity("making the table and curves.png")
+    set_activity("making the table")
     ended = results(runs)
     text = report.text(report.lines(found, ended))
-    contents = {"table.txt": f"{text}\n".encode(), "runs.csv": as_csv(ended).encode()}
-    if any(one.curve for one in ended):
-        contents["curves.png"] = png(report.picture(found, ended))
-    files = [out / name for name in contents]
-    for file, content in zip(files, contents.values(), strict=True):
-        write_bytes(file, content)
+    files = [out / "table.txt", out / "runs.csv"]
+    for file, content in zip(files, (f"{text}\n", as_csv(ended)), strict=True):
+        write_bytes(file, content.encode())
     return Outcome(conclude(code, files, text, out), out)
 
 

@@ -72,10 +72,9 @@ def test_a_run_directory_that_cannot_be_written_is_an_error(tmp_path, options, r
     assert done.stdout == f"error {tmp_path}/disk: {reason}\n", done.stderr
 
 
-def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_SECONDS_TO_SEE", 0)
+def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path):
     (shared := tmp_path / "shared").touch()
-    given = Settings(directory=str(tmp_path / "run"), shared=str(shared))
+    given = Settings(directory=str(tmp_path / "run"), shared=str(shared), seconds_to_see=0)
     (seen,) = checks.run_directory(given)
     assert seen.level != "error"  # a slow or nearly full disk is a warning
     assert seen.found.startswith(f"{tmp_path}: ")

@@ -1,4 +1,4 @@
-"""`pretrain experiment`: budgets, the runs of a folder, statistics over seeds, the table and the picture."""
+"""`pretrain experiment`: budgets, the runs of a folder, statistics over seeds, and the table."""
 
 import csv
 import math
@@ -216,12 +216,12 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
     found = experiment_folder.read(tmp_path)
     assert (found.name, list(found.rows)) == (tmp_path.name, ["a", "b", "c"])
     assert found.groups == [experiment_folder.Group(title=tmp_path.name, baseline="a", rows=["a", "b", "c"])]
-    (chosen,) = experiment_folder.read(tmp_path, "b").groups
-    assert (chosen.baseline, chosen.rows) == ("b", ["b", "a", "c"])
+    (tmp_path / "baseline.yaml").write_text("run: {}")
+    (named,) = experiment_folder.read(tmp_path).groups
+    assert (named.baseline, named.rows) == ("baseline", ["baseline", "a", "b", "c"])
+    (tmp_path / "baseline.yaml").unlink()
     (tmp_path / "experiment.yaml").write_text("groups: [{title: t, baseline: c, rows: [c, b]}]")
     assert list(experiment_folder.read(tmp_path).rows) == ["c", "b", "a"]
-    with pytest.raises(UserError, match="--baseline: c: expected a row in no group: a"):
-        experiment_folder.read(tmp_path, "c")
 
 
 @each(
@@ -248,11 +248,11 @@ def test_a_folder_that_is_no_experiment_is_refused(tmp_path, rows, text, said):
         experiment_folder.read(tmp_path if rows is not None else tmp_path / "none")
 
 
-# The table and the picture.
+# The table
 
 
 def made_up(row, seed, loss):
-    return Result(row, seed, 200, 15_763_500, loss - 0.1, loss, [(100, loss + 1), (200, loss)])
+    return Result(row, seed, 200, 15_763_500, loss - 0.1, loss)
 
 
 RESULTS = [made_up("plain", seed, loss) for seed, loss in ((1, 3.40), (2, 3.42), (3, 3.41))]
@@ -271,12 +271,6 @@ def test_the_table_has_means_spreads_and_p_values():
     at = rows.index(["mse", "15,763,500", "3.290±0.010", "3.390±0.010", "-0.020", p])
     assert rows[at + 1] == ["plain*", "15,763,500", "3.310±0.010", "3.410±0.010"]
     assert ["subtracted(0)"] in rows  # no run of it has finished
-
-
-def test_the_picture_has_the_mean_over_seeds_of_rows_that_have_finished():
-    (losses,) = report.picture(experiment_folder.read(PUBLISHED), RESULTS).axes
-    by_name = {line.get_label(): line.get_ydata().tolist() for line in losses.lines}
-    assert by_name == {"plain": pytest.approx([4.41, 3.41]), "mse": pytest.approx([4.39, 3.39])}
 
 
 def test_a_group_may_compare_rows_by_another_metric(tmp_path):
@@ -440,7 +434,7 @@ def test_an_experiment_from_runs_to_table(small_corpus, empty_mlflow, tmp_path, 
     assert "narrow-seed-1: stopped after saving" in printed
     assert "wrong-seed-0: failed (exit code 2)" in printed
     assert "nowhere" in printed
-    assert printed.rstrip().endswith("curves.png; the same command tries those that failed again")
+    assert printed.rstrip().endswith("runs.csv; the same command tries those that failed again")
 
     started.clear()
     assert experiment(rows, 2, "50%", 2, out, [], train=False) == (0, out)
