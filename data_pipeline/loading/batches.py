@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.example_rows import balanced, width_of
 from data_pipeline.corpus.objectives.objective import Examples, together
-from data_pipeline.corpus.packing import balanced, width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader

@@ -11,9 +11,10 @@ import typer
 from data_pipeline.base.command import json_for, path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Progress, track
-from pretrain.cli.app import SavedModel, app
+from pretrain.cli.app import SavedModel
 from pretrain.evaluate.generation.lines import lines_of
 
+commands = typer.Typer(add_completion=False)
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB.
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # The options from `max_new_tokens` on are the fields of GenerationSettings.
-@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
+@commands.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
 def generate(
     context: typer.Context,
     checkpoint: SavedModel,

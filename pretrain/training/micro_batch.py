@@ -23,7 +23,7 @@ from pydantic import PositiveInt
 
 from data_pipeline.base.atomic import fingerprint, write_json
 from data_pipeline.base.json_file import read_valid_json
-from data_pipeline.corpus.packing import width_of
+from data_pipeline.corpus.example_rows import width_of
 from data_pipeline.loading.batches import Batch, TrainingBatches, widened
 from data_pipeline.loading.prefetch import with_facts, with_target_indices
 from pretrain.config.batch import BatchPlan
