@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.base import paths, progress
+from data_pipeline.base import paths
 from data_pipeline.base.command import path_argument, path_option
 from data_pipeline.base.errors import UserError
 from pretrain.cli.app import Overrides, RunPath
@@ -83,6 +83,8 @@ def plan_command(
     Row lengths come from the run file or its corpus. Without the corpus they come from the corpus file that builds it,
     which `plan` names.
     """
+    from data_pipeline.base import progress
+
     with progress.activity_shown("reading the run file"):
         from data_pipeline.base import config_file
         from pretrain import config as configs

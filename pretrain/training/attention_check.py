@@ -22,8 +22,7 @@ from pretrain import models
 from pretrain.engine.ranks import min_over_ranks
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
-from pretrain.models.functional.kernel_check import Form
-from pretrain.models.kernels import OperatorArguments
+from pretrain.models.kernels import Form, OperatorArguments
 from pretrain.training.micro_batch import full_rows
 from pretrain.training.prepare import PreparedRun
 

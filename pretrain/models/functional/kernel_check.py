@@ -8,35 +8,19 @@ context unusable.
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pretrain.models.functional.attention_backends import Pattern, Window, attend, labels, using
+from pretrain.models.kernels import Form
 
 # Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
 # result, and the result itself. TF32 as much. For gradients, FlashAttention takes the weighted mean of the values from
 # the rounded output: where a query sees two keys, or logits as large as 4, twice that is lost in the difference.
 _TOLERANCE, _TOLERANCE_OF_FP32 = 4e-3, 1e-5
 _SHORTEST, _LONGEST = 64, 1024  # tokens. Longer rows have more tiles of the same kind
-
-
-class Form(NamedTuple):
-    """A call of the kernels: `biased` with the diagonals of a bias, `masked` with labels. The rest as they take it."""
-
-    rows: int
-    heads: int
-    queries: int
-    keys: int
-    d_kv: int
-    biased: bool
-    masked: bool
-    before: int | None
-    after: int | None
-    scale: float
-    softcap: float | None
-    dropout: float
 
 
 def find_problem(forms: Sequence[Form], dtype: str, device: str, tf32: bool) -> str | None:
