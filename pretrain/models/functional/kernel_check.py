@@ -67,12 +67,12 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
     along = draw(rows, heads, queries, d_kv)
 
     def results(backend: Any, dtype: torch.dtype, dropout: float) -> list[Tensor]:
-        given = [one.to(dtype, copy=True).requires_grad_() for one in inputs]
-        own = pattern._replace(diagonals=given[3] if form.biased else None)
+        arguments = [one.to(dtype, copy=True).requires_grad_() for one in inputs]
+        own = pattern._replace(diagonals=arguments[3] if form.biased else None)
         bias = own if backend == "triton" else own.matrix(queries, keys, dtype, device)
         with using(backend):
-            output = attend(given[0], given[1], given[2], bias, False, form.scale, dropout, form.softcap)
-        return [output.detach(), *torch.autograd.grad(output, given, along.to(dtype))]
+            output = attend(arguments[0], arguments[1], arguments[2], bias, False, form.scale, dropout, form.softcap)
+        return [output.detach(), *torch.autograd.grad(output, arguments, along.to(dtype))]
 
     names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]
     found, exact = results("triton", dtype, 0.0), results("sdpa", torch.float32, 0.0)
@@ -86,5 +86,5 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    sys.exit(find_problem(**given | {"forms": [Form(**one) for one in given["forms"]]}))
+    arguments = json.load(sys.stdin)
+    sys.exit(find_problem(**arguments | {"forms": [Form(**one) for one in arguments["forms"]]}))
