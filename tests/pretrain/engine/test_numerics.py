@@ -61,7 +61,7 @@ def losing(lost: str) -> Iterator[None]:
             return super().initialize(model, *given, **named)
 
         def step(self, step: int, firsts: Sequence[int], batches: list[Any], *given: Any) -> Any:
-            if lost == "a label of step 2" and self._rank == 1 and step == 1:
+            if lost == "a label of step 2" and dist.get_rank() == 1 and step == 1:
                 batches[0]["labels"].view(-1)[0] = IGNORE_INDEX
             return super().step(step, firsts, batches, *given)
 
