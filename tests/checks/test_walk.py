@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from checks.walk import ROOT, files, walk
+from checks.walk import PACKAGES, ROOT, files, walk
 from tests.support.runs import run_file
 
-FILES, FUNCTIONS = 30, 169  # the most
+FILES, FUNCTIONS, MODULES = 30, 169, 1  # the most
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,11 @@ def test_a_steady_step_runs_few_files_and_functions(found):
     assert "pretrain/training/trainer.py" in files(found)
     assert len(files(found)) <= FILES, "\n".join(files(found))
     assert len(found["calls"]) <= FUNCTIONS, "\n".join(f"{file}: {name}" for file, name, _ in found["calls"])
+
+
+def test_a_run_has_loaded_few_modules_of_this_project(found):
+    own = [name for name in found["loaded"] if name.split(".")[0] in PACKAGES]
+    assert len(own) <= MODULES, "\n".join(own)
 
 
 def test_the_page_of_the_engine_lists_the_files_of_a_step_in_their_order(found):

@@ -296,13 +296,18 @@ def use() -> None:
     gc.disable()  # memory is freed at the same moments in each run
     set_accelerator(RecordingAccelerator())
     dist.Backend.register_backend(BACKEND, RecordedGroup, devices=["cpu"])
+    _begin()  # ranks communicate when they join the group
+
+
+def _begin() -> None:
+    global RECORDER
+    RECORDER = Recorder()
+    RECORDER.current = RecordedStream(name="default")
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Record]:
     """Within the block, records what this rank does."""
-    global RECORDER
-    RECORDER = Recorder()
-    RECORDER.current = RecordedStream(name="default")
+    _begin()
     with Operations():
         yield RECORDER.record
