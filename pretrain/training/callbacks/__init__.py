@@ -38,7 +38,7 @@ def build_callbacks(
         "profiling:Profiling": config.trainer.profile,
         "reporting:Reporting": True,
         "checkpointing:CheckpointsInMemory": config.checkpoint.memory_every_steps is not None,
-        "evaluation:EvaluationHooks": bool(config.evaluation),
+        "reporting:EvaluationHooks": bool(config.evaluation),
         "checkpointing:Checkpointing": True,
     }
     classes = [resolve_name(f"{__name__}.{name}") for name, is_on in shipped.items() if is_on]
