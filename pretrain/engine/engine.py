@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import deepspeed
 import torch
@@ -33,6 +33,7 @@ from pretrain.engine.construction import (
     whole_copy,
 )
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
+from pretrain.engine.graphs import graphed
 from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.optimizers.groups import kinds
@@ -42,9 +43,6 @@ from pretrain.engine.sharding import Sharding, ways_to_add_locally
 from pretrain.models.model import Losses, Model
 from pretrain.run import watchdog
 from pretrain.run.world import World
-
-if TYPE_CHECKING:
-    from pretrain.engine.graphs import GraphedMicroBatches
 
 Value = TypeVar("Value", float, Tensor)
 _DISABLED = "TORCHDYNAMO_DISABLE"  # PyTorch reads it whenever something is compiled
@@ -180,11 +178,7 @@ class Engine:
             else ReducedByDeepSpeed(engine, self._same_use)
         )
         self._trained_model = self._wrapped(self._gradients.model)
-        self._graphs: GraphedMicroBatches | None = None
-        if config.compute.cuda_graphs:
-            from pretrain.engine.graphs import graphed
-
-            self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
+        self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self.learning_rate = 0.0
         """The learning rate of the last step, of parameter groups that don't set their own."""

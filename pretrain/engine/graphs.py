@@ -189,7 +189,9 @@ class GraphedMicroBatches:
 def graphed(
     body: Body, module: Model, config: RunConfig, sharding: Sharding, device: torch.device, warn: Callable[[str], None]
 ) -> GraphedMicroBatches | None:
-    """`body` with graphs, for a run with `compute.cuda_graphs`; None if it can't have them. `warn` gets the reason."""
+    """`body` with graphs, if the run asks for them; None if it doesn't or can't have them. `warn` gets the reason."""
+    if not config.compute.cuda_graphs:
+        return None
     against = {
         "DeepSpeed adds up and reduces gradients": not sharding.local,
         "a wrapper changes the loss": config.wrapper is not None,

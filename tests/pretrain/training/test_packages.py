@@ -312,7 +312,7 @@ SHIPPED_NAMES = {
             "of names_1 1.0 has a name that another package has already",
         ),
         ("families", ModelConfig, "family", {"other": "Yours"}, "has 'mine' as its family; expected 'other'"),
-        ("families", ModelConfig, "family", {"mine": "MyLines"}, "is no subclass of ModelConfig"),
+        ("families", ModelConfig, "family", {"lines": "MyLines"}, "is no subclass of ModelConfig"),
         ("wrappers", WrapperSettings, None, {"mine": "MyLines"}, "is no subclass of WrapperSettings"),
     ],
 )
