@@ -106,11 +106,11 @@ class NodeProcesses:
     def send(self, message: dict[str, Any]) -> None:
         """Does what a message of the head asks for."""
         if "start" in message:
-            start = Start(**message["start"])
-            if start.ranks:
-                self._waiting, self._since = start, time.monotonic()
+            asked = Start(**message["start"])
+            if asked.ranks:
+                self._waiting, self._since = asked, time.monotonic()
             else:
-                self.started.append(Program(start, {**self._network, **os.environ, **start.environment}))
+                self.started.append(Program(asked, {**self._network, **os.environ, **asked.environment}))
             return
         heartbeats, kept = self.end(), None
         if message["dismissed"]:
@@ -138,15 +138,15 @@ class NodeProcesses:
         last = {rank: asdict(one) for rank, one in heartbeats.items()}
         return {"machine": asdict(replace(self._machine, port=free_port())), "heartbeats": last, "kept": kept}
 
-    def _start_ranks(self, start: Start) -> None:
+    def _start_ranks(self, asked: Start) -> None:
         """Starts ranks once this node sees the directory of their logs."""
-        logs = Path(start.logs)
+        logs = Path(asked.logs)
         if logs.is_dir():
             if self._run is None:
                 self._run = logs.parent.parent
                 remove_left_in_memory()
-            environment = self._network | ranks_environment(self._machine.gpus, len(start.ranks))
-            self.started.append(Ranks(start, environment | start.environment, self._run))
+            environment = self._network | ranks_environment(self._machine.gpus, len(asked.ranks))
+            self.started.append(Ranks(asked, environment | asked.environment, self._run))
             self._waiting = None
         elif time.monotonic() - self._since > _SECONDS_TO_SEE_THE_LOGS:
             reason = f"{socket.gethostname()} doesn't see {logs}; it must be on a file system of all nodes"
@@ -172,9 +172,9 @@ def ranks_environment(gpus: int, ranks: int) -> dict[str, str]:
 class Program:
     """Runs a program, and reports its end with the last lines that it printed."""
 
-    def __init__(self, start: Start, environment: Mapping[str, str]):
-        self._number, self._group, self._reported = start.number, ProcessGroup(), False
-        process = Process(start.command, environment, output="kept", tied=True, signals_blocked=True)
+    def __init__(self, asked: Start, environment: Mapping[str, str]):
+        self._number, self._group, self._reported = asked.number, ProcessGroup(), False
+        process = Process(asked.command, environment, output="kept", tied=True, signals_blocked=True)
         self._process = self._group.add(process)
 
     def events(self) -> list[Event]:
@@ -195,10 +195,10 @@ class Ranks:
     Each rank has the variables that DeepSpeed's launcher would set, except that CUDA_VISIBLE_DEVICES stays as it is.
     """
 
-    def __init__(self, start: Start, environment: Mapping[str, str], run: Path):
-        self._request, self._logs = start, Path(start.logs)
+    def __init__(self, asked: Start, environment: Mapping[str, str], run: Path):
+        self._asked, self._logs = asked, Path(asked.logs)
         self._directory = node_memory.for_ranks(run)
-        own = {rank_logs.SUPERVISED: start.logs, heartbeat.DIRECTORY: str(self._directory)}
+        own = {rank_logs.SUPERVISED: asked.logs, heartbeat.DIRECTORY: str(self._directory)}
         if node := node_memory.path(run):
             own[node_memory.DIRECTORY] = str(node)
         self._group = ProcessGroup()
@@ -208,17 +208,17 @@ class Ranks:
         self._known: set[str] = set()  # files of messages that were read
         self._done: set[int] = set()
         self._at_hang: dict[int, Heartbeat] = {}  # of all ranks, when one was first seen to hang
-        for local, rank in enumerate(start.ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(len(start.ranks))}
+        for local, rank in enumerate(asked.ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_SIZE": str(len(asked.ranks))}
             self._start(rank, {**environment, **own, **place})
 
     def _start(self, rank: int, environment: Mapping[str, str]) -> None:
         with _appended(rank_logs.rank_log(self._logs, rank)) as output:
             try:
-                process = Process(self._request.command, environment, output, tied=True, signals_blocked=True)
+                process = Process(self._asked.command, environment, output, tied=True, signals_blocked=True)
             except OSError as error:
                 with contextlib.suppress(OSError):
-                    output.write(f"error: {error.filename or self._request.command[0]}: {error.strerror}\n".encode())
+                    output.write(f"error: {error.filename or self._asked.command[0]}: {error.strerror}\n".encode())
                 self._ends.append(Message(rank, "ended", str(_NOT_STARTED), time.time_ns()))
                 return
         self._processes[rank] = self._group.add(process)
@@ -232,9 +232,8 @@ class Ranks:
     def events(self) -> list[Event]:
         """The events since the last call, in the order of time."""
         ends = [end for end in tuple(self._ends) if end.rank not in self._over]
-        messages = heartbeat.messages(
-            self._directory, self._known
-        )  # after `ends`: a rank's last message is before its end
+        # after `ends`: a rank's last message is before its end
+        messages = heartbeat.messages(self._directory, self._known)
         events = [
             event
             for message in sorted([*messages, *ends], key=lambda one: one.when)
@@ -243,7 +242,7 @@ class Ranks:
         heartbeats = heartbeat.read(self._directory)
         if not self._at_hang:
             # if all ranks are stopped (SIGSTOP), none reports that it hangs
-            limit = self._request.hang_seconds or watchdog.LEAST_SECONDS
+            limit = self._asked.hang_seconds or watchdog.LEAST_SECONDS
             stopped = (rank for rank, one in heartbeats.items() if one.stopped and one.silent > limit)
             events += (Event("hung", rank) for rank in stopped)
             if any(event.kind == "hung" for event in events):

@@ -8,10 +8,10 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-import numpy as np
 import sentencepiece
 
 from data_pipeline.base.formatting import first_few
+from data_pipeline.corpus.tokenizer.code_points import CodePoints
 
 RUN = "  "  # stands for several spaces in a row, and for a space at the start or the end of a text
 _NAMES = {"\n": ("line break", "line breaks"), "\t": ("tab", "tabs"), RUN: ("run of spaces", "runs of spaces")}
@@ -31,7 +31,7 @@ class Changes:
             remove_extra_whitespaces=False,
             escape_whitespaces=False,
         )
-        self._points, self._runs = _CodePoints(), 0
+        self._points, self._runs = CodePoints(), 0
         self._waiting, self._size = list[str](), 0
 
     def add(self, text: str) -> None:
@@ -51,24 +51,6 @@ class Changes:
     def _see(self) -> None:
         self._points.add("".join(self._waiting))
         self._waiting, self._size = [], 0
-
-
-class _CodePoints:
-    """Counts the characters of texts."""
-
-    def __init__(self) -> None:
-        self._seen = np.zeros(0, dtype=np.int64)  # how often each code point occurs
-
-    def add(self, text: str) -> None:
-        counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32))
-        if len(counts) > len(self._seen):
-            counts, self._seen = self._seen, counts
-        self._seen[: len(counts)] += counts
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of each character, in the order of their code points."""
-        return {chr(code): int(self._seen[code]) for code in np.flatnonzero(self._seen)}
 
 
 def describe(changed: Mapping[str, int]) -> str:

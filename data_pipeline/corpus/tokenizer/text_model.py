@@ -7,7 +7,6 @@ import os
 import re
 import unicodedata
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ import numpy as np
 import tokenizers
 
 from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.corpus.tokenizer.code_points import CodePoints
 from data_pipeline.text.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
@@ -108,10 +108,11 @@ class TextModel(Protocol):
 
         Characters are counted after composition (NFC), as tokenizers do.
         """
-        seen = sorted(Counter(unicodedata.normalize("NFC", "\n".join(texts))).items())
+        seen = CodePoints()
+        seen.add(unicodedata.normalize("NFC", "\n".join(texts)))
         uncovered = np.zeros(self.size, dtype=bool)
         uncovered[[*self.byte_ids, *([] if self.vocabulary.unk is None else [self.vocabulary.unk])]] = True
-        encoded = zip(seen, self.encode([character for character, _ in seen]), strict=True)
+        encoded = zip(seen.counts.items(), self.encode([*seen.counts]), strict=True)
         return {character: count for (character, count), ids in encoded if uncovered[ids].any()}
 
 

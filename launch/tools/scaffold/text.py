@@ -171,9 +171,9 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
 
     def length(name: str) -> float:
         """The mean length of the first strings in a column; 0 if there are none."""
-        probe = Input(file.path, options={**options, "text": name}, is_sample=True)
+        given = Input(file.path, options={**options, "text": name}, is_sample=True)
         try:
-            records = [*itertools.islice(READERS[source.format](probe, ReadStats()), 100)]
+            records = [*itertools.islice(READERS[source.format](given, ReadStats()), 100)]
         except UserError:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))

@@ -85,8 +85,8 @@ def newer(run: Path, resume: Path | None, last: int, world: World) -> Path | Non
 def _holders(files: list[dict[str, bool]]) -> dict[str, int] | None:
     """The last rank that has each file of a checkpoint; None if no rank has one of the files. `files`: for each rank,
     the names of files, with True if the file is there."""
-    where = {name: rank for rank, of_rank in enumerate(files) for name, there in of_rank.items() if there}
-    return where if all(of_rank.keys() <= where.keys() for of_rank in files) else None
+    where = {name: rank for rank, told in enumerate(files) for name, there in told.items() if there}
+    return where if all(told.keys() <= where.keys() for told in files) else None
 
 
 def _held(node: Path, after: int, world: World) -> dict[_Key, dict[str, bool]]:

@@ -12,12 +12,15 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from pkgutil import resolve_name
 
 from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
 from pretrain.config.run_config import CallbackSection
 from pretrain.training.callback import Callback
+from pretrain.training.callbacks.bad_steps import SkippedSteps, Spikes
+from pretrain.training.callbacks.checkpointing import Checkpointing, CheckpointsInMemory
+from pretrain.training.callbacks.profiling import Profiling
+from pretrain.training.callbacks.reporting import EvaluationHooks, Reporting, Speed
 from pretrain.training.callbacks.stops import Stops
 
 
@@ -31,19 +34,18 @@ def build_callbacks(
     """
     faults = config.faults
 
-    shipped = {
-        "bad_steps:SkippedSteps": True,
-        "bad_steps:Spikes": faults.spikes is not None,
-        "reporting:Speed": True,
-        "profiling:Profiling": config.trainer.profile,
-        "reporting:Reporting": True,
-        "checkpointing:CheckpointsInMemory": config.checkpoint.memory_every_steps is not None,
-        "reporting:EvaluationHooks": bool(config.evaluation),
-        "checkpointing:Checkpointing": True,
-    }
-    classes = [resolve_name(f"{__name__}.{name}") for name, is_on in shipped.items() if is_on]
+    def built_in(kind: type[Callback], is_on: bool = True) -> dict[str, Callback]:
+        return {kind.__name__: kind()} if is_on else {}
+
     found = {
-        **{one.__name__: one() for one in classes},
+        **built_in(SkippedSteps),
+        **built_in(Spikes, faults.spikes is not None),
+        **built_in(Speed),
+        **built_in(Profiling, config.trainer.profile),
+        **built_in(Reporting),
+        **built_in(CheckpointsInMemory, config.checkpoint.memory_every_steps is not None),
+        **built_in(EvaluationHooks, bool(config.evaluation)),
+        **built_in(Checkpointing),
         "Stops": Stops(stop_at_step),
         **users_callbacks(config.callbacks, objects),
     }
@@ -62,7 +64,7 @@ def users_callbacks(settings: Sequence[CallbackSection], objects: Sequence[objec
             made.append((one.name, getattr(import_module(module), name)(**(one.model_extra or {}))))
         except Exception as error:
             raise UserError(f"callbacks.{number}: {one.name} can't be made: {type(error).__name__}: {error}") from None
-    made += [(f"{type(one).__module__}:{type(one).__qualname__}", one) for one in objects]
+    made += [(f"{type(given).__module__}:{type(given).__qualname__}", given) for given in objects]
     found: dict[str, Callback] = {}
     for number, (name, callback) in enumerate(made):
         if not isinstance(callback, Callback):
