@@ -29,6 +29,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -151,16 +152,16 @@ class OneOf:
         self.key, self.kinds, self.default = key, kinds, default
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._read)
+        return core_schema.with_info_plain_validator_function(
+            lambda given, info: given if isinstance(given, source) else self._read(given, info)
+        )
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"type": "object"}
 
-    def _read(self, given: Any) -> BaseModel:
-        if isinstance(given, BaseModel):
-            return given
+    def _read(self, given: Any, info: ValidationInfo) -> BaseModel:
         if not isinstance(given, Mapping):
             raise PydanticKnownError("model_type", {"class_name": "Section"})
         kind = given.get(self.key, self.default)
@@ -171,8 +172,10 @@ class OneOf:
             context = {"discriminator": repr(self.key), "tag": str(kind), "expected_tags": names}
             raise PydanticKnownError("union_tag_invalid", context)
         # problems are located below the name of the kind, as those of a union are
-        found: BaseModel = _named(self.kinds[kind]).validate_python({kind: {self.key: kind, **given}})[kind]
-        return found
+        values, adapter = {kind: {self.key: kind, **given}}, _named(self.kinds[kind])
+        if info.mode == "json":  # a file whose values keep their types
+            return adapter.validate_json(json.dumps(values), strict=True)[kind]
+        return adapter.validate_python(values)[kind]
 
 
 @functools.cache
