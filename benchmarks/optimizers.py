@@ -19,7 +19,10 @@ from peers import our_model
 from pydantic import TypeAdapter
 from torch import nn
 
-from pretrain.config.optimizers import AdafactorConfig, AdamWConfig, AdamWScaleConfig, MuonConfig
+from pretrain.config.optimizers.adafactor import AdafactorConfig
+from pretrain.config.optimizers.adamw import AdamWConfig
+from pretrain.config.optimizers.adamw_scale import AdamWScaleConfig
+from pretrain.config.optimizers.muon import MuonConfig
 from pretrain.engine import optimizers
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from checks.gpu.runner import ROOT
-from data_pipeline.loading.prefetch import with_facts
+from data_pipeline.loading.prefetch import with_counts
 from pretrain import models
 from pretrain.engine.construction import prepare_layers
 from pretrain.engine.optimizers import flat_buffers
@@ -153,7 +153,7 @@ def _update(count: int) -> tuple[Counter[str], Counter[str], int]:
     weights = list(model.parameters())
     for step in range(2):  # the first makes the moments
         with Launches() as found:
-            engine.step(step, range(count), [with_facts(batch)] * count)
+            engine.step(step, range(count), [with_counts(batch)] * count)
     assert engine.applied
     with Launches() as passed:
         torch.autograd.grad(model(**batch)["labels"].sum(), weights)

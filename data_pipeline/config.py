@@ -165,7 +165,7 @@ class ShardsConfig(Section):
 def _has_text(tokenizer: Any) -> bool:
     """Whether the kind of tokenizer in these settings reads text."""
     kind = tokenizer.get("kind") if isinstance(tokenizer, dict) else getattr(tokenizer, "kind", None)
-    return KINDS[kind].has_text if kind in KINDS else True
+    return KINDS[kind].has_text if isinstance(kind, str) and kind in KINDS else True
 
 
 _REPLACED = ("cleaning", "dedup", "decontamination")  # by the list `steps`

@@ -35,10 +35,10 @@ def agent() -> int:
     """Serves one head; returns 0 if the head has ended it, 1 if the head was lost."""
     with caught() as signals:
         with os.fdopen(0, "rb", buffering=0, closefd=False) as stdin:
-            given = json.loads(stdin.readline())  # and not a byte more
-        os.environ |= given["environment"]
-        os.chdir(given["directory"])
-        address = address_towards(given["head"] or os.environ["SSH_CONNECTION"].split()[0])
+            request = json.loads(stdin.readline())  # and not a byte more
+        os.environ |= request["environment"]
+        os.chdir(request["directory"])
+        address = address_towards(request["head"] or os.environ["SSH_CONNECTION"].split()[0])
         node = NodeProcesses(address, interface_of(address))
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -89,7 +89,7 @@ class NodeProcesses:
         started: the programs, and the ranks of the running attempt.
     """
 
-    silent, quiet, said = 0.0, False, ()
+    silent, quiet, other_lines = 0.0, False, ()
 
     def __init__(self, address: str, interface: str | None):
         self.started: list[Ranks | Program] = []
@@ -164,15 +164,15 @@ class Program:
     """Runs a program, and reports its end with the last lines that it printed."""
 
     def __init__(self, asked: Start, environment: Mapping[str, str]):
-        self._number, self._group, self._told = asked.number, ProcessGroup(), False
+        self._number, self._group, self._reported = asked.number, ProcessGroup(), False
         process = Process(asked.command, environment, output="kept", tied=True, signals_blocked=True)
         self._process = self._group.add(process)
 
     def events(self) -> list[Event]:
         """The event of its end, once."""
-        if self._told or (code := self._process.code) is None:
+        if self._reported or (code := self._process.code) is None:
             return []
-        self._told = True
+        self._reported = True
         return [Event("program ended", self._number, code, self._process.last_lines(_LAST_LINES))]
 
     def end(self) -> dict[int, Heartbeat]:
@@ -221,10 +221,11 @@ class Ranks:
     def events(self) -> list[Event]:
         """The events since the last call, in the order of time."""
         ends = [end for end in tuple(self._ends) if end.rank not in self._over]
-        told = heartbeat.messages(self._directory, self._known)  # after `ends`: a rank's last message is before its end
+        # after `ends`: a rank's last message is before its end
+        messages = heartbeat.messages(self._directory, self._known)
         events = [
             event
-            for message in sorted([*told, *ends], key=lambda one: one.when)
+            for message in sorted([*messages, *ends], key=lambda one: one.when)
             if (event := self._event(message)) is not None
         ]
         heartbeats = heartbeat.read(self._directory)
@@ -237,8 +238,8 @@ class Ranks:
                 self._at_hang = heartbeats
         return events
 
-    def _event(self, told: Message) -> Event | None:
-        rank, kind, text, _ = told
+    def _event(self, message: Message) -> Event | None:
+        rank, kind, text, _ = message
         if kind == "done":
             self._done.add(rank)
             return None

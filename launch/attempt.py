@@ -31,7 +31,7 @@ class Attempt:
 
     Attributes:
         nodes: the name of each rank's node.
-        told: the events of the nodes, in the order of arrival.
+        reported: the events of the nodes, in the order of arrival.
         lost: why nodes no longer answer, by name.
         heartbeats: the last heartbeats of all ranks.
         began: when the attempt began.
@@ -42,7 +42,7 @@ class Attempt:
 
     logs: Path
     nodes: Sequence[str] = ()
-    told: list[Event] = field(default_factory=list)
+    reported: list[Event] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
@@ -53,7 +53,7 @@ class Attempt:
     def events(self, *kinds: str) -> dict[int, Event]:
         """Each rank's first event of these kinds, in the order of arrival."""
         found: dict[int, Event] = {}
-        for event in self.told:
+        for event in self.reported:
             if event.kind in kinds:
                 found.setdefault(event.number, event)
         return found
@@ -81,7 +81,7 @@ class Attempt:
     @property
     def broken(self) -> bool:
         """Whether a node is lost or a rank has failed; a rank that has saved and stopped has not failed."""
-        return bool(self.lost) or any(event.fails for event in self.told)
+        return bool(self.lost) or any(event.fails for event in self.reported)
 
     @property
     def refused_its_configuration(self) -> bool:
@@ -107,9 +107,9 @@ class Attempt:
 
 def error_of(attempt: Attempt, rank: int) -> str:
     """The error that a rank has reported; else the last error in its log; "" if there is none."""
-    told = attempt.events("failed", "hung").get(rank)
-    if told and any(told.lines):
-        return "".join(told.lines)
+    event = attempt.events("failed", "hung").get(rank)
+    if event and any(event.lines):
+        return "".join(event.lines)
     in_log = (line.removeprefix("error: ") for line in reversed(last_words(attempt, rank)) if _ERROR.match(line))
     return next(in_log, "")
 
@@ -125,7 +125,7 @@ def first_failed(attempt: Attempt) -> int | None:
 
     A rank whose error is a lost connection to another rank counts only if no other rank is known to have failed.
     """
-    failing, failed, gone = [event for event in attempt.told if event.fails], attempt.failed, attempt.gone
+    failing, failed, gone = [event for event in attempt.reported if event.fails], attempt.failed, attempt.gone
     if attempt.faulty is not None or not failing:
         return attempt.faulty
     ranks = dict.fromkeys(event.number for event in failing)

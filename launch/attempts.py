@@ -171,11 +171,11 @@ class Attempts:
         environment |= {"WORLD_SIZE": str(_number_of_ranks(self.nodes)), "CROSS_SIZE": str(len(agents))}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)
-        asked = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_timeout_seconds)
+        start = Start(self._run.rank, environment, logs=str(logs), hang_seconds=self._faults.hang_timeout_seconds)
         ranks = iter(range(_number_of_ranks(self.nodes)))
         for number, (agent, node) in enumerate(zip(agents, self.nodes, strict=True)):
             own = list(itertools.islice(ranks, node.ranks))
-            agent.start(replace(asked, environment={**environment, "CROSS_RANK": str(number)}, ranks=own))
+            agent.start(replace(start, environment={**environment, "CROSS_RANK": str(number)}, ranks=own))
         return agents
 
     def end_after(self, attempt: Attempt) -> Ended | None:

@@ -194,8 +194,8 @@ def slurm_command(
     from launch import slurm, slurm_head
 
     settings = config_file.load(cluster, [], slurm.ClusterConfig) if cluster else slurm.ClusterConfig()
-    given = {"partition": partition, "account": account}
-    settings = settings.model_copy(update={key: value for key, value in given.items() if value})
+    options = {"partition": partition, "account": account}
+    settings = settings.model_copy(update={key: value for key, value in options.items() if value})
     is_run = "model" in config_file.sections(config, overrides or [])
     head = slurm_head.HeadJob(
         per_node=gpus_per_node or settings.gpus_per_node or 1,

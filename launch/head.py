@@ -53,7 +53,7 @@ def watch(
         try:
             while len(requests.signals) < 2:
                 for agent in agents:
-                    attempt.told += agent.events()
+                    attempt.reported += agent.events()
                 if attempt.broken:
                     attempt.ended = attempt.ended or time.time()
                     follower.hold()

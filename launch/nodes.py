@@ -62,13 +62,13 @@ class Agent:
         """Why the agent counts as lost; None while it answers. `events` updates this."""
         if self._process and (code := self._process.code) is not None:
             self._receive()  # its last messages
-            said = "; ".join(self.connection.said) or "it said nothing"
-            return f"{self._process.program} ended with exit code {code}: {said}"
+            last_lines = "; ".join(self.connection.other_lines) or "it said nothing"
+            return f"{self._process.program} ended with exit code {code}: {last_lines}"
         seconds = TIMEOUT_SECONDS if self.machine else _SECONDS_TO_CONNECT
         return f"no message from it for {seconds:.0f} s" if self.connection.silent > seconds else None
 
-    def start(self, asked: Start) -> None:
-        self.connection.send({"start": asdict(asked)})
+    def start(self, start: Start) -> None:
+        self.connection.send({"start": asdict(start)})
 
     def events(self) -> list[Event]:
         """The events since the last call."""
@@ -113,8 +113,12 @@ class AgentPool:
     def _started(self, name: str) -> Agent:
         if self._access.command is None:
             return Agent(name, NodeProcesses("127.0.0.1", "lo"))
-        given = {"head": self._access.head, "environment": dict(self._access.environment), "directory": str(Path.cwd())}
-        command, line = self._access.command(name), json.dumps(given).encode() + b"\n"
+        request = {
+            "head": self._access.head,
+            "environment": dict(self._access.environment),
+            "directory": str(Path.cwd()),
+        }
+        command, line = self._access.command(name), json.dumps(request).encode() + b"\n"
         process = self._group.add(Process(command, output="kept", stdin=line, signals_blocked=True))
         return Agent(name, Connection(process.read, process.write), process)
 

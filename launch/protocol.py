@@ -87,7 +87,7 @@ class Connection:
     many bytes it has sent.
 
     Attributes:
-        said: the last lines that arrived and aren't messages.
+        other_lines: the last lines that arrived and aren't messages.
     """
 
     def __init__(self, read: Callable[[], bytes], write: Callable[[bytes], int]):
@@ -95,7 +95,7 @@ class Connection:
         self._received, self._unsent = b"", b""
         self._last_received = self._last_sent = time.monotonic()
         self.closed = False
-        self.said: deque[str] = deque(maxlen=_LINES_SAID)
+        self.other_lines: deque[str] = deque(maxlen=_LINES_SAID)
 
     def send(self, message: dict[str, Any]) -> None:
         self._unsent += _MARK + json.dumps(message).encode() + b"\n"
@@ -122,7 +122,7 @@ class Connection:
             except ValueError:  # mixed with a line that ssh or srun prints at its end
                 printed = line
             if words := printed.decode(errors="replace").strip():
-                self.said.append(words)
+                self.other_lines.append(words)
         return messages
 
     @property

@@ -57,11 +57,11 @@ def _known_gpu(name: str) -> str:
 Line = Annotated[str, AfterValidator(_one_line)]
 
 
-def _named(given: dict[str, str]) -> dict[str, str]:
-    for name in given:
+def _named(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} can't be the name of an environment variable")
-    return given
+    return variables
 
 
 class ClusterConfig(Section):

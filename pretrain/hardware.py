@@ -114,8 +114,8 @@ def threads_per_rank(local_ranks: int) -> int:
 
 def rank_threads(local_ranks: int) -> int:
     """CPU threads of one of `local_ranks` processes: OMP_NUM_THREADS, or else its share of the cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else threads_per_rank(local_ranks)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and int(threads) else threads_per_rank(local_ranks)
 
 
 @functools.cache

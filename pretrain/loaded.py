@@ -111,10 +111,10 @@ def load(path: str | Path, /) -> tuple[PretrainedModel, Tokenizer]:
     UserError if `path` is none of these or the model isn't supported, FailedError if a file is damaged.
     """
     try:
-        given = Path(paths.local(str(path)))
+        directory = Path(paths.local(str(path)))
     except ValueError as error:
         raise UserError(str(error)) from None
-    trained = open_model(given)
+    trained = open_model(directory)
     return PretrainedModel(trained), trained.tokenizer
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pretrain.loaded import PretrainedModel
 
 
-def stop_step(given: Any) -> int | None:
+def stop_step(value: Any) -> int | None:
     """The `stop_at_step` of a Python call. Raises UserError for anything but None and integers from 1."""
-    return None if given is None else arguments.integer("stop_at_step", given, 1)
+    return None if value is None else arguments.integer("stop_at_step", value, 1)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
-from data_pipeline.base.config_file import Section, in_brief, meaning
+from data_pipeline.base.config_file import Section, in_brief, meaning, sections_in
 from data_pipeline.config import CorpusConfig
 from data_pipeline.sources.formats import FORMATS
 from docs.site import settings_reference
@@ -16,14 +16,12 @@ from pretrain.config import RunConfig
 PAGE = Path("docs/reference/settings.md")
 
 
-def settings_in(annotation: Any) -> Iterator[type[Section]]:
-    """The classes of settings in a type, and those that their fields hold."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from settings_in(field.annotation)
-    for argument in get_args(annotation):
-        yield from settings_in(argument)
+def settings_in(schema: type[Section]) -> Iterator[type[Section]]:
+    """A class of settings, and those that its fields hold."""
+    yield schema
+    for field in schema.model_fields.values():
+        for below in sections_in(field):
+            yield from settings_in(below)
 
 
 def keys_of(value: Any, path: str = "") -> Iterator[str]:

@@ -25,12 +25,17 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticKnownError, core_schema
 from yaml import MappingNode, Node, SafeLoader, ScalarNode, SequenceNode, YAMLError
 
 import data_pipeline
@@ -136,9 +141,46 @@ TrueIsTheDefaults = BeforeValidator(lambda given: ({} if given else None) if isi
 """For an optional section: true means its defaults, false means null."""
 
 
-def of_kind(key: str, kind: str) -> BeforeValidator:
-    """For a section of several kinds: a section without the `key` that names its kind is of this `kind`."""
-    return BeforeValidator(lambda given: {key: kind, **given} if isinstance(given, dict) else given)
+class OneOf:
+    """Annotates a section of several kinds: the value of `key` names the class of a section in `kinds`.
+
+    A section without the `key` is of the kind `default`, if there is one. A class is looked up when a section names it;
+    a union of the classes would need all of them.
+    """
+
+    def __init__(self, key: str, kinds: Mapping[str, type[BaseModel]], default: str | None = None):
+        self.key, self.kinds, self.default = key, kinds, default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.with_info_plain_validator_function(
+            lambda given, info: given if isinstance(given, source) else self._read(given, info)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "object"}
+
+    def _read(self, given: Any, info: ValidationInfo) -> BaseModel:
+        if not isinstance(given, Mapping):
+            raise PydanticKnownError("model_type", {"class_name": "Section"})
+        kind = given.get(self.key, self.default)
+        if kind is None:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(self.key)})
+        if not isinstance(kind, str) or kind not in self.kinds:
+            names = ", ".join(map(repr, self.kinds))
+            context = {"discriminator": repr(self.key), "tag": str(kind), "expected_tags": names}
+            raise PydanticKnownError("union_tag_invalid", context)
+        # problems are located below the name of the kind, as those of a union are
+        values, adapter = {kind: {self.key: kind, **given}}, _named(self.kinds[kind])
+        if info.mode == "json":  # a file whose values keep their types
+            return adapter.validate_json(json.dumps(values), strict=True)[kind]
+        return adapter.validate_python(values)[kind]
+
+
+@functools.cache
+def _named(section: type[BaseModel]) -> TypeAdapter[dict[str, BaseModel]]:
+    return TypeAdapter(dict[str, section])  # type: ignore[valid-type]
 
 
 Given = str | Path | Mapping[str, Any]
@@ -415,7 +457,7 @@ def _keys(section: type[BaseModel]) -> list[str]:
     for name, field in section.model_fields.items():
         found[name] = None
         if get_origin(field.annotation) is not list:
-            found |= {f"{name}.{key}": None for below in _models_in(field.annotation) for key in _keys(below)}
+            found |= {f"{name}.{key}": None for below in sections_in(field) for key in _keys(below)}
     return list(found)
 
 
@@ -446,7 +488,7 @@ def _walk(schema: type[BaseModel], location: Sequence[Any]) -> _Place:
         holders = [section for section in sections if part in section.model_fields]
         if holders:
             field = (holders[0], part)
-            sections = [model for holder in holders for model in _models_in(holder.model_fields[part].annotation)]
+            sections = [model for holder in holders for model in sections_in(holder.model_fields[part])]
         elif kinds := [section for section in sections if part in _kinds(section)]:
             sections = kinds
             continue
@@ -472,7 +514,15 @@ def _types_in(annotation: Any) -> list[Any]:
     return [one for argument in arguments for one in _types_in(argument)] if arguments else [annotation]
 
 
+def sections_in(field: FieldInfo) -> list[type[BaseModel]]:
+    """The classes of the sections that a field may hold, of all kinds."""
+    return list(dict.fromkeys(_models_in(field.rebuild_annotation())))
+
+
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if get_origin(annotation) is Annotated:
+        kinds = [one.kinds.values() for one in annotation.__metadata__ if isinstance(one, OneOf)]
+        return [*itertools.chain(*kinds)] if kinds else _models_in(annotation.__origin__)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -3,9 +3,10 @@
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import data_pipeline
@@ -60,31 +61,73 @@ _OFFERED_UNDER = {
 }
 
 
+class Kinds(Mapping[str, type[T]]):
+    """The subclasses of `base` by name: those that ship, then those that installed packages offer. A class is imported
+    when it is looked up, so a run imports the kinds that it names.
+
+    `kinds` and `key`: as in `offered`. `shipped`: for each name, "module:Class". Raises UserError for two of one name,
+    and when a class is looked up, as `offered`.
+    """
+
+    def __init__(self, kinds: str, base: type[T], key: str, shipped: Mapping[str, str]):
+        self._base, self._key = base, key
+        self._classes: dict[str, str | EntryPoint] = {**shipped, **_by_name(kinds, shipped)}
+
+    def __getitem__(self, name: str) -> type[T]:
+        found = self._classes[name]
+        if isinstance(found, EntryPoint):
+            return _loaded(found, self._base, self._key)
+        shipped: type[T] = resolve_name(found)
+        return shipped
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+
 def offered(kinds: str, base: type[T], shipped: Collection[str] = (), key: str | None = None) -> dict[str, type[T]]:
     """The subclasses of `base` under the entry points `encdec_pretrain.KINDS` of all installed packages, by name.
 
     `shipped`: names that this package has itself. `key`: the field whose default must be the name. Raises UserError for
     an entry point that can't be imported, is no subclass of `base` or has another default, and for two of one name.
     """
-    found: dict[str, type[T]] = {}
+    return {name: _loaded(entry, base, key) for name, entry in _by_name(kinds, shipped).items()}
+
+
+def _loaded(entry: EntryPoint, base: type[T], key: str | None) -> type[T]:
+    was_begun = entry.module in sys.modules
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        # A program imports this module, which has imported the module that calls this function.
+        way_out = f"; import pretrain.config before {entry.module}" if was_begun else ""
+        raise UserError(f"{_where(entry)} can't be imported: {error}{way_out}") from None
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise UserError(f"{_where(entry)} is no subclass of {base.__name__}")
+    field: Any = getattr(loaded, "model_fields", {}).get(key)
+    if key and (field is None or field.default != entry.name):
+        raise UserError(f"{_where(entry)} has {field and field.default!r} as its {key}; expected {entry.name!r}")
+    return loaded
+
+
+def _by_name(kinds: str, shipped: Collection[str]) -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
     for entry in _entries(kinds):
-        where = f"{entry.group}: {entry.name} = {entry.value}"
-        was_begun = entry.module in sys.modules
-        try:
-            loaded = entry.load()
-        except Exception as error:
-            # A program imports this module, which has imported the module that calls this function.
-            way_out = f"; import pretrain.config before {entry.module}" if was_begun else ""
-            raise UserError(f"{where} can't be imported: {error}{way_out}") from None
-        if not (isinstance(loaded, type) and issubclass(loaded, base)):
-            raise UserError(f"{where} is no subclass of {base.__name__}")
-        field: Any = getattr(loaded, "model_fields", {}).get(key)
-        if key and (field is None or field.default != entry.name):
-            raise UserError(f"{where} has {field and field.default!r} as its {key}; expected {entry.name!r}")
-        if entry.name in shipped or found.setdefault(entry.name, loaded) is not loaded:
+        if entry.name in shipped or found.setdefault(entry.name, entry).value != entry.value:
             other = "what ships" if entry.name in shipped else "another package"
-            raise UserError(f"{where} of {_package(entry)} has a name that {other} has already; give it another")
+            raise UserError(
+                f"{_where(entry)} of {_package(entry)} has a name that {other} has already; give it another"
+            )
     return found
+
+
+def _where(entry: EntryPoint) -> str:
+    return f"{entry.group}: {entry.name} = {entry.value}"
 
 
 def _entries(kinds: str) -> Iterable[EntryPoint]:

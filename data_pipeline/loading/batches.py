@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
+from data_pipeline.corpus.example_rows import balanced, width_of
 from data_pipeline.corpus.objectives.objective import Examples, together
-from data_pipeline.corpus.packing import balanced, width_of
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
 from data_pipeline.loading.reader import Reader
@@ -91,14 +91,14 @@ class TrainingBatches(Dataset):
         """
         # workers are a few steps ahead
         accumulations, ahead = tee(repeat(self._layout.accumulation, steps) if isinstance(steps, int) else steps)
-        micro_batches = items(self, self._firsts(ahead), workers, prefetch, pin)
+        micro_batches = items(self, self._row_offsets(ahead), workers, prefetch, pin)
         for accumulation in accumulations:
             step = [next(micro_batches) for _ in range(accumulation)]
             if found := [one for micro in step for one in micro.skipped]:
                 self.skipped = each_once([*self.skipped, *found])
             yield [micro.batch for micro in step]
 
-    def _firsts(self, accumulations: Iterable[int]) -> Iterator[int]:
+    def _row_offsets(self, accumulations: Iterable[int]) -> Iterator[int]:
         position = self._start.position
         for accumulation in accumulations:
             yield from self._layout.row_offsets(position, accumulation)

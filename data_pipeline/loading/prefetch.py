@@ -173,7 +173,7 @@ def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: boo
 
     On CUDA, batches also have `target_indices` (n,), the indices of the labels that aren't ignored: a model that
     searched for them would wait for the device. `in_few_shapes`: n is rounded up to one of few numbers. Batches on CUDA
-    also have their FACTS.
+    also have their COUNTS.
     """
     return _copied_ahead(steps, device, in_few_shapes) if device.type == "cuda" else iter(steps)
 
@@ -186,7 +186,7 @@ def _copied_ahead(steps: Iterable[Batches], device: torch.device, in_few_shapes:
             copied = [
                 {
                     name: tensor.to(device, non_blocking=True)
-                    for name, tensor in with_facts(with_target_indices(batch, in_few_shapes)).items()
+                    for name, tensor in with_counts(with_target_indices(batch, in_few_shapes)).items()
                 }
                 for batch in step
             ]
@@ -252,17 +252,17 @@ def _lengths(segments: torch.Tensor, most: int) -> torch.Tensor:
     return counts.scatter_add_(1, segments, torch.ones_like(segments))[:, 1:]
 
 
-FACTS = {"label_counts": label_counts, "example_sizes": example_sizes}
+COUNTS = {"label_counts": label_counts, "example_sizes": example_sizes}
 """The counts of a batch, by name. Batches on a GPU have the counts under these names; no model reads them."""
 
 
-def with_facts(batch: Batch) -> Batch:
-    """The batch with its facts, pinned if its labels are."""
+def with_counts(batch: Batch) -> Batch:
+    """The batch with its counts, pinned if its labels are."""
     pinned = batch["labels"].is_pinned()
-    facts = {name: count(batch) for name, count in FACTS.items()}
-    return {**batch, **{name: fact.pin_memory() if pinned else fact for name, fact in facts.items()}}
+    counts = {name: count(batch) for name, count in COUNTS.items()}
+    return {**batch, **{name: one.pin_memory() if pinned else one for name, one in counts.items()}}
 
 
-def fact(name: str, batch: Batch) -> torch.Tensor:
-    """A fact of a batch: the batch's own, or counted now."""
-    return batch[name] if name in batch else FACTS[name](batch)
+def count_of(name: str, batch: Batch) -> torch.Tensor:
+    """A count of a batch: the batch's own, or counted now."""
+    return batch[name] if name in batch else COUNTS[name](batch)

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from data_pipeline.base.config_file import Section, allowed_values, meaning
+from data_pipeline.base.config_file import Section, allowed_values, meaning, sections_in
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.sources.formats import FORMATS
@@ -94,21 +94,21 @@ def _parts() -> Iterator[Part]:
         "What a model learns from a row: `rows.objective` of a corpus file, or `data.objective` of a run file. "
         "[How they compare](../explanation/objectives.md).",
         "objective",
-        TrainingObjective,
+        FieldInfo.from_annotation(TrainingObjective),
     )
     yield from file_parts("Run files", RunConfig)
 
 
 def file_parts(title: str, schema: type[Section]) -> Iterator[Part]:
     """The parts of one kind of file: its top level, then each of its sections."""
-    classes = {name: _classes(field.annotation) for name, field in schema.model_fields.items()}
+    classes = {name: sections_in(field) for name, field in schema.model_fields.items()}
     sections = [name for name, found in classes.items() if found]
     yield Part(2, title, _summary(schema), _rows(schema, "", frozenset(sections)))
     for name in sections:
         field = schema.model_fields[name]
         if _tagged(field):
             key = f"{name}.{_item(field)}".rstrip(".")
-            yield from _kinds(3, name, meaning(schema, name), key, _annotation_of_one(field))
+            yield from _kinds(3, name, meaning(schema, name), key, _of_one(field))
         else:
             (section,) = classes[name]
             rows = _rows(section, f"{name}.{_item(field)}", frozenset(sections) | {"options"})
@@ -121,15 +121,15 @@ def file_parts(title: str, schema: type[Section]) -> Iterator[Part]:
                 yield Part(4, f"format: {format_}", _summary(options) if rows else "No options.", rows)
 
 
-def _kinds(level: int, heading: str, text: str, key: str, annotation: Any) -> Iterator[Part]:
+def _kinds(level: int, heading: str, text: str, key: str, field: FieldInfo) -> Iterator[Part]:
     """The parts of a section of several kinds: the keys that all kinds have, then each kind's own keys."""
-    kinds = {kind: section for section in _classes(annotation) for _, kind in _tags(section)}
+    kinds = {kind: section for section in sections_in(field) for _, kind in _tags(section)}
     ((tag, _),) = _tags(next(iter(kinds.values())))
     tables = {name: _rows(section, f"{key}.", frozenset()) for name, section in kinds.items()}
     links = ", ".join(_link(f"{tag}: {name}", f"`{name}`") for name in kinds)
     first, *others = tables.values()
     common = [row for row in first if all(row in other for other in others)]
-    yield Part(level, heading, f"{text}\n\n`{key}.{tag}` ({_default_kind(annotation)}) is one of {links}.", common)
+    yield Part(level, heading, f"{text}\n\n`{key}.{tag}` ({_default_kind(field)}) is one of {links}.", common)
     for name, section in kinds.items():
         rows = [row for row in tables[name] if row not in common]
         yield Part(level + 1, f"{tag}: {name}", f"{_summary(section)}{_origin(section)}", rows)
@@ -139,7 +139,7 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
     """The keys of `section` and of the sections inside it, except those in `linked`, which have a table elsewhere."""
     schema, found = section.model_json_schema(), []
     for key, field in section.model_fields.items():
-        classes = _classes(field.annotation)
+        classes = sections_in(field)
         if _is_tag(field):
             continue
         elsewhere = key in linked or _tagged(field)
@@ -154,12 +154,9 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
     return found
 
 
-def _annotation_of_one(field: FieldInfo) -> Any:
-    """The type of a section of several kinds, or of an item of a list of such sections."""
-    if _item(field):
-        return get_args(field.annotation)[0]
-    discriminated = Field(discriminator=field.discriminator)
-    return Annotated[field.annotation, discriminated, *field.metadata]
+def _of_one(field: FieldInfo) -> FieldInfo:
+    """A section of several kinds as a field; of a list of such sections, an item."""
+    return FieldInfo.from_annotation(get_args(field.annotation)[0]) if _item(field) else field
 
 
 def _item(field: FieldInfo) -> str:
@@ -198,10 +195,10 @@ def _written(value: Any) -> str:
     return f"`{text}`" if len(text) <= 60 else "…"
 
 
-def _default_kind(annotation: Any) -> str:
+def _default_kind(field: FieldInfo) -> str:
     """The kind of a section that names no kind."""
     try:
-        chosen = TypeAdapter(annotation).validate_python({})
+        chosen = TypeAdapter(Annotated[field.annotation, field]).validate_python({})
     except ValidationError as error:
         problem = error.errors()[0]
         return "**required**" if problem["type"].startswith("union_tag") else f"default: `{problem['loc'][0]}`"
@@ -221,14 +218,7 @@ def _is_tag(field: FieldInfo) -> bool:
 
 def _tagged(field: FieldInfo) -> bool:
     """True if there are several kinds of this section."""
-    return len(_classes(field.annotation)) > 1
-
-
-def _classes(annotation: Any) -> list[type[Section]]:
-    """The classes of sections in a type."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return list(dict.fromkeys(found for argument in get_args(annotation) for found in _classes(argument)))
+    return len(sections_in(field)) > 1
 
 
 def _summary(section: type[Section]) -> str:

@@ -1,14 +1,46 @@
 """The Typer application, and what several commands share: arguments."""
 
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from data_pipeline.base.command import Version, config_path, path_argument
 
 HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, pretty_exceptions_enable=False)
+_MODULES = {  # of this package, by command, in the order of the help
+    **dict.fromkeys(("train", "plan", "dashboard", "runs", "picture", "sync"), "runs"),
+    "experiment": "experiment",
+    "generate": "generate",
+    **dict.fromkeys(("evaluate", "export", "average", "import", "adapt"), "checkpoints"),
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. A command's module, which has the Typer application `commands`, is imported when the
+    command is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = typer.main.get_command(import_module(f"pretrain.cli.{_MODULES[name]}").commands)
+        return found.commands[name] if isinstance(found, TyperGroup) else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.commands = cast(MutableMapping[str, Any], _Commands())
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, help=HELP, pretty_exceptions_enable=False)
 
 RunPath = Annotated[Path, path_argument("RUN.yaml", "The run file. Its keys: docs/reference/settings.md.", config_path)]
 Overrides = Annotated[

@@ -7,13 +7,14 @@ import typer
 
 from data_pipeline.base.command import path_argument, path_option, refuse_options
 from data_pipeline.base.errors import UserError
-from pretrain.cli.app import Checkpoint, NewDirectory, app
+from pretrain.cli.app import Checkpoint, NewDirectory
 
+commands = typer.Typer(add_completion=False)
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, transformers 1.4 s more.
 
 
-@app.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
+@commands.command("evaluate", epilog="Example: pretrain evaluate runs/quickstart --hook '{hook: samples, number: 8}'")
 def evaluate_command(
     context: typer.Context,
     checkpoint: Checkpoint,
@@ -75,7 +76,7 @@ def evaluate_command(
         evaluate.evaluate(directory, corpora or [], suite, hooks or [], batch_size, out, json_)
 
 
-@app.command(epilog="Example: pretrain export runs/quickstart exports/quickstart")
+@commands.command(epilog="Example: pretrain export runs/quickstart exports/quickstart")
 def export(
     context: typer.Context,
     checkpoint: Checkpoint,
@@ -119,7 +120,7 @@ def export(
         print(f"sent: {push.push(out, push_to_hub, public)}")
 
 
-@app.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")
+@commands.command(epilog="Example: pretrain average runs/quickstart averaged --last 2")
 def average(
     checkpoints: Annotated[
         list[Path],
@@ -147,7 +148,7 @@ def average(
     print(f"Next: pretrain evaluate {out}")
 
 
-@app.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
+@commands.command("import", epilog="Example: pretrain import t5-small imported/t5-small")
 def import_(
     model: Annotated[Path, path_argument("HF_DIR", "A saved transformers model with its tokenizer.")],
     out: NewDirectory,
@@ -163,7 +164,7 @@ def import_(
     print(f"Next: pretrain train RUN.yaml checkpoint.init_from={out}")
 
 
-@app.command("adapt", epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
+@commands.command("adapt", epilog="Example: pretrain adapt gemma-2-2b adapted --style t5gemma")
 def adapt_command(
     context: typer.Context,
     model: Annotated[Path, path_argument("MODEL", "A saved transformers model, a checkpoint or a run.")],

@@ -7,16 +7,19 @@ import typer
 
 from data_pipeline.base import progress
 from data_pipeline.base.command import config_path, path_argument, path_option
-from pretrain.cli.app import Overrides, app
+from pretrain.cli.app import Overrides
 from pretrain.tools.experiment import MOST_RUNS
 
+commands = typer.Typer(add_completion=False)
 AtOnce = Annotated[
     int | None,
     typer.Option(min=1, max=MOST_RUNS, help="Number of runs to train at the same time. Default: one per GPU, or one."),
 ]
 
 
-@app.command("experiment", epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%")
+@commands.command(
+    "experiment", epilog="Example: pretrain experiment configs:experiments/adaptation --seeds 3 --budget 5%"
+)
 def experiment_command(
     directory: Annotated[
         Path, path_argument("DIR", "A folder of run files, or configs:NAME for a shipped one.", config_path)

@@ -11,9 +11,10 @@ import typer
 from data_pipeline.base.command import json_for, path_option, refuse_options
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.progress import Progress, track
-from pretrain.cli.app import SavedModel, app
+from pretrain.cli.app import SavedModel
 from pretrain.evaluate.generation.lines import lines_of
 
+commands = typer.Typer(add_completion=False)
 # The command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB.
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # The options from `max_new_tokens` on are the fields of GenerationSettings.
-@app.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
+@commands.command(epilog="Example: pretrain generate runs/quickstart 'The <extra_id_0> is red.' --likeliest 5")
 def generate(
     context: typer.Context,
     checkpoint: SavedModel,
@@ -91,27 +92,27 @@ def generate(
     from pretrain.evaluate.generation import settings as generation
     from pretrain.evaluate.generation.output_file import write_answers
 
-    given = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
+    options = {name: context.params[name] for name in generation.GenerationSettings.model_fields}
     if temperature is None:
-        del given["temperature"]
-    settings = generation.checked(given, samples)
+        del options["temperature"]
+    settings = generation.checked(options, samples)
     if corpus is None:
         refuse_options(context, "for --corpus", "number")
-    asked: list[str] = []
+    inputs: list[str] = []
     arguments = [*(texts or []), *(prompts or [])]
     if arguments or file or corpus is None:
-        asked = texts_of(arguments, file, None if sys.stdin.isatty() else sys.stdin)
+        inputs = texts_of(arguments, file, None if sys.stdin.isatty() else sys.stdin)
     trained = loaded.open_model(checkpoint)
-    originals: list[str | None] = [None] * len(asked)
+    originals: list[str | None] = [None] * len(inputs)
     if corpus is not None:
         family = trained.model.config.family
         if models.FAMILIES[family].generates != "answers":
             raise UserError(f"--corpus: models of the family {family} don't fill masked spans")
         blanked = blanks.blank_out(corpora.open_corpus(corpus), trained.tokenizer, number, seed)
-        asked += [text for text, _ in blanked]
+        inputs += [text for text, _ in blanked]
         originals += [original for _, original in blanked]
-    answers = loaded.answers_of(trained.on_best_device(), asked, settings, batch_size, samples, allowed)
-    of_each = [original for original in originals for _ in range(len(answers) // len(asked))]
+    answers = loaded.answers_of(trained.on_best_device(), inputs, settings, batch_size, samples, allowed)
+    of_each = [original for original in originals for _ in range(len(answers) // len(inputs))]
     likely = partial(blanks.likeliest_fillings, trained, number=likeliest) if likeliest else None
     if output is None:
         show(answers.following(0), of_each, jsonl, sys.stdout, likely)
@@ -152,16 +153,16 @@ def show(
     """
     if not out.isatty():  # rich redirects sys.stdout to the bar's terminal, so `out` must not be sys.stdout itself
         written = track(written, Progress("generate", len(originals)))
-    told = jsonl
+    explained = jsonl
     if fillings and not jsonl:
         out.write(_ABOUT_FILLINGS)
     for one, original in zip(written, originals, strict=True):
         of_spans = _spans(one, fillings)
         shown = json_for(out, _fields(one, original, of_spans)) if jsonl else _as_text(one, original, of_spans)
         out.write(shown + "\n")
-        if not told and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
+        if not explained and one.has_blanks and "[]" in one.whole and "[]" not in one.text:
             print(_ABOUT_EMPTY, file=sys.stderr)
-            told = True
+            explained = True
         out.flush()
 
 

@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.base import paths, progress
+from data_pipeline.base import paths
 from data_pipeline.base.command import path_argument, path_option
 from data_pipeline.base.errors import UserError
-from pretrain.cli.app import Overrides, RunPath, app
+from pretrain.cli.app import Overrides, RunPath
 
+commands = typer.Typer(add_completion=False)
 # A command imports what it runs, so that --help and the message about a wrong option are quick: PyTorch takes 2 s and
 # 200 MB, pydantic 0.4 s; MLflow and DeepSpeed 4 s more.
 
 
-@app.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
+@commands.command("train", epilog="Example: pretrain train configs/runs/quickstart.yaml run.max_steps=100")
 def train_command(
     config: RunPath,
     overrides: Overrides = None,
@@ -50,7 +51,7 @@ def train_command(
     raise typer.Exit(code)
 
 
-@app.command("plan", epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
+@commands.command("plan", epilog="Example: pretrain plan configs/runs/t5-v1.1-base-c4.yaml --gpus 8 --gpu a100-80gb")
 def plan_command(
     config: RunPath,
     gpu: Annotated[
@@ -82,6 +83,8 @@ def plan_command(
     Row lengths come from the run file or its corpus. Without the corpus they come from the corpus file that builds it,
     which `plan` names.
     """
+    from data_pipeline.base import progress
+
     with progress.activity_shown("reading the run file"):
         from data_pipeline.base import config_file
         from pretrain import config as configs
@@ -122,7 +125,7 @@ def _numbers(gpus: str) -> list[int]:
     return numbers
 
 
-@app.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
+@commands.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
 def dashboard_command(
     run_dir: Annotated[
         Path | None, path_argument("RUN_DIR", "The run whose charts to show. Default: all runs.")
@@ -143,7 +146,7 @@ def dashboard_command(
     dashboard.dashboard(run_dir, uri, port)
 
 
-@app.command("runs", epilog="Example: pretrain runs runs")
+@commands.command("runs", epilog="Example: pretrain runs runs")
 def runs_command(
     folder: Annotated[Path | None, path_argument("DIR", "A folder of runs, or a run directory. Default: runs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
@@ -154,7 +157,7 @@ def runs_command(
     runs.runs(folder or Path("runs"), as_json)
 
 
-@app.command("picture", epilog="Example: pretrain picture runs/quickstart")
+@commands.command("picture", epilog="Example: pretrain picture runs/quickstart")
 def picture_command(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     out: Annotated[Path | None, path_option("--out", "The PNG file to write. Default: RUN_DIR/picture.png.")] = None,
@@ -166,7 +169,7 @@ def picture_command(
     print(target)
 
 
-@app.command(epilog="Example: pretrain sync runs/quickstart --uri http://mlflow.example.org:5000")
+@commands.command(epilog="Example: pretrain sync runs/quickstart --uri http://mlflow.example.org:5000")
 def sync(
     run_dir: Annotated[Path, path_argument("RUN_DIR", "A run directory.")],
     uri: Annotated[

@@ -88,8 +88,8 @@ class BatchPlan:
     @property
     def micro_batch(self) -> int:
         """Rows of a micro-batch; the largest possible number until it is measured."""
-        given = self.batch.micro_batch_size
-        return self.measured or (given if isinstance(given, int) else self.share)
+        size = self.batch.micro_batch_size
+        return self.measured or (size if isinstance(size, int) else self.share)
 
     @property
     def usual_accumulation(self) -> int:

@@ -58,9 +58,9 @@ class PassedOn(Section):
     refused = {key: reason for reason, keys in _REFUSED.items() for key in keys.split()}
 
     @model_serializer(mode="wrap")
-    def _given(self, serialize: Serializer) -> dict[str, Any]:
-        given = self.model_fields_set | {"zero_optimization", "stage"}
-        return {key: value for key, value in serialize(self).items() if key in given}
+    def _only_set_keys(self, serialize: Serializer) -> dict[str, Any]:
+        keys = self.model_fields_set | {"zero_optimization", "stage"}
+        return {key: value for key, value in serialize(self).items() if key in keys}
 
 
 class OffloadSection(PassedOn):

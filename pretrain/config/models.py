@@ -66,8 +66,8 @@ class T5Config(Positions, Depths, Widths, ModelConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _tied_outputs_are_scaled(cls, given: Any) -> Any:
-        return {"scale_outputs": given.get("tie_embeddings", False), **given} if isinstance(given, dict) else given
+    def _tied_outputs_are_scaled(cls, values: Any) -> Any:
+        return {"scale_outputs": values.get("tie_embeddings", False), **values} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _buckets_reach(self) -> Self:

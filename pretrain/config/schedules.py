@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from data_pipeline.base.config_file import Section, of_kind
+from data_pipeline.base.config_file import OneOf, Section
 
 
 class Schedule(Section):
@@ -120,8 +120,12 @@ class ConstantSchedule(Schedule):
     name: Literal["constant"] = "constant"
 
 
-AnySchedule = Annotated[
-    CosineSchedule | LinearSchedule | WarmupStableDecaySchedule | InverseSquareRootSchedule | ConstantSchedule,
-    Field(discriminator="name"),
-    of_kind("name", "cosine"),
-]
+_SCHEDULES: dict[str, type[Schedule]] = {
+    "cosine": CosineSchedule,
+    "linear": LinearSchedule,
+    "warmup_stable_decay": WarmupStableDecaySchedule,
+    "inverse_square_root": InverseSquareRootSchedule,
+    "constant": ConstantSchedule,
+}
+AnySchedule = Annotated[Schedule, OneOf("name", _SCHEDULES, default="cosine")]
+"""The `schedule:` section of a run file; `name` selects the class."""

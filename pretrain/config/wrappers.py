@@ -42,6 +42,10 @@ class WrapperSettings(Section):
         raise NotImplementedError
 
 
-def offered_wrapper(given: object) -> object:
-    """The wrapper that the keys `given` name. Raises ValueError if no installed package has it."""
-    return named(given, "name", "wrappers", WrapperSettings).model_validate(given) if isinstance(given, dict) else given
+def offered_wrapper(values: object) -> object:
+    """The wrapper that `values`, a section's keys, name. Raises ValueError if no installed package has it."""
+    return (
+        named(values, "name", "wrappers", WrapperSettings).model_validate(values)
+        if isinstance(values, dict)
+        else values
+    )

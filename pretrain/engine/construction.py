@@ -58,17 +58,19 @@ def deepspeed_config(config: RunConfig, sharding: Sharding, largest: int = 1) ->
             "grad_accum_dtype": "fp32",  # unset, gradients would be accumulated in bf16
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
-    given = config.deepspeed.model_dump()
-    given["timers"] = given.get("timers") or {"throughput": {"enabled": False}}  # the timer waits for the GPU twice
+    settings = config.deepspeed.model_dump()
+    settings["timers"] = settings.get("timers") or {
+        "throughput": {"enabled": False}
+    }  # the timer waits for the GPU twice
     import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
     reductions = deepspeed_keys.reductions(stage, deepspeed.accelerator.get_accelerator().device_name())
     measured = {"compute_grad_norm": False} if local else {}  # `LocalGradients` computes the norm
-    zero = given["zero_optimization"] = {**given["zero_optimization"], **reductions, **measured, "stage": stage}
+    zero = settings["zero_optimization"] = {**settings["zero_optimization"], **reductions, **measured, "stage": stage}
     if stage < 3 and zero["overlap_comm"] and not config.deepspeed.zero_optimization.offloads:
         # DeepSpeed frees the gradient of a larger parameter while it reduces it in another stream
         zero["reduce_bucket_size"] = max(zero["reduce_bucket_size"], largest)
-    return {**given, **decided}
+    return {**settings, **decided}
 
 
 def construct(config: RunConfig, model_config: ModelConfig, drawn: bool = True) -> Model:

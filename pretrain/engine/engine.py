@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from data_pipeline.corpus.objectives.randomness import hashed
 from data_pipeline.loading.batch_layout import LABELS
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import FACTS, fact, to_device
+from data_pipeline.loading.prefetch import COUNTS, count_of, to_device
 from pretrain.config import RunConfig
 from pretrain.engine import deepspeed_private, optimizers
 from pretrain.engine.construction import (
@@ -393,10 +393,10 @@ class Engine:
     def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
         """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
         number of ranks that give each vote."""
-        counts = torch.stack([fact("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
-        given = to_device(list(votes.values()), self.device, counts.dtype)
+        counts = torch.stack([count_of("label_counts", batch) for batch in batches]).sum(dim=0).to(self.device)
+        numbers = to_device(list(votes.values()), self.device, counts.dtype)
         labels = dict(zip(LABELS, counts.unbind(), strict=True))
-        return Totals.reduce(labels=labels, votes=dict(zip(votes, given.unbind(), strict=True)))
+        return Totals.reduce(labels=labels, votes=dict(zip(votes, numbers.unbind(), strict=True)))
 
     def _seed_dropout(self, step: int, first: int) -> None:
         """Seeds the dropout of the micro-batch of `step` whose rows begin at the position `first`."""
@@ -411,7 +411,7 @@ class Engine:
 
     def _inputs(self, batch: Batch) -> Batch:
         """The tensors of a batch that the model reads, on the device."""
-        read = {name: tensor for name, tensor in batch.items() if name not in FACTS}
+        read = {name: tensor for name, tensor in batch.items() if name not in COUNTS}
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in read.items()}
 
 

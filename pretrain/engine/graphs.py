@@ -119,7 +119,7 @@ class GraphedMicroBatches:
         self._warn = warn
         self._captured: dict[Hashable, tuple[list[Tensor], Callable[[], Sums]]] = {}
         self._seen: Counter[Hashable] = Counter()
-        self._most, self._told = MOST, False
+        self._most, self._warned = MOST, False
         self._modules, self._parameters = [*module.modules()], [*module.parameters()]
         self._usual_hooks = self._hooks()  # DeepSpeed's, of no effect where it doesn't reduce
 
@@ -128,14 +128,14 @@ class GraphedMicroBatches:
         if self._hooks() != self._usual_hooks:
             self.release()  # a replay and a measured step come seldom, and memory may not hold both
             return work()
-        given = [*batch.values(), *counted.values()]
-        form = (first, *batch, *counted, *((tensor.shape, tensor.dtype) for tensor in given))
+        tensors = [*batch.values(), *counted.values()]
+        form = (first, *batch, *counted, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if form not in self._captured and self._seen[form] >= WARM_UPS and len(self._captured) < self._most:
             self._capture(form, batch, counted, first, last)
         if form not in self._captured:
             return self._as_it_is(form, work)
         inputs, replay = self._captured[form]
-        torch._foreach_copy_(inputs, given)
+        torch._foreach_copy_(inputs, tensors)
         return replay()
 
     def release(self) -> None:
@@ -155,8 +155,8 @@ class GraphedMicroBatches:
 
     def _as_it_is(self, form: Hashable, work: Callable[[], Sums]) -> Sums:
         warming_up = len(self._captured) < self._most
-        if not (warming_up or self._told):
-            self._told = True
+        if not (warming_up or self._warned):
+            self._warned = True
             self._warn(f"{KEY}: micro-batches come in more than {MOST} shapes; others run without CUDA graphs")
         self._seen[form] += 1
         try:
@@ -172,7 +172,7 @@ class GraphedMicroBatches:
         return work()
 
     def _give_up(self, reason: str) -> None:
-        self._most, self._told = 0, True
+        self._most, self._warned = 0, True
         self.release()
         self._warn(f"{KEY}: {reason}; micro-batches run without CUDA graphs")
 

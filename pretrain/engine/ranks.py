@@ -210,10 +210,10 @@ def run_on_all_ranks(work: Callable[[], T], group: dist.ProcessGroup | None = No
             mine = error.exit_code, f"{where if dist.get_rank() else ''}{error}"
         else:
             mine = FailedError.exit_code, where + words(error)
-    told = all_gather(mine, tuple[int, str] | None, group)
+    errors = all_gather(mine, tuple[int, str] | None, group)
     if own and not isinstance(own, UserError | OSError):
         raise own
-    for code, message in filter(None, told):
+    for code, message in filter(None, errors):
         of_all = next(kind for kind in (UserError, FailedError, StoreUnavailable) if kind.exit_code == code)(message)
         of_all.on_all_ranks = True
         raise of_all from own

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pretrain.config import RunConfig
 
 # These keys have DeepSpeed print what it measures of its own backward pass.
-_OF_BACKWARD = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
+_BACKWARD_KEYS = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,4 @@ def ways_to_add_locally(config: RunConfig) -> str:
 
 
 def _keys_of_backward(config: RunConfig) -> list[str]:
-    return [f"deepspeed.{key}" for key in _OF_BACKWARD if key in config.deepspeed.model_fields_set]
+    return [f"deepspeed.{key}" for key in _BACKWARD_KEYS if key in config.deepspeed.model_fields_set]

@@ -90,7 +90,7 @@ class HookRunner:
         evaluation = Evaluation(subject, self._held_out, step, collectives, partial(self._earlier, step))
         began = time.monotonic()
         with watchdog.slow_phase(), torch.no_grad():
-            outcome = collectives.run(lambda: self._kept(step, self._evaluate(hook, evaluation)))
+            outcome = collectives.run(lambda: self._recorded(step, self._evaluate(hook, evaluation)))
         seconds = time.monotonic() - began
         if outcome.value is None:
             return self._failed(settings.hook, step, outcome)
@@ -106,7 +106,7 @@ class HookRunner:
         rows = record.table(self._folder / f"{table}.json") if self._folder is not None else []
         return [row for row in rows if row["step"] < step]
 
-    def _kept(self, step: int, findings: EvalResult) -> EvalResult:
+    def _recorded(self, step: int, findings: EvalResult) -> EvalResult:
         if self._held_out.layout.rank == 0 and self._folder is not None:
             record.keep(self._folder, step, findings)
         return findings
@@ -119,8 +119,8 @@ class HookRunner:
         first = next((rank for rank, error in enumerate(errors) if error is not None), 0)
         if outcome.traceback is not None and self._folder is not None:
             with contextlib.suppress(OSError):
-                kept = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
-                write_bytes(kept, outcome.traceback.encode())
+                file = self._folder / "failures" / f"{hook}-step-{step:08d}-rank-{rank}.txt"
+                write_bytes(file, outcome.traceback.encode())
         where = f" on rank {first}" if ranks > 1 else ""
         return EvalResult(lines=[f"warning: evaluation by {hook} failed{where}: {errors[first]}"], failed=True)
 

@@ -81,8 +81,8 @@ class LmEvalRequests:
         whole, before = encode([context + continuation, bare])
         return self._format.prompt(before, whole[len(before) :])
 
-    def _answer(self, context: str, given: Mapping[str, Any]) -> str:
-        settings, until = _decoding(given)
+    def _answer(self, context: str, options: Mapping[str, Any]) -> str:
+        settings, until = _decoding(options)
         prompt = self._format.prompt(self._tokenizer.encode([context.rstrip()])[0], [])
         causal = self._format.form == "continuation"
         inputs = prompt.prefix if causal else prompt.encoder
@@ -101,15 +101,15 @@ class LmEvalRequests:
         return text
 
 
-def _decoding(given: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
+def _decoding(options: Mapping[str, Any]) -> tuple[GenerationSettings, list[str]]:
     """A task's settings of generation, from lm_eval's names, and the strings that end an answer."""
-    until = given.get("until") or []
-    sampled = bool(given.get("do_sample")) and float(given.get("temperature") or 0) > 0
-    values: dict[str, Any] = {"max_new_tokens": given.get("max_gen_toks", given.get("max_new_tokens", _NEW_TOKENS))}
+    until = options.get("until") or []
+    sampled = bool(options.get("do_sample")) and float(options.get("temperature") or 0) > 0
+    values: dict[str, Any] = {"max_new_tokens": options.get("max_gen_toks", options.get("max_new_tokens", _NEW_TOKENS))}
     if sampled:
-        values |= {name: given[name] for name in ("temperature", "top_k", "top_p") if name in given}
-    elif "num_beams" in given:
-        values["num_beams"] = given["num_beams"]
+        values |= {name: options[name] for name in ("temperature", "top_k", "top_p") if name in options}
+    elif "num_beams" in options:
+        values["num_beams"] = options["num_beams"]
     settings = check(values, GenerationSettings, "generation_kwargs")
     return settings, [until] if isinstance(until, str) else list(until)
 

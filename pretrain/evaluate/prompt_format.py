@@ -94,8 +94,8 @@ class PromptFormat:
         scored = [*continuation, *(eos if ends and (self.separated or self.form != "continuation") else [])]
         if self.form == "continuation":
             end = eos if self.separated else []
-            kept = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
-            return Prompt([], [*kept, *end] or eos, scored)
+            prompt = self._last(context, len(scored) + len(end) - 1)  # the last id isn't read
+            return Prompt([], [*prompt, *end] or eos, scored)
         if self.form != "answer":
             marks = 2 if self.form == "blank" else max(3, len(scored) + 1)
             return self.infilling(self._last(context, marks), [], continuation, ends)

@@ -79,8 +79,8 @@ class Retrieval:
                     {"input": query.text, "found": " | ".join(outputs[:3]), "reference": " | ".join(query.relevant)}
                     for query, outputs in zip(one.queries[: self._settings.shown], found, strict=False)
                 ]
-                said = ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())
-                lines.append(f"{name}: {said} of {len(found):,} queries among {one.allowed.number:,} outputs")
+                metrics_text = ", ".join(f"{metric} {value:.4g}" for metric, value in values.items())
+                lines.append(f"{name}: {metrics_text} of {len(found):,} queries among {one.allowed.number:,} outputs")
                 if one.unknown:
                     lines.append(f"warning: {name}: the allowed outputs lack all targets of {one.unknown:,} queries")
                 if evaluation.collectives.late:

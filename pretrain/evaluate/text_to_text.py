@@ -193,8 +193,8 @@ def normalized(text: str) -> str:
 
     "The Eiffel-Tower, in  Paris"  ->  "eiffeltower in paris"
     """
-    kept = "".join(character for character in text.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+    letters = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
 def word_f1(answer: str, reference: str) -> float:

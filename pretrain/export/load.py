@@ -95,11 +95,11 @@ def _with_rows(tokenizer: Tokenizer, model: TokenizerJson, rows: int, path: Path
         print(f"{path}: {line}", file=sys.stderr)
     if tokenizer.sentinels or model.size <= rows:
         return tokenizer
-    kept = model.first(rows)
+    shortened = model.first(rows)
     tokens = [(token["content"], token["id"]) for token in model.saved["added_tokens"]]
     gone = [f"{printable(content)} ({id_})" for content, id_ in tokens if id_ >= rows]
     print(f"{path}: left out: {', '.join(gone)}; the embedding matrix has {rows:,} rows", file=sys.stderr)
-    return Tokenizer(kept, tokenizer.special_tokens)
+    return Tokenizer(shortened, tokenizer.special_tokens)
 
 
 def _refuse_end_of_image(tokenizer: Tokenizer, path: Path) -> None:

@@ -67,9 +67,9 @@ def self_attention_mask(
     return AttentionMask(logit_bias(x, keys, seen, diagonals), rotary)
 
 
-def positions_from(start: int, length: int, device: torch.device, given: Tensor | None = None) -> Tensor:
-    """Positions (length,) from `start` on, or the positions (batch, length) `given` for packed examples."""
-    return torch.arange(start, start + length, device=device) if given is None else given
+def positions_from(start: int, length: int, device: torch.device, positions: Tensor | None = None) -> Tensor:
+    """Positions (length,) from `start` on, or `positions` (batch, length), those of packed examples."""
+    return torch.arange(start, start + length, device=device) if positions is None else positions
 
 
 def real_positions(mask: Tensor) -> Tensor:

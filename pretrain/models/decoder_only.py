@@ -56,8 +56,8 @@ class CausalStack(Encoder):
     ) -> Tensor:
         if inputs.encoder_positions is None and inputs.encoder_attention_mask is not None:
             past_length = cache[0].length if cache else 0
-            given = real_positions(inputs.encoder_attention_mask)[:, past_length:]
-            inputs = inputs._replace(encoder_positions=given)
+            positions = real_positions(inputs.encoder_attention_mask)[:, past_length:]
+            inputs = inputs._replace(encoder_positions=positions)
         if self.config.prefix_attention != "bidirectional":
             inputs = inputs._replace(prefix_mask=None)
         return super().forward(x, inputs, cache)

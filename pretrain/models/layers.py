@@ -214,12 +214,16 @@ class LayerConfig:
         end one of the `branches` of a stack start smaller by √`branches`, so that their sum starts with the deviation
         of one (Radford et al. 2019, section 2.3). Attention has the dropout of all else unless it has its own.
         """
-        given: Any = config
+        settings: Any = config
         if stack is None:
-            stack = given if isinstance(given, Heads) else Heads(**{name: getattr(given, name) for name in _WIDTHS})
-        own = {one.name: getattr(given, one.name) for one in fields(cls) if hasattr(given, one.name)}
-        if hasattr(given, "init_std"):
-            std = config.hidden_std(given.init_std)
+            stack = (
+                settings
+                if isinstance(settings, Heads)
+                else Heads(**{name: getattr(settings, name) for name in _WIDTHS})
+            )
+        own = {one.name: getattr(settings, one.name) for one in fields(cls) if hasattr(settings, one.name)}
+        if hasattr(settings, "init_std"):
+            std = config.hidden_std(settings.init_std)
             own |= {"std": std, "out_std": std * branches**-0.5}
         return cls(**{"heads": stack, "attention_dropout_rate": config.dropout_rate, **own, **others})
 

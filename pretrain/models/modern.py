@@ -56,8 +56,8 @@ class ModernDecoder(Decoder):
             return positions, None, None
         length = encoder_states.size(1)
         positions = positions + ends_of_inputs(length, inputs)
-        given = positions_in_segments(inputs.encoder_segment_ids)
-        input_positions = positions_from(0, length, encoder_states.device, given)
+        in_segments = positions_in_segments(inputs.encoder_segment_ids)
+        input_positions = positions_from(0, length, encoder_states.device, in_segments)
         rotary, memory_rotary = (
             rotary_embedding(one, self.d_kv, encoder_states.dtype, self.cross_base)
             for one in (positions, input_positions)

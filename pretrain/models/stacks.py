@@ -132,8 +132,8 @@ class Stack(nn.Module):
         self.positions: LearnedPositions | None = None
         self.new_positions(config)
         self.layers = nn.ModuleList(layers)
-        given = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
-        kinds = map(given.window_and_base, range(len(self.layers)))
+        spans = config if isinstance(config, LocalAndGlobal) else LocalAndGlobal()
+        kinds = map(spans.window_and_base, range(len(self.layers)))
         self.windows = [(None if tokens is None else window(tokens), base) for tokens, base in kinds]
         self.post_norm = settings.post_norm
         self.final_norm = nn.Identity() if self.post_norm else settings.new_norm()

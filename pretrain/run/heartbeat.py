@@ -124,8 +124,8 @@ def tell_failed(rank: int, error: BaseException) -> None:
     if isinstance(error, SystemExit):
         text = f"exited with code {error.code or 0} before the run's end"
     elif isinstance(error, Exception):  # as the end of its traceback, without further lines
-        said = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
-        text = next(iter(said.splitlines()), "")
+        message = str(error) if isinstance(error, UserError) else traceback.format_exception_only(error)[-1]
+        text = next(iter(message.splitlines()), "")
     tell(rank, "failed", text)
 
 

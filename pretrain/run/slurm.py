@@ -55,10 +55,10 @@ def cpus_per_node(variables: Mapping[str, str]) -> list[int]:
     return _counts(variables.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
-def _counts(given: str) -> list[int]:
+def _counts(text: str) -> list[int]:
     """ "2(x3),1" -> [2, 2, 2, 1]"""
     counts: list[int] = []
-    for word in given.split(","):
+    for word in text.split(","):
         if match := _COUNT.fullmatch(word):
             counts += [int(match[1])] * int(match[2] or 1)
     return counts

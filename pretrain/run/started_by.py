@@ -29,8 +29,8 @@ class StartedBy:
 
 def command() -> str:
     """The command of COMMAND, or this process's own if it is `launch` or `pretrain`, without passwords; else ""."""
-    if given := os.environ.get(COMMAND):
-        return given
+    if variable := os.environ.get(COMMAND):
+        return variable
     program = Path(sys.argv[0])
     if program.name in _COMMANDS:
         words = [program.name]

@@ -136,8 +136,8 @@ def _with_sentinels(tokenizer: Tokenizer, sentinels: int | None) -> Tokenizer:
     if sentinels is None:
         return tokenizer
     if tokenizer.sentinels not in (0, sentinels):
-        kept = f"the tokenizer has {tokenizer.sentinels} sentinels; another number would change their ids"
-        raise UserError(f"--sentinels: {kept}; leave --sentinels out")
+        reason = f"the tokenizer has {tokenizer.sentinels} sentinels; another number would change their ids"
+        raise UserError(f"--sentinels: {reason}; leave --sentinels out")
     return Tokenizer(tokenizer.model, tokenizer.special_tokens, sentinels)
 
 

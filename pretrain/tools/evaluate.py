@@ -60,14 +60,14 @@ class Standalone:
         yield self.trained.model
 
 
-def selected_hooks(suite: str, given: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks `given`, or else the hooks of `suite`. A hook without settings has the settings of the run, if any.
+def selected_hooks(suite: str, names: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
+    """The hooks with these `names`, or else the hooks of `suite`. A hook without settings has those of the run, if any.
 
-    A hook is given by its name, or with settings as in a run file: "{hook: samples, number: 8}". Raises UserError for
+    A name may have settings, as in a run file: "{hook: samples, number: 8}". Raises UserError for
     an unknown name or a wrong setting.
     """
     hooks: list[HookSettings] = []
-    for one in given or SUITES[suite]:
+    for one in names or SUITES[suite]:
         try:
             read = yaml.safe_load(one)
         except yaml.YAMLError:
@@ -205,15 +205,15 @@ def _trained_on(config: RunConfig | None) -> str | None:
     return next((corpus.objective.name for corpus in training_corpora(config)), None)
 
 
-def _corpora(given: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
-    """The validation corpora by name: `given`, or the corpora of the run."""
+def _corpora(paths: Sequence[Path], config: RunConfig | None, trained: TrainedModel) -> dict[str, Corpus]:
+    """The validation corpora by name: those at `paths`, or the corpora of the run."""
     opened: dict[str, Corpus] = {}
-    for corpus in map(open_corpus, given):
+    for corpus in map(open_corpus, paths):
         if other := opened.get(corpus.name):
             both = f"{other.location} and {corpus.location} are both named {corpus.name!r}"
             raise UserError(f"--corpus: {both}; evaluate one after the other")
         opened[corpus.name] = corpus
-    if config and not given:
+    if config and not paths:
         for entry in config.data.validation:
             corpus = open_corpus(entry.corpus).with_objective(config.data.held_out_objective(entry))
             opened[entry.name or corpus.name] = corpus

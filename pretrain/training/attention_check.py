@@ -22,8 +22,7 @@ from pretrain import models
 from pretrain.engine.ranks import min_over_ranks
 from pretrain.models import ModelConfig
 from pretrain.models.functional.attention_backends import apart, use, using
-from pretrain.models.functional.kernel_check import Form
-from pretrain.models.kernels import OperatorArguments
+from pretrain.models.kernels import Form, OperatorArguments
 from pretrain.training.micro_batch import full_rows
 from pretrain.training.prepare import PreparedRun
 
@@ -38,9 +37,9 @@ def choose_attention(run: PreparedRun, device: torch.device) -> str | None:
     If the Triton kernels fail their check, `auto` takes PyTorch's, and the problem is returned in one line; `triton`
     raises FailedError with it.
     """
-    asked = run.config.compute.attention
-    if device.type != "cuda" or asked in ("sdpa", "eager"):
-        use(asked if asked in ("sdpa", "eager") else None)
+    backend = run.config.compute.attention
+    if device.type != "cuda" or backend in ("sdpa", "eager"):
+        use(backend if backend in ("sdpa", "eager") else None)
         return None
     dtype = torch.bfloat16 if run.config.precision == "bf16" else torch.float32
     # one rank of each node checks and compiles for the node, since each check takes a CUDA context of its own
@@ -50,7 +49,7 @@ def choose_attention(run: PreparedRun, device: torch.device) -> str | None:
         return None
     use("sdpa")
     line = f"compute.attention: the Triton kernels fail: {problem or 'on another rank'}"
-    if asked == "triton":
+    if backend == "triton":
         raise FailedError(f"{line}; set auto or sdpa")
     return f"{line}; using PyTorch's attention (sdpa)"
 
@@ -74,16 +73,16 @@ def find_problem(config: ModelConfig, batches: Iterable[Batch], dtype: torch.dty
             "device": str(device),
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
-        given = json.dumps(arguments)
-        ended = subprocess.run(_CHECK, input=given, text=True, capture_output=True, timeout=_SECONDS, check=False)
+        request = json.dumps(arguments)
+        ended = subprocess.run(_CHECK, input=request, text=True, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"the check has not ended within {_SECONDS:g} s"
     except Exception as error:  # whatever reading rows or starting a process raises: the run continues without kernels
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if ended.returncode < 0:
         return f"the check was killed by {signal.Signals(-ended.returncode).name}"
-    said = ended.stderr.strip().splitlines() or [f"the check ended with exit code {ended.returncode}"]
-    return said[-1] if ended.returncode else None
+    lines = ended.stderr.strip().splitlines() or [f"the check ended with exit code {ended.returncode}"]
+    return lines[-1] if ended.returncode else None
 
 
 def forms(config: ModelConfig, batches: Sequence[Batch], dtype: torch.dtype) -> list[Form]:
@@ -105,9 +104,9 @@ class _Recorded(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Mapping | None = None) -> Any:
         if function.name() == "encdec::flash_attention":
-            given = OperatorArguments(*args)
-            queries, keys, _ = (part for source in given.sources for part in apart(source))
+            arguments = OperatorArguments(*args)
+            queries, keys, _ = (part for source in arguments.sources for part in apart(source))
             rows, heads, length, d_kv = queries.shape
-            biased, masked = given.diagonals is not None, len(given.labels) > 0
-            self.forms.append(Form(rows, heads, length, keys.size(2), d_kv, biased, masked, *given.settings))
+            biased, masked = arguments.diagonals is not None, len(arguments.labels) > 0
+            self.forms.append(Form(rows, heads, length, keys.size(2), d_kv, biased, masked, *arguments.settings))
         return function(*args, **(kwargs or {}))

@@ -23,9 +23,9 @@ from pydantic import PositiveInt
 
 from data_pipeline.base.atomic import fingerprint, write_json
 from data_pipeline.base.json_file import read_valid_json
-from data_pipeline.corpus.packing import width_of
+from data_pipeline.corpus.example_rows import width_of
 from data_pipeline.loading.batches import Batch, TrainingBatches, widened
-from data_pipeline.loading.prefetch import with_facts, with_target_indices
+from data_pipeline.loading.prefetch import with_counts, with_target_indices
 from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.engine_state import copy_bytes
 from pretrain.engine.construction import compiles, forget_compiled
@@ -105,7 +105,7 @@ def _fastest(run: PreparedRun, engine: Engine) -> int:
 
 def on_gpu(batch: Batch, device: torch.device) -> Batch:
     """A batch as the loader brings it to a GPU."""
-    return {name: tensor.to(device) for name, tensor in with_facts(with_target_indices(batch)).items()}
+    return {name: tensor.to(device) for name, tensor in with_counts(with_target_indices(batch)).items()}
 
 
 def _fits(run: PreparedRun, engine: Engine, batch: Batch) -> bool:

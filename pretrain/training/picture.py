@@ -25,8 +25,8 @@ def draw(run: Path, out: Path) -> None:
     if not names:
         raise UserError(f"{run}: no held-out losses; the run file needs the hook validation_loss")
     figure = new_figure(6, 4.5)
-    if said := verdict(names[0], dict(rows)):
-        figure.suptitle(said, color="firebrick")
+    if title := verdict(names[0], dict(rows)):
+        figure.suptitle(title, color="firebrick")
     _draw_losses(figure.add_subplot(), names[0], dict(rows))
     write_bytes(out, png(figure))
 

@@ -262,9 +262,9 @@ def with_tokenizer_ids(model: ModelConfig, corpus: Corpus) -> tuple[ModelConfig,
     if isinstance(model, Gemma) and (model.bos_id is not None or "bos_id" not in model.model_fields_set):
         ids["bos_id"] = corpus.tokenizer.vocabulary.start
     problems = [
-        f"model.{name}: {given}, but {corpus.location}'s tokenizer has {value}"
+        f"model.{name}: {own}, but {corpus.location}'s tokenizer has {value}"
         for name, value in ids.items()
-        if name in model.model_fields_set and (given := getattr(model, name)) not in (None, value)
+        if name in model.model_fields_set and (own := getattr(model, name)) not in (None, value)
     ]
     return model.model_copy(update=ids), problems
 
@@ -365,8 +365,8 @@ def _way_out(key: str, objective: Objective, corpus: Corpus) -> str:
 
 def _flow(objective: Objective) -> str:
     """An objective as YAML in one line."""
-    given = {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
-    return yaml.safe_dump(given, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
+    settings = {"name": objective.name, **objective.model_dump(mode="json", exclude_defaults=True)}
+    return yaml.safe_dump(settings, default_flow_style=True, width=float("inf"), sort_keys=False).strip()
 
 
 def _row_problems(config: RunConfig, model: ModelConfig, corpora: list[Corpus]) -> list[str]:

@@ -80,12 +80,12 @@ def train_in_group(
     from pretrain.training.callbacks import build_callbacks, stops
     from pretrain.training.trainer import Trainer
 
-    asked = config
+    requested = config
     if device_type() == "cpu" and not cpu_multiplies_bf16():
-        config = without_bf16(asked)
+        config = without_bf16(requested)
     # other hosts may have other CPUs, and a network file system may show them an older run file
     config = broadcast(config, RunConfig)
-    if world.rank == 0 and config != asked:
+    if world.rank == 0 and config != requested:
         print("precision: this CPU has no arithmetic for bf16, so the run computes in fp32")
     directory, last = Path(config.run.directory), min(config.run.max_steps, stop_at_step or config.run.max_steps)
     resume = None if fresh else newest_verified(directory)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch.distributed as dist
 from omegaconf import OmegaConf
@@ -27,14 +27,15 @@ from pretrain.config.run_config import MLFLOW_FILE, MlflowSection, RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint.directory import checkpoint_directory
 from pretrain.engine.ranks import all_gather, on_rank_0
-from pretrain.evaluate.hook import EvalResult
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs, slurm, status, watchdog
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
-from pretrain.training.picture import draw
 from pretrain.training.prepare import PreparedRun
 from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
 from pretrain.training.tracking.tracker import Tracker, sample_machine
+
+if TYPE_CHECKING:
+    from pretrain.evaluate.hook import EvalResult
 
 
 class RunReport:
@@ -74,7 +75,7 @@ class RunReport:
         if self._tracker is not None and metrics:
             self._tracker.log(step, metrics)
 
-    def record_findings(self, step: int, findings: EvalResult) -> None:
+    def record_findings(self, step: int, findings: "EvalResult") -> None:
         """Records the metrics of a hook after a step, and prints its lines."""
         self.record(step, findings.metrics)
         for line in findings.lines:
@@ -120,6 +121,8 @@ class RunReport:
 
     def _draw(self, target: Path) -> None:
         """Draws the picture of `pretrain picture`, for MLflow. An error in drawing doesn't fail the run."""
+        from pretrain.training.picture import draw  # only a run that has ended needs it
+
         try:
             draw(self.run.directory, target)
         except UserError:

@@ -105,9 +105,9 @@ class Trainer:
     def _train_until_rewind(self) -> bool:
         """Trains from `state`. Returns True when the run ends, and False when it has been rewound to a checkpoint."""
         steps = self._batches()
-        asked = time.perf_counter()
+        began = time.perf_counter()
         for micro_batches in steps:
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - began
             if not self._compiled:
                 self.engine.compile(micro_batches[0], self.run.world)
                 self._compiled = True
@@ -119,7 +119,7 @@ class Trainer:
                 return stopping
             if stopping:
                 break
-            asked = time.perf_counter()
+            began = time.perf_counter()
         return True
 
     def _train_step(self, micro_batches: list[Batch], waited: float) -> bool:

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from checks.walk import ROOT, files, walk
+from checks.walk import PACKAGES, ROOT, files, walk
 from tests.support.runs import run_file
 
-FILES, FUNCTIONS = 30, 169  # the most
+FILES, FUNCTIONS, MODULES = 30, 169, 144  # the most
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,11 @@ def test_a_steady_step_runs_few_files_and_functions(found):
     assert len(found["calls"]) <= FUNCTIONS, "\n".join(f"{file}: {name}" for file, name, _ in found["calls"])
 
 
+def test_a_run_has_loaded_few_modules_of_this_project(found):
+    own = [name for name in found["loaded"] if name.split(".")[0] in PACKAGES]
+    assert len(own) <= MODULES, "\n".join(own)
+
+
 def test_the_page_of_the_engine_lists_the_files_of_a_step_in_their_order(found):
     """The first two run before it, and the family is that of the run."""
     page = (ROOT / "docs/explanation/engine.md").read_text().partition("## The way of a step")[2]
@@ -33,9 +38,11 @@ def test_the_page_of_the_engine_lists_the_files_of_a_step_in_their_order(found):
     assert set(listed[2:]) <= set(files(found))
 
 
-def test_training_loads_nothing_that_builds_corpora_and_no_compiler_that_it_does_not_use(found):
+def test_training_loads_nothing_that_builds_corpora_no_other_kinds_and_no_compiler_that_it_does_not_use(found):
     building = ("data_pipeline.sources", "data_pipeline.dedup", "data_pipeline.engine", "data_pipeline.stages")
     assert [name for name in found["loaded"] if name.startswith((*building, "torch._inductor.compile_fx"))] == []
+    others = ("corpus.objectives.ul2", "corpus.tokenizer.byt5", "config.optimizers.muon", "cli.generate")
+    assert [name for name in found["loaded"] if name.endswith(others)] == []
     assert "deepspeed.runtime.zero.muon.original_muon" in found["loaded"]  # its import would load the compiler
 
 

@@ -322,7 +322,7 @@ def test_an_agent_is_understood_whatever_its_login_prints(monkeypatch):
         pool.connect(give_up=lambda: pool.problems)
         assert pool.problems == {}
         for one in pool.agents:
-            assert list(one.connection.said) == ["Welcome", "Unended"]
+            assert list(one.connection.other_lines) == ["Welcome", "Unended"]
             assert (one.machine.address, one.machine.port > 0) == ("127.0.0.1", True)
             one.start(Start(["sh", "-c", "echo $SECRET; exit 3"], {}, number=5))
         for one in pool.agents:
@@ -371,9 +371,9 @@ def test_a_node_whose_arithmetic_was_wrong_twice_is_left_out_if_the_run_may_go_o
         rank, now = "abc".index(node), 100.0 * number
         attempt = Attempt(logs, "abc", began=now, ended=now + 9, read=now + 9)
         attempt.heartbeats = {0: heartbeat.Heartbeat(10 * number, 0, 0.0, 0.0, 5.0)}
-        attempt.told = [Event("failed", 0), Event("failed", 1), Event("failed", 2)]
+        attempt.reported = [Event("failed", 0), Event("failed", 1), Event("failed", 2)]
         words = (f"step {10 * number}: rank {rank} computes wrong",)
-        attempt.told += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
+        attempt.reported += [Event("faulty", rank), *(Event("ended", one, 1, words) for one in range(3))]
         ends.append(attempts.end_after(attempt))
     assert (ends, "".join(node.name for node in attempts.nodes)) == ([None, last], left)
     assert said in capsys.readouterr().err

@@ -1,41 +1,29 @@
 """All objectives: those that ship, and those of installed packages."""
 
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import Field
-
-from data_pipeline.base.packages import offered
-from data_pipeline.corpus.objectives.denoising import Denoising
-from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
-from data_pipeline.corpus.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
-from data_pipeline.corpus.objectives.masked_lm import MaskedLM
+from data_pipeline.base.config_file import OneOf
+from data_pipeline.base.packages import Kinds
 from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
-from data_pipeline.corpus.objectives.text_to_text import InOneRow, TextToText
-from data_pipeline.corpus.objectives.ul2 import UL2
 
-_SHIPPED: tuple[type[Objective], ...] = (
-    SpanCorruption,
-    IidDenoising,
-    PrefixLM,
-    FullLM,
-    UL2,
-    Denoising,
-    CausalLM,
-    CausalInfilling,
-    MaskedLM,
-    TextToText,
-)
+_HERE = "data_pipeline.corpus.objectives"
+_SHIPPED = {
+    "span_corruption": f"{_HERE}.span_corruption:SpanCorruption",
+    "iid_denoising": f"{_HERE}.iid_denoising:IidDenoising",
+    "prefix_lm": f"{_HERE}.language_modelling:PrefixLM",
+    "full_lm": f"{_HERE}.language_modelling:FullLM",
+    "ul2": f"{_HERE}.ul2:UL2",
+    "denoising": f"{_HERE}.denoising:Denoising",
+    "causal_lm": f"{_HERE}.language_modelling:CausalLM",
+    "causal_infilling": f"{_HERE}.language_modelling:CausalInfilling",
+    "masked_lm": f"{_HERE}.masked_lm:MaskedLM",
+    "text_to_text": f"{_HERE}.text_to_text:TextToText",
+}
+_IN_ONE_ROW = {"in_one_row": f"{_HERE}.text_to_text:InOneRow"}
+_OF_RUNS = Kinds("objectives", Objective, "name", _SHIPPED | _IN_ONE_ROW)
+_OF_CORPORA = Kinds("objectives", Objective, "name", _SHIPPED)
 
-if TYPE_CHECKING:
-    AnyObjective = Objective
-    TrainingObjective = Objective
-else:
-    _NAMES = [objective.model_fields["name"].default for objective in (*_SHIPPED, InOneRow)]
-    _ALL = reduce(or_, (*_SHIPPED, *offered("objectives", Objective, _NAMES, "name").values()))
-    AnyObjective = Annotated[_ALL, Field(discriminator="name")]
-    """The objectives that a corpus can be built for."""
-    TrainingObjective = Annotated[_ALL | InOneRow, Field(discriminator="name")]
-    """The objectives that a run can train on."""
+AnyObjective = Annotated[Objective, OneOf("name", _OF_CORPORA)]
+"""The objectives that a corpus can be built for."""
+TrainingObjective = Annotated[Objective, OneOf("name", _OF_RUNS)]
+"""The objectives that a run can train on."""

@@ -1,40 +1,26 @@
 """All kinds of tokenizers: those that ship, and those of installed packages."""
 
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-
-from data_pipeline.base.packages import offered
-from data_pipeline.corpus.tokenizer.bpe import BPEConfig
-from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
+from data_pipeline.base.config_file import OneOf
+from data_pipeline.base.packages import Kinds
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
-from data_pipeline.corpus.tokenizer.ids import IdsConfig
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
-from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
-from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJsonConfig
 
-_SHIPPED: tuple[type[TokenizerConfig], ...] = (
-    SentencePieceConfig,
-    BytesConfig,
-    SymbolsConfig,
-    BPEConfig,
-    IdsConfig,
-    TokenizerJsonConfig,
+_HERE = "data_pipeline.corpus.tokenizer"
+KINDS = Kinds(
+    "tokenizers",
+    TokenizerConfig,
+    "kind",
+    {
+        "sentencepiece": f"{_HERE}.sentencepiece_training:SentencePieceConfig",
+        "bytes": f"{_HERE}.byt5:BytesConfig",
+        "symbols": f"{_HERE}.symbols:SymbolsConfig",
+        "bpe": f"{_HERE}.bpe:BPEConfig",
+        "ids": f"{_HERE}.ids:IdsConfig",
+        "tokenizer_json": f"{_HERE}.tokenizer_json:TokenizerJsonConfig",
+    },
 )
-KINDS: dict[str, type[TokenizerConfig]] = {kind.model_fields["kind"].default: kind for kind in _SHIPPED}
-KINDS |= offered("tokenizers", TokenizerConfig, KINDS, "kind")
+"""The settings of each kind, by its name."""
 
-
-def _sentencepiece_by_default(given: Any) -> Any:
-    return {"kind": "sentencepiece", **given} if isinstance(given, dict) else given
-
-
-if TYPE_CHECKING:
-    AnyTokenizer = TokenizerConfig
-else:
-    AnyTokenizer = Annotated[
-        reduce(or_, KINDS.values()), Field(discriminator="kind"), BeforeValidator(_sentencepiece_by_default)
-    ]
-    """The settings of a tokenizer of any kind; of sentencepiece if they name no kind."""
+AnyTokenizer = Annotated[TokenizerConfig, OneOf("kind", KINDS, default="sentencepiece")]
+"""The settings of a tokenizer of any kind; of sentencepiece if they name no kind."""

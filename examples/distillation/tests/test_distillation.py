@@ -10,9 +10,9 @@ from distillation.wrapper import Distillation
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.example_rows import balanced
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
-from data_pipeline.corpus.packing import balanced
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import IGNORE_INDEX

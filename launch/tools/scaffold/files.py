@@ -256,15 +256,15 @@ def _choices(run: FirstRun, data: Corpus, time: str, settings: dict[str, Any]) -
     choices = [f"model: {run.model}; {read}. Others: --model {', '.join(SERIES)}, or a file of configs/models; --hours"]
     if data.settings:
         others = [one for one in _objectives(run.config) if one != data.objective.name]
-        said = f"objective: {data.objective.name}, rows of {data.objective.raw_length:,} tokens"
-        choices.append(f"{said}. Others: --objective {', '.join(others)}" if others else said)
+        objective = f"objective: {data.objective.name}, rows of {data.objective.raw_length:,} tokens"
+        choices.append(f"{objective}. Others: --objective {', '.join(others)}" if others else objective)
     choices.append(f"optimizer: {settings['optimizer']['name']} (docs/results/speedrun.md)")
     for stage in settings["data"].get("curriculum", []):
         why = "so that the decoder learns sooner to read its input; leave out data.curriculum for T5's 15 % throughout"
         choices.append(f"curriculum: half of each row is masked until step {stage['until_step']:,}, {why}")
     estimated = "estimated from the model's FLOPs and the speed of this machine when nothing else runs on it"
-    said = f"steps: {run.steps:,} of {counted(run.batch, 'row')}: about {time} with evaluations, {estimated}"
-    return [*choices, said]
+    steps = f"steps: {run.steps:,} of {counted(run.batch, 'row')}: about {time} with evaluations, {estimated}"
+    return [*choices, steps]
 
 
 def _run_settings(name: str, data: Corpus, run: FirstRun, machine: Machine) -> tuple[dict[str, Any], float]:

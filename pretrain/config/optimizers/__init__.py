@@ -7,30 +7,25 @@ A package of your own offers an optimizer through an entry point, which names th
     lion = "lion.settings:LionConfig"
 """
 
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from pydantic import Field
-
-from data_pipeline.base.config_file import of_kind
-from data_pipeline.base.packages import offered
-from pretrain.config.optimizers.adafactor import AdafactorConfig
-from pretrain.config.optimizers.adamw import AdamWConfig
-from pretrain.config.optimizers.adamw_scale import AdamWScaleConfig
-from pretrain.config.optimizers.muon import MuonConfig
+from data_pipeline.base.config_file import OneOf
+from data_pipeline.base.packages import Kinds
 from pretrain.config.optimizers.optimizer import OptimizerConfig
 
-_SHIPPED: tuple[type[OptimizerConfig], ...] = (AdamWConfig, AdamWScaleConfig, AdafactorConfig, MuonConfig)
-OPTIMIZERS = {str(settings.model_fields["name"].default): settings for settings in _SHIPPED}
-OPTIMIZERS |= offered("optimizers", OptimizerConfig, OPTIMIZERS, "name")
-"""The settings of shipped optimizers and of optimizers that installed packages offer, by name; the first is the
-default."""
+_HERE = "pretrain.config.optimizers"
+OPTIMIZERS = Kinds(
+    "optimizers",
+    OptimizerConfig,
+    "name",
+    {
+        "adamw": f"{_HERE}.adamw:AdamWConfig",
+        "adamw_scale": f"{_HERE}.adamw_scale:AdamWScaleConfig",
+        "adafactor": f"{_HERE}.adafactor:AdafactorConfig",
+        "muon": f"{_HERE}.muon:MuonConfig",
+    },
+)
+"""The settings of shipped optimizers and of optimizers that installed packages offer, by name."""
 
-if TYPE_CHECKING:
-    AnyOptimizer = OptimizerConfig
-else:
-    AnyOptimizer = Annotated[
-        reduce(or_, OPTIMIZERS.values()), Field(discriminator="name"), of_kind("name", next(iter(OPTIMIZERS)))
-    ]
-    """The `optimizer:` section of a run file; `name` selects the class."""
+AnyOptimizer = Annotated[OptimizerConfig, OneOf("name", OPTIMIZERS, default="adamw")]
+"""The `optimizer:` section of a run file; `name` selects the class."""

@@ -255,11 +255,11 @@ def _write_together(
     Called in a thread of each rank. Raises FailedError on all ranks if one can't write its files.
     """
     files = run_on_all_ranks(write, group)
-    told = all_gather((files, train_state), tuple[Files, TrainState], group)
+    gathered = all_gather((files, train_state), tuple[Files, TrainState], group)
     # each rank skips only the damaged blocks in its own share of the rows
-    skipped = each_once(one for _, state in told for one in state.skipped)
-    everything = {name: file for of_rank, _ in told for name, file in of_rank.items()}
-    return everything, replace(told[0][1], skipped=skipped)
+    skipped = each_once(one for _, state in gathered for one in state.skipped)
+    everything = {name: file for of_rank, _ in gathered for name, file in of_rank.items()}
+    return everything, replace(gathered[0][1], skipped=skipped)
 
 
 def _write_common(origin: Origin, buffers: Mapping[str, torch.Tensor], directory: Path) -> None:

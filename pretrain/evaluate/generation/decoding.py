@@ -229,10 +229,10 @@ def search(
     was_training = model.training
     model.eval()
     try:
-        given = len(input_ids)
-        numbers = range(given) if numbers is None else numbers
-        if more := -given % row_multiple:
-            repeated = torch.arange(given + more, device=input_ids.device).clamp(max=given - 1)
+        count = len(input_ids)
+        numbers = range(count) if numbers is None else numbers
+        if more := -count % row_multiple:
+            repeated = torch.arange(count + more, device=input_ids.device).clamp(max=count - 1)
             input_ids, numbers = input_ids[repeated], [*numbers, *[numbers[-1]] * more]
             attention_mask = None if attention_mask is None else attention_mask[repeated]
         decoder = Decoder(model, input_ids, attention_mask)
@@ -267,7 +267,7 @@ def search(
                 tokens, nodes = tokens[hypotheses], nodes[hypotheses]
                 history = history[hypotheses]
         texts[rows], worth[rows] = searched.texts, searched.scores
-        texts, worth = texts[:given], worth[:given]
+        texts, worth = texts[:count], worth[:count]
         before_eos = (texts == config.eos_id).cumsum(dim=2) == 0
         return Found(texts[:, :, : int(before_eos.sum(dim=2).max()) + 1], worth)
     except RuntimeError as error:
@@ -290,8 +290,8 @@ def _check(model: Model, length: int, settings: GenerationSettings, allowed: Tri
         raise UserError(f"an input has {length} tokens, but the model takes {longest} at most")
     prompt = 1 if isinstance(model, EncoderDecoder) else length
     if longest is not None and prompt + settings.max_new_tokens - 1 > longest:  # the last token is not read again
-        given = f"{settings.max_new_tokens} tokens after {prompt}"
-        raise UserError(f"max_new_tokens: {given} exceed the {longest} that the model takes")
+        tokens = f"{settings.max_new_tokens} tokens after {prompt}"
+        raise UserError(f"max_new_tokens: {tokens} exceed the {longest} that the model takes")
 
 
 class Decoder:

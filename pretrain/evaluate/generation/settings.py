@@ -42,10 +42,10 @@ class GenerationSettings(Section):
 
     @field_validator("early_stopping", mode="before")
     @classmethod
-    def _one_of_three(cls, given: Any) -> Any:
-        if str(given).lower() not in ("true", "false", "never"):
-            raise ValueError(f"expected true, false or never, got {given!r}")
-        return given
+    def _one_of_three(cls, value: Any) -> Any:
+        if str(value).lower() not in ("true", "false", "never"):
+            raise ValueError(f"expected true, false or never, got {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -62,14 +62,14 @@ class GenerationSettings(Section):
         return self
 
 
-def checked(given: Mapping[str, Any], samples: int | None = None) -> GenerationSettings:
-    """The settings `given`. If a number of `samples` is given, the default temperature is 1. Raises UserError for wrong
-    settings, and for samples that would all be equal."""
+def checked(values: Mapping[str, Any], samples: int | None = None) -> GenerationSettings:
+    """The settings with these `values`. With a number of `samples`, the default temperature is 1. Raises UserError for
+    wrong settings, and for samples that would all be equal."""
     if samples is None:
-        return check(given, GenerationSettings, "generate")
-    if given.get("num_beams", 1) != 1:
+        return check(values, GenerationSettings, "generate")
+    if values.get("num_beams", 1) != 1:
         raise UserError("samples: beam search doesn't sample; num_beams must be 1")
-    settings = check({"temperature": 1.0, **given}, GenerationSettings, "generate")
+    settings = check({"temperature": 1.0, **values}, GenerationSettings, "generate")
     if settings.temperature == 0:
         raise UserError("samples: greedy decoding doesn't sample; temperature must exceed 0")
     return settings

@@ -54,8 +54,8 @@ class Answer:
     def fields(self) -> dict[str, object]:
         """The keys and values of the answer as a JSON line."""
         optional = {"sample": self.sample, "score": self.score}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"text": self.text, **given, "generated": self.generated, "whole": self.whole}
+        present = {name: value for name, value in optional.items() if value is not None}
+        return {"text": self.text, **present, "generated": self.generated, "whole": self.whole}
 
 
 def answer_texts(
@@ -205,14 +205,14 @@ class Answers:
         return replace(one, sample=None if self._samples is None else sample, score=score)
 
 
-def _answer(tokenizer: Tokenizer, text: str, given: list[int], row: list[int], causal: bool) -> Answer:
+def _answer(tokenizer: Tokenizer, text: str, prompt: list[int], row: list[int], causal: bool) -> Answer:
     vocabulary = tokenizer.vocabulary
     new = before_eos(row, vocabulary)
     new = new[1:] if new[:1] == [vocabulary.bos] else new  # BART's answers begin with it
     generated = tokenizer.decode(new)
     if causal:
-        return Answer(text, generated, tokenizer.decode([*given, *new]), has_blanks=False)
-    if any(id_ in vocabulary.sentinel_ids for id_ in given):
+        return Answer(text, generated, tokenizer.decode([*prompt, *new]), has_blanks=False)
+    if any(id_ in vocabulary.sentinel_ids for id_ in prompt):
         return Answer(text, generated, _filled(tokenizer, text, new), has_blanks=True)
     return Answer(text, generated, generated, has_blanks=False)
 

@@ -8,35 +8,19 @@ context unusable.
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pretrain.models.functional.attention_backends import Pattern, Window, attend, labels, using
+from pretrain.models.kernels import Form
 
 # Relative, in the L2 norm, against sums in fp32. bf16 rounds by up to 2⁻⁹: the inputs of the second product of each
 # result, and the result itself. TF32 as much. For gradients, FlashAttention takes the weighted mean of the values from
 # the rounded output: where a query sees two keys, or logits as large as 4, twice that is lost in the difference.
 _TOLERANCE, _TOLERANCE_OF_FP32 = 4e-3, 1e-5
 _SHORTEST, _LONGEST = 64, 1024  # tokens. Longer rows have more tiles of the same kind
-
-
-class Form(NamedTuple):
-    """A call of the kernels: `biased` with the diagonals of a bias, `masked` with labels. The rest as they take it."""
-
-    rows: int
-    heads: int
-    queries: int
-    keys: int
-    d_kv: int
-    biased: bool
-    masked: bool
-    before: int | None
-    after: int | None
-    scale: float
-    softcap: float | None
-    dropout: float
 
 
 def find_problem(forms: Sequence[Form], dtype: str, device: str, tf32: bool) -> str | None:
@@ -83,12 +67,12 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
     along = draw(rows, heads, queries, d_kv)
 
     def results(backend: Any, dtype: torch.dtype, dropout: float) -> list[Tensor]:
-        given = [one.to(dtype, copy=True).requires_grad_() for one in inputs]
-        own = pattern._replace(diagonals=given[3] if form.biased else None)
+        arguments = [one.to(dtype, copy=True).requires_grad_() for one in inputs]
+        own = pattern._replace(diagonals=arguments[3] if form.biased else None)
         bias = own if backend == "triton" else own.matrix(queries, keys, dtype, device)
         with using(backend):
-            output = attend(given[0], given[1], given[2], bias, False, form.scale, dropout, form.softcap)
-        return [output.detach(), *torch.autograd.grad(output, given, along.to(dtype))]
+            output = attend(arguments[0], arguments[1], arguments[2], bias, False, form.scale, dropout, form.softcap)
+        return [output.detach(), *torch.autograd.grad(output, arguments, along.to(dtype))]
 
     names = ["the output", *(f"the gradient of {name}" for name in ("queries", "keys", "values", "the bias"))]
     found, exact = results("triton", dtype, 0.0), results("sdpa", torch.float32, 0.0)
@@ -102,5 +86,5 @@ def _errors(form: Form, dtype: torch.dtype, device: torch.device) -> dict[str, f
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    sys.exit(find_problem(**given | {"forms": [Form(**one) for one in given["forms"]]}))
+    arguments = json.load(sys.stdin)
+    sys.exit(find_problem(**arguments | {"forms": [Form(**one) for one in arguments["forms"]]}))

@@ -26,3 +26,20 @@ class OperatorArguments(NamedTuple):
     def settings(self) -> tuple:
         """The numbers that the kernels take: from `before` to `dropout`."""
         return self[4:]
+
+
+class Form(NamedTuple):
+    """A call of the kernels: `biased` with the diagonals of a bias, `masked` with labels. The rest as they take it."""
+
+    rows: int
+    heads: int
+    queries: int
+    keys: int
+    d_kv: int
+    biased: bool
+    masked: bool
+    before: int | None
+    after: int | None
+    scale: float
+    softcap: float | None
+    dropout: float

@@ -87,11 +87,11 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    given = OperatorArguments(*inputs)
-    ctx.sources = len(given.sources)
-    ctx.settings = given.settings
+    arguments = OperatorArguments(*inputs)
+    ctx.sources = len(arguments.sources)
+    ctx.settings = arguments.settings
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*given.sources, given.diagonals, given.seed, *output, *given.labels)
+    ctx.save_for_backward(*arguments.sources, arguments.diagonals, arguments.seed, *output, *arguments.labels)
 
 
 def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple:

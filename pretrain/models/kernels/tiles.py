@@ -217,8 +217,8 @@ def drop(weights, seed, at_q, at_k, dropout):
     """
     if seed is not None:
         draws = mixed(mixed(at_q.to(tl.uint32) + seed) ^ (at_k.to(tl.uint32) * 0x9E3779B9))
-        kept = draws >= tl.cast(dropout * 4294967296.0, tl.uint32)
-        weights = tl.where(kept, weights * (1.0 / (1.0 - dropout)), 0.0)
+        mask = draws >= tl.cast(dropout * 4294967296.0, tl.uint32)
+        weights = tl.where(mask, weights * (1.0 / (1.0 - dropout)), 0.0)
     return weights
 
 

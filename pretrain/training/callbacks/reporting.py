@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import fact
+from data_pipeline.loading.prefetch import count_of
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
 from pretrain.evaluate import record
@@ -70,7 +70,7 @@ class Speed(Callback):
         self._last, self._processor = now, processor
         self._steps += 1
         self._waited += result.waited
-        self._sizes += [fact("example_sizes", batch) for batch in result.micro_batches]
+        self._sizes += [count_of("example_sizes", batch) for batch in result.micro_batches]
 
     def metrics(self, trainer: Trainer) -> Mapping[str, float]:
         """The time that this and the logging take counts with the next step."""
@@ -112,8 +112,8 @@ class Reporting(Callback):
             f"{layout.micro_batch} rows, {threads}steps {run.train_state.step} to {config.run.max_steps}"
         )
         if sharding.reason:
-            asked = f"deepspeed.zero_optimization.stage: {config.zero_stage}"
-            report.say(f"{asked} runs as stage {sharding.stage}: {sharding.reason}")
+            key = f"deepspeed.zero_optimization.stage: {config.zero_stage}"
+            report.say(f"{key} runs as stage {sharding.stage}: {sharding.reason}")
         if run.initial_weights and not run.resume:
             report.say(f"starts from the weights in {run.initial_weights}")
         if config.data.mixing:

@@ -1,6 +1,7 @@
 """Corpus files: all problems are reported at once, each with its key. Paths in config files and commands: `~` is the
 home directory, and a URL is no local path."""
 
+import inspect
 import re
 import typing
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from typer.core import TyperGroup
 
 import data_pipeline.cli
 import launch.cli
@@ -389,7 +391,8 @@ def test_an_empty_path_and_an_unknown_user_are_refused(tmp_path, value, said):
 def test_every_path_argument_of_every_command_follows_the_rule():
     apps: list[typer.Typer] = [data_pipeline.cli.app, pretrain.cli.app, launch.cli.app]
     found = set()
-    for command in (command.callback for app in apps for command in app.registered_commands):
+    groups = [typing.cast(TyperGroup, typer.main.get_command(app)) for app in apps]
+    for command in (inspect.unwrap(one.callback) for group in groups for one in group.commands.values()):
         for name, hint in typing.get_type_hints(command, include_extras=True).items():
             kind, *described = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
             if kind is Path or Path in typing.get_args(kind):

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
+from data_pipeline.corpus.example_rows import balanced
 from data_pipeline.corpus.objectives import iid_denoising
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
@@ -27,7 +28,6 @@ from data_pipeline.corpus.objectives.randomness import permutation, random_bits,
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption, with_sentinels
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
 from data_pipeline.corpus.objectives.ul2 import UL2
-from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
 from data_pipeline.loading.batches import as_batch
 from tests.support.example_rows import (

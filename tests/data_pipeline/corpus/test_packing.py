@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
+from data_pipeline.corpus.example_rows import balanced, best_fit
 from data_pipeline.corpus.objectives.language_modelling import CausalLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
-from data_pipeline.corpus.packing import PACKINGS, Documents, Rules, balanced, best_fit
+from data_pipeline.corpus.packing import PACKINGS, Documents, Rules
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.support.tables import each
 

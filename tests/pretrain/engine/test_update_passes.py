@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import Batch
-from data_pipeline.loading.prefetch import FACTS, fact, with_facts, with_target_indices
+from data_pipeline.loading.prefetch import COUNTS, count_of, with_counts, with_target_indices
 from pretrain import models
 from pretrain.engine import optimizers
 from pretrain.engine.construction import deepspeed_config
@@ -387,11 +387,11 @@ def test_a_step_waits_for_the_norm_alone(cases):
 
 
 class Reads(TorchDispatchMode):
-    """Counts operations, and notes whether one gets a tensor of `batches` that isn't a fact of them."""
+    """Counts operations, and notes whether one gets a tensor of `batches` that isn't a count of them."""
 
     def __init__(self, batches: list[Batch]):
         super().__init__()
-        self._kept = {id(one) for batch in batches for name, one in batch.items() if name not in FACTS}
+        self._kept = {id(one) for batch in batches for name, one in batch.items() if name not in COUNTS}
         self.operations, self.reads = 0, False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -409,10 +409,10 @@ def test_counts_of_a_step_are_those_that_the_loader_has_made(one_rank):
     found = []
     for count in (2, 8):
         rows = [packed(micro_batches(BatchLayout(0, 1, 2, 1), number, 16, 16)[0]) for number in range(count)]
-        batches = [with_facts(batch) for batch in rows]
+        batches = [with_counts(batch) for batch in rows]
         with Reads(batches) as reads:
             labels = Engine._agreed(engine, batches, {"stop": True})["labels"]["labels"]
-            sizes = [fact("example_sizes", batch) for batch in batches]
+            sizes = [count_of("example_sizes", batch) for batch in batches]
         assert int(labels) == sum(int((batch["labels"] != -100).sum()) for batch in rows)
         assert [int(one[0]) for one in sizes] == [2] * count  # examples
         assert not reads.reads
@@ -428,7 +428,7 @@ def _waits_of_a_step(name: str, optimizer: str) -> list[str]:
         engine = engine_of(run_config(1, {"vocab_size": 100, **MODELS[name]}, optimizer=settings, precision="bf16"))
         for step in range(3):
             rows = [with_target_indices(packed(batch)) for batch in micro_batches(own_layout(), step, 16, 16)]
-            batches = [with_facts(batch) for batch in rows]
+            batches = [with_counts(batch) for batch in rows]
             with Waits() as found:
                 engine.step(step, row_offsets(own_layout(), step), batches, {"stop": False, "save": True})
         assert engine.applied

@@ -13,9 +13,9 @@ from torch import nn
 import pretrain.models
 from data_pipeline.base.config_file import check, load
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus.example_rows import balanced
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.objectives.text_to_text import InOneRow
-from data_pipeline.corpus.packing import balanced
 from data_pipeline.loading.batches import as_batch
 from pretrain.config.models import EncoderOnlyConfig
 from pretrain.config.run_config import DataSection

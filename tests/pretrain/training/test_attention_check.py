@@ -17,7 +17,7 @@ from pretrain.config.batch import BatchPlan, BatchSection
 from pretrain.config.run_config import ComputeSection
 from pretrain.models.functional import attention_backends, kernel_check
 from pretrain.models.functional.attention_backends import Pattern, Visibility, attend, logit_bias, using
-from pretrain.models.functional.kernel_check import Form
+from pretrain.models.kernels import Form
 from pretrain.run.world import World
 from pretrain.training import attention_check
 from pretrain.training.attention_check import choose_attention, forms

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.packages import missing, missing_under, offered
+from data_pipeline.base.packages import Kinds, missing, missing_under, offered
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.dedup.registry import STEPS
 from data_pipeline.sources.format import Format
@@ -313,7 +313,7 @@ SHIPPED_NAMES = {
             "of names_1 1.0 has a name that another package has already",
         ),
         ("families", ModelConfig, "family", {"other": "Yours"}, "has 'mine' as its family; expected 'other'"),
-        ("families", ModelConfig, "family", {"mine": "MyLines"}, "is no subclass of ModelConfig"),
+        ("families", ModelConfig, "family", {"lines": "MyLines"}, "is no subclass of ModelConfig"),
         ("wrappers", WrapperSettings, None, {"mine": "MyLines"}, "is no subclass of WrapperSettings"),
     ],
 )
@@ -330,3 +330,14 @@ def test_a_name_that_is_taken_is_refused_in_a_line(kinds, base, key, given, said
         offered(kinds, base, shipped, key)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_package_that_can_not_be_imported_is_refused_where_it_is_named_and_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    install(monkeypatch, tmp_path, "broken", {"encdec_pretrain.optimizers": {"broken": "broken.settings:Broken"}})
+    kinds = Kinds("optimizers", OptimizerConfig, "name", {"adamw": "pretrain.config.optimizers.adamw:AdamWConfig"})
+    assert next(iter(kinds)) == "adamw"
+    assert "broken" in kinds
+    assert kinds["adamw"] is OPTIMIZERS["adamw"]
+    with pytest.raises(UserError, match=r"^encdec_pretrain.optimizers: broken = broken.settings:Broken can't be imp"):
+        kinds["broken"]
