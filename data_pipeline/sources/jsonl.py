@@ -49,12 +49,26 @@ def read(file: Input, stats: ReadStats) -> Iterator[Record]:
 def names(path: str) -> list[str]:
     """The names of the strings in the first 100 objects. Raises DamagedInput if one object has the records of a
     file."""
-    options = Options()
-    with open_text(Input(path), options) as stream:
-        some = [one for _, one in itertools.islice(parsed_lines(stream, ReadStats(), options, json_object), 100)]
+    some = _first_objects(path)
     if len(some) == 1 and (other := not_a_record(some[0])):
         raise DamagedInput(path, "line 1", other)
     return [*dict.fromkeys(name for one in some for name, _ in lengths_of_strings(one))]
+
+
+def names_of_ids(path: str) -> list[str]:
+    """The keys of the lists of integers in the first 100 objects."""
+    some = _first_objects(path)
+    return [*dict.fromkeys(key for one in some for key, value in one.items() if _is_ids(value))]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+def _first_objects(path: str) -> list[dict[str, object]]:
+    options = Options()
+    with open_text(Input(path), options) as stream:
+        return [one for _, one in itertools.islice(parsed_lines(stream, ReadStats(), options, json_object), 100)]
 
 
 def records(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Record]:

@@ -21,7 +21,8 @@ from data_pipeline.text.vocabulary import Vocabulary
 
 _NAMES = ("<pad>", "</s>")
 _ROLES = Roles(pad=0, eos=1)
-_OTHERS = len(_NAMES) + 256  # ids that aren't merges
+SMALLEST = len(_NAMES) + 256  # ids that aren't merges
+_MORE_THAN_ANY = 1 << 22
 _LEAST = 2  # times that a pair occurs in the sample before it is merged
 
 
@@ -33,7 +34,7 @@ class BPEConfig(TrainedConfig):
     memory: ClassVar[int] = 23  # as sentencepiece; 12 were measured with 2 MB of English
 
     kind: Literal["bpe"] = "bpe"
-    vocab_size: int = Field(32_000, gt=_OTHERS, le=1 << 22)
+    vocab_size: int = Field(32_000, gt=SMALLEST, le=_MORE_THAN_ANY)
     """Number of tokens to train, with 256 bytes, pad and eos; an existing tokenizer has its own number."""
 
     @property
@@ -45,17 +46,7 @@ class BPEConfig(TrainedConfig):
         return tokenizer_json.existing(Path(self.path), self.sentinels)
 
     def train(self, sample: Sequence[bytes]) -> TokenizerJson:
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size,
-            min_frequency=_LEAST,
-            special_tokens=[AddedToken(name, normalized=False) for name in _NAMES],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        backend.train_from_iterator((text.decode(errors="ignore") for text in sample), trainer)
+        backend = _trained(sample, self.vocab_size)
         if (found := backend.get_vocab_size()) < self.vocab_size:
             way_out = "ask for fewer, or add text"
             raise UserError(
@@ -74,3 +65,24 @@ class BPEConfig(TrainedConfig):
             return self.existing().vocabulary
         size, some = self.vocab_size, np.ones(self.vocab_size, dtype=bool)
         return Vocabulary(size, (len(_NAMES), size), *(0, 1, None), word_starts=some, sentence_ends=some)
+
+
+def largest_vocabulary(sample: Sequence[bytes]) -> int:
+    """The largest vocabulary that can be trained on `sample`."""
+    return int(_trained(sample, _MORE_THAN_ANY).get_vocab_size())
+
+
+def _trained(sample: Sequence[bytes], vocab_size: int) -> tokenizers.Tokenizer:
+    """At most `vocab_size` tokens, trained on `sample`."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=_LEAST,
+        special_tokens=[AddedToken(name, normalized=False) for name in _NAMES],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator((text.decode(errors="ignore") for text in sample), trainer)
+    return backend

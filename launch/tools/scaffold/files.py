@@ -20,12 +20,15 @@ from data_pipeline.base.formatting import counted, duration
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
+from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Objective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.sources.formats import FORMATS
 from launch.tools.scaffold.machine import EVALUATED, TOKENS_PER_PARAMETER, FirstRun, Machine, model_named, run_within
 from launch.tools.scaffold.text import PART, Sample, SampleBy, sample_of, source_of
+from launch.tools.scaffold.tokens import Tokens, keys_of, tokens_of
 from pretrain.config.evaluation import InputUseSettings
 from pretrain.config.model_config import ModelConfig
 from pretrain.models import FAMILIES
@@ -75,7 +78,8 @@ class Corpus:
     Attributes:
         rows: number of rows of the text.
         vocabulary: tokens, without sentinels.
-        settings: the keys of its file but for the vocabulary; None: the corpus is finished.
+        pad, eos: the ids of these tokens.
+        settings: the keys of its file; None: the corpus is finished.
         lines: what was found in the text.
     """
 
@@ -84,6 +88,8 @@ class Corpus:
     rows: float
     vocabulary: int
     sentinels: int
+    pad: int
+    eos: int
     settings: dict[str, Any] | None = None
     lines: Sequence[str] = ()
 
@@ -137,8 +143,10 @@ def write_first_files(
     header = _RUN_HEADER.format(model=run.model, corpus=data.location, time=time, machine=machine.name)
     contents = {run_file: header + _yaml(settings)}
     if data.settings:
-        vocab_size = min(data.vocabulary, (run.config.vocab_size or math.inf) - data.sentinels)
-        of_corpus = {**data.settings, "tokenizer": {"vocab_size": vocab_size, "sentinels": data.sentinels}}
+        of_corpus = dict(data.settings)
+        if "kind" not in of_corpus["tokenizer"]:  # a trained vocabulary may be smaller, for a model with its own size
+            vocab_size = min(data.vocabulary, (run.config.vocab_size or math.inf) - data.sentinels)
+            of_corpus["tokenizer"] = {"vocab_size": vocab_size, "sentinels": data.sentinels}
         contents[corpus_file] = _CORPUS_HEADER.format(name=name) + _yaml(of_corpus)
     write_together({path: content.encode() for path, content in contents.items()})
     choices = [f"machine: {machine}", *_choices(run, data, time, settings)]
@@ -202,8 +210,10 @@ def _finished(location: str) -> Corpus:
         raise type(error)(f"--corpus: {error}") from None
     if not corpus.rows("validation"):
         raise UserError(f"--corpus: {location}: has no held-out rows; build it with a larger split.validation_fraction")
-    sentinels = corpus.tokenizer.sentinels
-    return Corpus(location, corpus.objective, corpus.rows("train"), corpus.tokenizer.size - sentinels, sentinels)
+    sentinels, vocabulary = corpus.tokenizer.sentinels, corpus.tokenizer.vocabulary
+    own = corpus.tokenizer.size - sentinels
+    rows = corpus.rows("train")
+    return Corpus(location, corpus.objective, rows, own, sentinels, vocabulary.pad, vocabulary.eos)
 
 
 def _from_text(
@@ -216,22 +226,52 @@ def _from_text(
     try:
         source, files, lines = source_of(text or _SHIPPED_TEXT, text_format, sample_by)
         sample, damage = sample_of(source, files)
-        settings = _corpus_settings(name, objective, source, sample)
+        tokens = tokens_of(source, files, sample.texts, _LARGEST_VOCABULARY)
+        objective = objective if tokens is None else _for_tokens(objective, tokens)
+        settings = _corpus_settings(name, objective, source, sample, tokens)
     except StoreError:
         raise
     except UserError as error:
         reason = str(error).removeprefix("file://")
         raise UserError(reason if reason.startswith("--") else f"--text: {reason}") from None
-    rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
-    sentinels = max(_shipped(objective.name).tokenizer.sentinels, objective.sentinels)
-    vocabulary, lines = sample.vocabulary(_LARGEST_VOCABULARY), [*lines, *sample.shown(), *damage]
-    return Corpus(f"corpora/{name}", objective, rows, vocabulary, sentinels, settings, lines)
+    about = tokens.shown(sample.cut_at) if tokens else []
+    lines = [*lines, *sample.shown(), *damage, *(line for one in about for line in _WRAPPED.wrap(one))]
+    sentinels = settings["tokenizer"]["sentinels"]
+    if tokens is None:
+        rows = sample.bytes / _BYTES_PER_TOKEN / objective.raw_length
+        vocabulary = sample.vocabulary(_LARGEST_VOCABULARY)
+        return Corpus(f"corpora/{name}", objective, rows, vocabulary, sentinels, 0, 1, settings, lines)
+    known = Tokenizer(tokens.model, settings["tokenizer"].get("special_tokens", ()), sentinels).vocabulary
+    if problems := objective.problems(known):
+        raise UserError(f"--objective: {objective.name}: {problems[0]}, for {tokens.what}")
+    rows = sample.documents * (1.0 if tokens.is_row else tokens.lengths.mean() / objective.raw_length)
+    own = known.size - sentinels
+    return Corpus(f"corpora/{name}", objective, rows, own, sentinels, known.pad, known.eos, settings, lines)
 
 
-def _corpus_settings(name: str, objective: Objective, source: SourceConfig, sample: Sample) -> dict[str, Any]:
-    """The keys of a corpus file but for the vocabulary. Raises UserError for too little text."""
-    shipped = _shipped(objective.name).rows.objective
-    changed = {} if shipped == objective else {"rows": {"objective": objective.model_dump()}}
+def _for_tokens(objective: Objective, tokens: Tokens) -> Objective:
+    """`objective` with rows that take a document, and without what needs sentences."""
+    if isinstance(objective, Denoising):
+        objective = objective.model_copy(update={"permute_sentence_ratio": 0.0})
+    if not tokens.is_row:
+        return objective
+    lengths = range(tokens.row, tokens.row + 8)
+    return next(filter(None, map(objective.for_rows_of, lengths)), objective)
+
+
+def _corpus_settings(
+    name: str, objective: Objective, source: SourceConfig, sample: Sample, tokens: Tokens | None
+) -> dict[str, Any]:
+    """The keys of a corpus file, without a vocabulary for text. Raises UserError for too little text."""
+    shipped = _shipped(objective.name)
+    rows: dict[str, Any] = {} if shipped.rows.objective == objective else {"objective": objective.model_dump()}
+    tokenizer: dict[str, Any] = {"sentinels": max(shipped.tokenizer.sentinels, objective.sentinels)}
+    if tokens:
+        special = {"special_tokens": shipped.tokenizer.special_tokens} if shipped.tokenizer.special_tokens else {}
+        tokenizer = {**keys_of(tokens.tokenizer), **special, **tokenizer}
+        if tokens.is_row and "complete_documents" in objective.packings:
+            rows |= {"packing": "complete_documents"}
+        rows |= {"apply_at": "load"}
     is_cut, whole_files = PART in source.options, source.options.get("sample_by") == "document"
     path = source.path.replace(_SAMPLES, "${samples:}/") if isinstance(source.path, str) else source.path
     options = {"options": source.options} if source.options else {}
@@ -246,7 +286,8 @@ def _corpus_settings(name: str, objective: Objective, source: SourceConfig, samp
             "by": "position" if is_cut else "files" if whole_files else "hash",
             "validation_fraction": sample.held_out(),
         },
-        **changed,
+        "tokenizer": tokenizer,
+        **({"rows": rows} if rows else {}),
     }
 
 
@@ -275,9 +316,8 @@ def _run_settings(name: str, data: Corpus, run: FirstRun, machine: Machine) -> t
         rates = {"learning_rate": 0.01, "adamw_learning_rate": 0.02}
         optimizer: dict[str, Any] = {"name": "muon", **rates, "newton_schulz_dtype": machine.precision}
         schedule: dict[str, Any] = {"name": "linear", "warmup_steps": steps // 20, "final_learning_rate": 0.0}
-        if data.settings and data.objective.name == "span_corruption":
-            long_spans = _LONG_SPANS.for_rows_of(data.objective.raw_length)
-            assert long_spans
+        long_spans = _LONG_SPANS.for_rows_of(data.objective.raw_length)
+        if data.settings and data.objective.name == "span_corruption" and long_spans:
             of_data["curriculum"] = [{"until_step": max(1, 2 * steps // 3), "objective": long_spans.model_dump()}]
     else:
         rate = _RATES.get(run.model, 3e-4)
@@ -291,13 +331,16 @@ def _run_settings(name: str, data: Corpus, run: FirstRun, machine: Machine) -> t
     measured = ["validation_loss", *(["input_use"] if reads_inputs else [])]
     hooks: list[dict[str, Any]] = [{"hook": hook, "every_steps": every, "rows": rows} for hook in measured]
     if FAMILIES[config.family].generates is not None:
-        hooks.append({"hook": "samples", "every_steps": min(steps, 2 * every), "number": 4})
+        hooks.append({"hook": "samples", "every_steps": min(2 * every, max(every, steps // 4)), "number": 4})
     hours = float(f"{steps * run.seconds / 3600:.3g}")
     log_every = max(1, min(50, int(_SECONDS_TO_LOG / run.seconds)))
     return {
         "extends": f"configs:models/{run.model}.yaml",
         "run": {"name": name, "directory": f"runs/{name}", "seed": 0, "max_steps": steps, "expected_hours": hours},
-        "model": {"vocab_size": None, **({"pad_id": 0, "eos_id": 1} if "pad_id" in config.model_fields_set else {})},
+        "model": {
+            "vocab_size": None,
+            **({"pad_id": data.pad, "eos_id": data.eos} if "pad_id" in config.model_fields_set else {}),
+        },
         "data": of_data,
         "batch": {
             "global_batch_size": run.batch,

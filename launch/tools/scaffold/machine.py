@@ -21,6 +21,7 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 EVALUATED = 0.1  # of the training's time, at most
 _MOST_EPOCHS = 40  # more repetitions teach nothing (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
+_FEWEST_OF_ANY_BATCH = 20  # steps: of a model that is too large for the machine, a step has fewer rows
 _EVALUATIONS, _FEWEST_ROWS, _MOST_ROWS = 10, 8, 256  # of a run; held-out rows of each
 _UNKNOWN = 20e12  # FLOP/s of a GPU that isn't in pretrain/device_speed.py
 
@@ -124,6 +125,7 @@ def run_within(
     name, config, possible = chosen
     total = min(possible, max(1.0, _MOST_EPOCHS * rows))
     bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS), max(1.0, rows))
+    bound = min(bound, max(1.0, total / _FEWEST_OF_ANY_BATCH))
     batch = 2 ** int(math.log2(bound))
     return FirstRun(
         name, config, max(1, int(total / batch)), batch, 3600 * hours * batch / possible, batch * sum(lengths)

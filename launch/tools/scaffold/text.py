@@ -16,6 +16,7 @@ from data_pipeline.sources import csv, formats, jsonl, tables
 from data_pipeline.sources.formats import FORMATS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats
 from data_pipeline.stages.inputs import InputFile, is_folder, list_inputs
+from launch.tools.scaffold.tokens import is_of_lines
 
 SampleBy = Literal["document", "paragraph", "line"]
 PART = "max_document_bytes"  # the option that cuts files of text into parts
@@ -39,11 +40,15 @@ _CERTAIN = 0.9  # of the tokens that the sample gives: the corpus gives them, to
 
 @dataclass(frozen=True)
 class Sample:
-    """The texts of up to 1 MB of the files, and the estimated bytes of text and number of documents in all files."""
+    """The texts of up to 1 MB of the files, and the estimated bytes of text and number of documents in all files.
+
+    `cut_at`: the bytes after which a long text was cut; 0: none was.
+    """
 
     texts: list[bytes]
     bytes: int
     documents: int
+    cut_at: int = 0
 
     def shown(self) -> list[str]:
         """Lines with the beginnings of the first texts."""
@@ -96,12 +101,13 @@ def source_of(
     if sample_by and kind != "text":
         raise UserError(f"--sample-by: for plain text, and the format is {kind}, which has documents of its own")
     if kind == "text":
+        sample_by = sample_by or ("line" if is_of_lines(files[0]) else None)
         options: dict[str, Any] = {"sample_by": sample_by or "document"}
         what += f", a {sample_by or 'file'} a document; --sample-by chooses"
         if sample_by in (None, "document") and len(files) < _ENOUGH_FILES:
             options[PART] = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
     elif options := _table_options(source, files[0]):
-        what += f", text in {options.get('text', 'text')!r}"
+        what += f", ids in {options['ids']!r}" if "ids" in options else f", text in {options.get('text', 'text')!r}"
     lines = [f"left out: {inputs.left_out}"] if inputs.hidden else []
     if others:
         names = first_few([printable(file.name) for file in others], _SHOWN)
@@ -157,27 +163,31 @@ def _ending(name: str) -> str:
 
 def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
     """The options that a table needs: how a CSV file is written and, without a column "text", the column of the longest
-    strings. {} for a file that is no table."""
+    strings or lists of integers. {} for a file that is no table."""
     options: dict[str, Any] = {}
-    names = list[str]()
+    names, lists = list[str](), list[str]()
     if source.format == "csv":
         options = csv.guessed_options(file.path)
         names = csv.names(file.path, options)
     elif source.format == "jsonl":
-        names = jsonl.names(file.path)
+        names, lists = jsonl.names(file.path), jsonl.names_of_ids(file.path)
     elif source.format in ("parquet", "arrow"):
-        names = tables.names(file.path)
+        names = lists = tables.names(file.path)
 
-    def length(name: str) -> float:
-        """The mean length of the first strings in a column; 0 if there are none."""
-        given = Input(file.path, options={**options, "text": name}, is_sample=True)
+    def length(column: dict[str, Any]) -> float:
+        """The mean length of the first strings or lists in a column; 0 if there are none."""
+        given = Input(file.path, options={**options, **column}, is_sample=True)
         try:
             records = [*itertools.islice(formats.read(source.format, given, ReadStats()), 100)]
         except UserError:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))
 
-    return {**options, "text": max(names, key=length)} if names and "text" not in names else options
+    columns: list[dict[str, Any]] = [*({"text": name} for name in names), *({"ids": name} for name in lists)]
+    if not columns or "text" in names:
+        return options
+    best = max(columns, key=length)
+    return options | best
 
 
 def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample, list[str]]:
@@ -186,7 +196,7 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample,
     Raises UserError, with the reader's message, if nothing can be read, or too little.
     """
     texts: dict[bytes, None] = {}
-    documents = read = damaged = 0
+    documents = read = damaged = longest = 0
     first = ""
     most = _SAMPLE_FILES if all(file.path.startswith("file://") for file in files) else _REMOTE_FILES
     some = files[:: -(-len(files) // most)]
@@ -201,6 +211,7 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample,
                 texts.setdefault(text[:budget])
                 documents += 1
                 taken += len(text)
+                longest = max(longest, len(text))
                 if taken >= budget:
                     complete = False
                     break
@@ -219,4 +230,4 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample,
     whole = sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
     size = read if complete else max(read, whole)
     lines = [f"damaged: {counted(damaged, 'record')} beside {documents:,}: {first}"] if first else []
-    return Sample(list(texts), size, documents * size // read), lines
+    return Sample(list(texts), size, documents * size // read, budget if longest > budget else 0), lines

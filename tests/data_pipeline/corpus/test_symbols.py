@@ -9,10 +9,11 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from data_pipeline.base.errors import UserError
+from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer, load, save
 from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig, in_oniguruma
 from data_pipeline.stages.report import visible
-from tests.support.in_process import run_here
+from tests.support.in_process import done_here, run_here
 from tests.support.reading import c4_pages
 from tests.support.tables import each
 
@@ -185,3 +186,32 @@ def test_a_build_names_the_document_that_the_pattern_does_not_cover(tmp_path):
 
 def test_symbols_are_shown():
     assert [visible(symbol) for symbol in ("Cl", "\n", "a b", "\u0301")] == ["Cl", "U+000A", "a b", "U+0301"]
+
+
+@each("path", [None, "vocab.txt"])
+def test_long_lower_case_and_ambiguous_sequences_stay_whole_and_what_is_unknown_is_counted(path, tmp_path):
+    """A million residues, lower-case ones, and letters for several amino acids: without a list, each is a symbol."""
+    sequences = ["MKTAYIAKQR" * 100_000, "mkTAy", "MKTBXZ*-AY", "TAY"]
+    (tmp_path / "a.fa").write_text("".join(f">{number}\n{one}\n" for number, one in enumerate(sequences)))
+    (tmp_path / "vocab.txt").write_text("\n".join("MKTAYIQR"))
+    corpus = {
+        "name": "x",
+        "output": str(tmp_path / "corpus"),
+        "sources": [{"format": "fasta", "path": str(tmp_path / "a.fa")}],
+        "cleaning": {"profile": "none"},
+        "split": {"validation_fraction": 0.0},
+        "tokenizer": {"kind": "symbols", **({"path": str(tmp_path / path)} if path else {})},
+        "rows": {"packing": "complete_documents", "objective": {"name": "prefix_lm", "length": 1000}},
+    }
+    (tmp_path / "corpus.yaml").write_text(json.dumps(corpus))
+    said = done_here("data-pipeline", "build", tmp_path / "corpus.yaml")
+    found = open_corpus(tmp_path / "corpus")
+    assert found.manifest.splits["train"].tokens == sum(map(len, sequences))
+    report = json.loads((tmp_path / "corpus/report.json").read_text())["coverage"]
+    if path is None:
+        assert set("mkyBXZ*-") < set(found.tokenizer.model.symbols)
+        assert report["unknown"] == 0
+    else:
+        assert report["unknown"] == len("mky") + len("BXZ*-")
+        assert report["characters"] == dict.fromkeys(sorted("mkyBXZ*-"), 1)
+        assert "unknown" in said
