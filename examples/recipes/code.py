@@ -17,10 +17,12 @@ import shutil
 import sysconfig
 import tokenize
 import warnings
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -131,12 +133,17 @@ def tokens_of(text: str) -> list[list[Token]]:
 
 @dataclass(frozen=True)
 class Span:
-    """A masked span of a file: an identifier, or an expression of several lexical tokens."""
+    """A masked span of a file: an identifier, or an expression of several lexical tokens.
+
+    Attributes:
+        statement: (start, end) of the statement at the top level of the file, such as a class, that has the span.
+    """
 
     text: str
     start: int
     end: int
     tokens: int
+    statement: tuple[int, int]
 
     @property
     def masked(self) -> Masked:
@@ -146,8 +153,20 @@ class Span:
         return Masked(before, self.text[start : self.end], self.text[self.end : self.end + _CONTEXT])
 
     def parses(self, filling: str) -> bool:
-        """Whether the whole file parses with another filling."""
-        return _parses(self.text[: self.start] + filling.strip() + self.text[self.end :])
+        """Whether the statement parses with another filling."""
+        start, end = self.statement
+        return _parses(self.text[start : self.start] + filling.strip() + self.text[self.end : end])
+
+
+def statements(text: str) -> list[tuple[int, int]]:
+    """(start, end) of the statements at the top level of a file, in lines."""
+    starts = line_starts(text)
+    nodes = ast.parse(text).body
+    return [
+        (starts[min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))]) - 1],
+         starts[node.end_lineno or node.lineno])
+        for node in nodes
+    ]  # fmt: skip
 
 
 def spans(folder: Path, kind: str, number: int, seed: int) -> list[Span]:
@@ -160,9 +179,14 @@ def spans(folder: Path, kind: str, number: int, seed: int) -> list[Span]:
         text = read(path)
         if kind == "identifiers":
             names = [token for line in tokens_of(text) for token in line if token.is_name]
-            found += [Span(text, token.start, token.end, 1) for token in names]
+            places = [(token.start, token.end, 1) for token in names]
         else:
-            found += [Span(text, *place) for place in expressions(text)]
+            places = expressions(text)
+        if places:
+            wholes = statements(text)
+            for start, end, size in places:
+                whole = wholes[bisect_right(wholes, start, key=itemgetter(0)) - 1]
+                found.append(Span(text, start, end, size, whole))
     if not found:
         raise UserError(f"{folder}: no Python files with {kind}")
     short = [span for span in found if len(span.masked.middle.encode()) <= _LONGEST]

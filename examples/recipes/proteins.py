@@ -137,8 +137,8 @@ def drawn(profile: Profile, number: int, seed: int, purpose: str) -> Iterator[Se
 @app.command("data", epilog="Example: python -m examples.recipes.proteins data data/proteins")
 def _data(
     out: Annotated[Path, path_argument("OUT", "The new folder.")],
-    families: Annotated[int, typer.Option(min=2, help="Number of families in training.")] = 48,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of training sequences of a family.")] = 400,
+    families: Annotated[int, typer.Option(min=2, help="Number of families in training.")] = 24,
+    sequences: Annotated[int, typer.Option(min=1, help="Number of training sequences of a family.")] = 800,
     seed: Annotated[int, typer.Option(help="Determines the sequences.")] = 0,
 ) -> None:
     """Draw sequences of Pfam's families: OUT/train.fasta, OUT/held-out.fasta, and OUT/test.jsonl with their columns.
@@ -150,7 +150,7 @@ def _data(
 
 
 def write_data(
-    out: Path, trained: Sequence[Profile], unseen: Sequence[Profile], sequences: int, seed: int, tested: int = 10
+    out: Path, trained: Sequence[Profile], unseen: Sequence[Profile], sequences: int, seed: int, tested: int = 20
 ) -> None:
     """Writes the files of `data`. Raises UserError if the folder exists."""
     if out.exists():
@@ -212,8 +212,8 @@ def _measure(
             swapped = [type(one)(other.encoder, one.prefix, one.scored)
                        for one, other in zip(asked, others(asked), strict=True)]  # fmt: skip
             perplexity = [f"{2 ** (sum(bits(session, some)) / number):.1f}" for some in (asked, swapped)]
-            total = neighbours.all.total()
-            shares = [neighbours.all[one.middle] / total for one in masked]
+            total = neighbours.all.total() + len(RESIDUES) / 2
+            shares = [(neighbours.all[one.middle] + 0.5) / total for one in masked]
             background = f"{float(np.exp(-np.mean(np.log(shares)))):.1f}"
             best = [one["likeliest"][place] for one, place in zip(picks, places, strict=True)]
             answers = fillings(session, masked, 1)

@@ -1,4 +1,4 @@
-"""Masked spans of code are what Python's own tokenizer and parser say, and a filling is tried in the whole file."""
+"""Masked spans of code are what Python's own tokenizer and parser say, and a filling is tried in its statement."""
 
 import ast
 import io
@@ -15,6 +15,7 @@ from examples.recipes.code import (
     lines_of_tokens,
     nearest_frequent,
     spans,
+    statements,
 )
 
 SOURCE = """\
@@ -48,9 +49,11 @@ def test_expressions_are_nodes_of_the_syntax_tree_of_three_to_eight_tokens():
     assert expressions("é = f(a)\nb = f(c)\n") == [(13, 17, 4)]  # no column is in bytes
 
 
-def test_a_masked_span_takes_the_space_before_it_and_the_whole_file_is_parsed():
+def test_a_masked_span_takes_the_space_before_it_and_its_statement_is_parsed():
     start = SOURCE.index("os.stat(path)")
-    span = Span(SOURCE, start, start + len("os.stat(path)"), 6)
+    whole = statements(SOURCE)[1]
+    assert SOURCE[slice(*whole)] == SOURCE[SOURCE.index("def") :]
+    span = Span(SOURCE, start, start + len("os.stat(path)"), 6, whole)
     assert span.masked.middle == " os.stat(path)"
     assert span.masked.before.endswith("total =")
     assert span.masked.filled(span.masked.middle) in SOURCE
@@ -61,7 +64,7 @@ def test_a_masked_span_takes_the_space_before_it_and_the_whole_file_is_parsed():
 
 def test_the_nearest_frequent_identifier_is_counted_around_the_span():
     start = SOURCE.index("unit if")
-    assert nearest_frequent(Span(SOURCE, start, start + 4, 1)) == "total"
+    assert nearest_frequent(Span(SOURCE, start, start + 4, 1, (0, len(SOURCE)))) == "total"
 
 
 def test_spans_are_drawn_by_the_seed_from_the_files_below_a_folder(tmp_path):
