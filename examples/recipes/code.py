@@ -232,6 +232,12 @@ def frequent(folder: Path) -> tuple[str, Mapping[int, str], Mapping[int, float]]
     return names.most_common(1)[0][0], {size: one.most_common(1)[0][0] for size, one in by_size.items()}, costs
 
 
+def leading_identifier(filling: str) -> str:
+    """The identifier that a filling begins with, as masked spans of training may be longer; else the filling."""
+    found = re.match(r"\s*([^\W\d]\w*)", filling)
+    return found[1] if found else filling
+
+
 def nearest_frequent(span: Span) -> str:
     """The identifier that is most frequent around a masked one, of the 130 characters on each side."""
     around = f"{span.masked.before} {span.masked.after}"
@@ -255,6 +261,8 @@ def _measure(
             chosen = spans(folder / "held-out", kind, number, seed)
             masked = [span.masked for span in chosen]
             answers = fillings(session, masked, _LONGEST)
+            if kind == "identifiers":
+                answers = [leading_identifier(answer) for answer in answers]
             asked = prompts(session, masked)
             swapped = [type(one)(other.encoder, one.prefix, one.scored)
                        for one, other in zip(asked, others(asked), strict=True)]  # fmt: skip

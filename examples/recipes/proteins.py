@@ -34,6 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 _COLUMNS = range(60, 121)  # of a chosen family
+_SHARPNESS = 2  # the power of a column's probabilities: Pfam's priors smooth them
 _MATCH, _INSERT, _DELETE = range(3)
 
 
@@ -108,10 +109,10 @@ def profiles(families: int) -> list[Profile]:
     with HMMFile(Path(package.origin).parent / "hmmer/Pfam.h3m") as file:
         for hmm in file:
             if hmm.M in _COLUMNS:
-                match, insert = (np.asarray(one) for one in (hmm.match_emissions, hmm.insert_emissions))
-                of_columns = slice(-hmm.M, None)  # row 0, if there is one, is the begin state's
-                transitions = np.asarray(hmm.transition_probabilities).copy()
-                found.append(Profile(hmm.accession, match[of_columns].copy(), insert[of_columns].copy(), transitions))
+                # row 0, if there is one, is the begin state's
+                match, insert = (np.array(one)[-hmm.M :] for one in (hmm.match_emissions, hmm.insert_emissions))
+                sharp = match**_SHARPNESS / (match**_SHARPNESS).sum(axis=1, keepdims=True)
+                found.append(Profile(hmm.accession, sharp, insert, np.array(hmm.transition_probabilities)))
     if len(found) < families:
         raise UserError(f"--families: {families}, but the package has {len(found)} of suitable length")
     return sorted(found, key=lambda profile: profile.name)[:families]
@@ -137,8 +138,8 @@ def drawn(profile: Profile, number: int, seed: int, purpose: str) -> Iterator[Se
 @app.command("data", epilog="Example: python -m examples.recipes.proteins data data/proteins")
 def _data(
     out: Annotated[Path, path_argument("OUT", "The new folder.")],
-    families: Annotated[int, typer.Option(min=2, help="Number of families in training.")] = 24,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of training sequences of a family.")] = 800,
+    families: Annotated[int, typer.Option(min=2, help="Number of families in training.")] = 12,
+    sequences: Annotated[int, typer.Option(min=1, help="Number of training sequences of a family.")] = 1500,
     seed: Annotated[int, typer.Option(help="Determines the sequences.")] = 0,
 ) -> None:
     """Draw sequences of Pfam's families: OUT/train.fasta, OUT/held-out.fasta, and OUT/test.jsonl with their columns.
