@@ -20,13 +20,14 @@ from data_pipeline.base.config_file import Location, Locations, Section, problem
 from data_pipeline.corpus.objectives.registry import AnyObjective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
-from data_pipeline.corpus.tokenizer.registry import AnyTokenizer
+from data_pipeline.corpus.tokenizer.registry import KINDS, AnyTokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
 from data_pipeline.dedup.config import STEPS, DedupConfig
 from data_pipeline.dedup.decontamination import DecontaminationConfig
 from data_pipeline.engine.config import RayConfig
 from data_pipeline.sources import plain_text
 from data_pipeline.sources.formats import OPTIONS
+from data_pipeline.sources.record import IdsOption
 from data_pipeline.text.cleaning.config import CleaningConfig
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class SourceConfig(Section):
                 lines = problems(error, OPTIONS[declared])
                 raise ValueError("\n".join(f"format {declared}: {line}" for line in lines)) from None
         return options
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the documents are lists of integers by an option of the format."""
+        return issubclass(OPTIONS[self.format], IdsOption) and bool(self.options.get("ids"))
 
     @property
     def together(self) -> int:
@@ -147,6 +153,12 @@ class ShardsConfig(Section):
     """Number of blocks in a shard. A worker holds the tokens of one shard in memory."""
 
 
+def _has_text(tokenizer: Any) -> bool:
+    """Whether the kind of tokenizer in these settings reads text."""
+    kind = tokenizer.get("kind") if isinstance(tokenizer, dict) else getattr(tokenizer, "kind", None)
+    return KINDS[kind].has_text if kind in KINDS else True
+
+
 class CorpusConfig(Section):
     """A corpus file: which texts to read, and how they become shards."""
 
@@ -205,6 +217,35 @@ class CorpusConfig(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"each source needs a different name, got {', '.join(names)}")
         return sources
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_reads_ids(cls, given: Any) -> Any:
+        """Without text, no cleaning and no deduplication of lines are the defaults."""
+        if not isinstance(given, dict) or _has_text(given.get("tokenizer")):
+            return given
+        off: dict[str, Any] = {"cleaning": {"profile": "none"}, "dedup": {"lines": False}}
+        given = {**off, **given}
+        return given | {key: {**own, **given[key]} for key, own in off.items() if isinstance(given[key], dict)}
+
+    @model_validator(mode="after")
+    def _ids_are_no_text(self) -> "CorpusConfig":
+        for number, source in enumerate(self.sources):
+            if source.has_ids and self.tokenizer.has_text:
+                raise ValueError(f"sources.{number}.options.ids: needs tokenizer.kind ids, not {self.tokenizer.kind}")
+        if self.tokenizer.has_text:
+            return self
+        cleaning = [self.cleaning, *(source.cleaning for source in self.sources if source.cleaning)]
+        nothing = CleaningConfig(profile="none")
+        keys = CleaningConfig.model_fields.keys() - {"rules"}  # what reads ids is in packages
+        wrong = [
+            f"cleaning.{key}" for one in cleaning for key in sorted(keys) if getattr(one, key) != getattr(nothing, key)
+        ]
+        wrong += [f"dedup.{step}" for step in ("lines", "spans") if getattr(self.dedup, step)]
+        if wrong:
+            kind = self.tokenizer.kind
+            raise ValueError(f"{', '.join(dict.fromkeys(wrong))}: for text, and tokenizer.kind {kind} has none")
+        return self
 
     @model_validator(mode="after")
     def _pairs_are_text_to_text(self) -> "CorpusConfig":

@@ -36,7 +36,6 @@ from data_pipeline.sources.record import (
     TextOptions,
     wide_encoding,
 )
-from data_pipeline.sources.tables import Columns
 from data_pipeline.sources.warc_records import WarcOptions
 
 _HEAD = 1 << 18  # bytes of content to look at
@@ -177,8 +176,8 @@ _SHIPPED: dict[str, tuple[ReadFunction, type[Section]]] = {
     "jsonl": (jsonl.read, jsonl.Options),
     "csv": (csv.read, csv.Options),
     "text": (plain_text.read, plain_text.Options),
-    "parquet": (partial(tables.read, tables.ParquetTable), Columns),
-    "arrow": (partial(tables.read, tables.ArrowTable), Columns),
+    "parquet": (partial(tables.read, tables.ParquetTable), tables.Options),
+    "arrow": (partial(tables.read, tables.ArrowTable), tables.Options),
     "pairs": (pairs.read, pairs.Options),
     "fasta": (fasta.read, TextOptions),
 }

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from data_pipeline.base.errors import DamagedInput
 from data_pipeline.sources.record import (
     FieldNames,
+    IdsOption,
     Input,
     ReadStats,
     Record,
@@ -19,6 +20,7 @@ from data_pipeline.sources.record import (
     open_text,
     parsed_lines,
     record_of,
+    text_of_ids,
 )
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
@@ -26,7 +28,7 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.]*")  # in YAML
 _DEEPEST = 20
 
 
-class Options(FieldNames, TextOptions):
+class Options(FieldNames, IdsOption, TextOptions):
     """Names of the keys. "meta.url" is the key `url` of the object under `meta`; "" leaves the field empty."""
 
 
@@ -60,7 +62,10 @@ def records(stream: BinaryIO, stats: ReadStats, options: Options) -> Iterator[Re
 
     def parse(line: str) -> dict[str, str]:
         found = json_object(line)
-        row = strings(found, {"text": options.text}, is_alone(stats, stream))
+        if options.ids:
+            row = {"text": ids_of(found, options.ids)}
+        else:
+            row = strings(found, {"text": options.text}, is_alone(stats, stream))
         return row | {field: string(found, name, required=False) for field, name in names.items()}
 
     for number, row in parsed_lines(stream, stats, options, parse):
@@ -160,14 +165,27 @@ def string(record: dict[str, object], name: str, required: bool = True) -> str:
 
     {"meta": {"url": "https://a.org/"}}, "meta.url"  ->  "https://a.org/"
     """
-    value: Any = record
-    for key in [name] if name in record else name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
+    value = _value(record, name)
     if value is None and not required:
         return ""
     if not isinstance(value, str):
         raise ValueError(f'no string under the key "{name}"')
     value.encode()  # raises for a lone surrogate ("\ud800"), which is valid JSON but no text
+    return value
+
+
+def ids_of(record: dict[str, object], name: str) -> str:
+    """The list of integers under `name`, as text. Raises ValueError if there is none."""
+    if (value := _value(record, name)) is None:
+        raise ValueError(f'no list of integers under the key "{name}"')
+    return text_of_ids(value)
+
+
+def _value(record: dict[str, object], name: str) -> Any:
+    """The value under `name`; None if it is absent."""
+    value: Any = record
+    for key in [name] if name in record else name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 

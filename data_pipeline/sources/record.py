@@ -6,13 +6,14 @@ Memory stays bounded, however long a line is.
 import codecs
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, TypeVar, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from data_pipeline.base.config_file import Section
 from data_pipeline.base.errors import DamagedInput
@@ -21,6 +22,7 @@ from data_pipeline.sources.decompress import Chunks, open_stream
 from data_pipeline.text.document import Tally
 
 _DAMAGE_KEPT = 100
+_SHOWN = 40  # characters of a value, in a message
 
 Parsed = TypeVar("Parsed")
 
@@ -137,6 +139,35 @@ class FieldNames(Section):
     """Column or key of the language."""
     timestamp: str = "timestamp"
     """Column or key of the timestamp, by which `dedup.urls` chooses the newest page."""
+
+
+class IdsOption(Section):
+    """An option of formats whose values may be lists."""
+
+    ids: str = ""
+    """Column or key of a list of integers, which is the document instead of a text, with `tokenizer: {kind: ids}`."""
+
+    @model_validator(mode="after")
+    def _is_instead_of_text(self) -> "IdsOption":
+        if self.ids and "text" in self.model_fields_set:
+            raise ValueError("text and ids: a document has one of them")
+        return self
+
+
+def text_of_ids(ids: object) -> str:
+    """[3, 17, 255]  ->  "3 17 255". None has no ids. Raises ValueError for anything but integers from 0 on."""
+    if ids is None:
+        return ""
+    if not isinstance(ids, list):
+        raise ValueError(f"expected a list of integers, found {_shown(ids)}")
+    if set(map(type, ids)) - {int} or min(ids, default=0) < 0:
+        place, wrong = next((place, one) for place, one in enumerate(ids) if type(one) is not int or one < 0)
+        raise ValueError(f"expected integers from 0 on, found {_shown(wrong)} at place {place}")
+    return " ".join(map(str, ids))
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:_SHOWN]
 
 
 def record_of(ordinal: int, row: Mapping[str, Any], stats: ReadStats) -> Record | None:

@@ -12,7 +12,7 @@ from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.base.formatting import first_few
 from data_pipeline.base.progress import advance
 from data_pipeline.sources.decompress import open_for_random_access
-from data_pipeline.sources.record import FieldNames, Input, ReadStats, Record, record_of
+from data_pipeline.sources.record import FieldNames, IdsOption, Input, ReadStats, Record, record_of, text_of_ids
 
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # UnicodeDecodeError: in the names of columns
 _PARQUET, _IPC_FILE = b"PAR1", b"ARROW1"  # how the files begin; an IPC stream doesn't
@@ -44,6 +44,10 @@ class Columns(FieldNames):
         return columns
 
 
+class Options(Columns, IdsOption):
+    """Names of the columns of Parquet and Arrow."""
+
+
 class _Lost(NamedTuple):
     """Rows that can't be read, in a file whose next rows can."""
 
@@ -63,7 +67,9 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
     value that Python can't read, such as a time of the year 36812, is damage too, but its row is kept without it. If
     part of a Parquet row group can't be read, the rest of the group is damage; checksums of pages are verified.
 
-    Raises `UserError` for a column that doesn't exist or has no strings. Raises `DamagedInput` for a file without a
+    With the option `ids`, a row's text is its list of integers; other integers than from 0 on are damage.
+
+    Raises `UserError` for a column that doesn't exist or has other values. Raises `DamagedInput` for a file without a
     footer or schema, at a batch of an Arrow file that can't be read, since the next batch can't be found then, and at
     the end of an Arrow stream without its end-of-stream marker.
 
@@ -73,7 +79,7 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
     with open_for_random_access(file.path, copied=not file.is_sample) as source:
         try:
             table = kind(source)
-            columns = _columns(file.path, table.schema, Columns(**file.options))
+            columns = _columns(file.path, table.schema, Options(**file.options))
         except _UNREADABLE as error:
             raise DamagedInput(file.path, kind.head, one_line(error)) from None
         try:
@@ -172,13 +178,18 @@ def _fields(schema: pa.Schema) -> list[tuple[str, _Path, pa.DataType]]:
     return [one for one in found if len(one[1]) == 1 or one[0] not in schema.names]
 
 
-def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, _Path]:
-    """The column of each field. Raises UserError for a column that doesn't exist or has no strings."""
+def _columns(path: str, schema: pa.Schema, options: Options) -> dict[str, _Path]:
+    """The column of each field. Raises UserError for a column that doesn't exist or has other values."""
     fields = _fields(schema)
     types = {name: kind for name, _, kind in fields}
-    columns = options.present(path, [name for name, _, _ in fields])
+    names = options.model_copy(update={"text": options.ids}) if options.ids else options
+    columns = names.present(path, [name for name, _, _ in fields])
     for field, name in list(columns.items()):
         kind = types[name]
+        if field == "text" and options.ids:
+            if not _has_ids(kind):
+                raise UserError(f"{path}: column {name!r} is {kind}, expected lists of integers")
+            continue
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_time = field == "timestamp" and pa.types.is_temporal(kind)
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
@@ -193,8 +204,14 @@ def _columns(path: str, schema: pa.Schema, options: Columns) -> dict[str, _Path]
     return {field: paths[name] for field, name in columns.items()}
 
 
+def _has_ids(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and pa.types.is_integer(kind.value_type))
+
+
 def _values(batch: pa.RecordBatch, columns: list[_Path]) -> list[tuple]:
-    """The rows' strings, as bytes, and times, as scalars: a value that Python can't read then spoils only its row.
+    """The rows' strings, as bytes, lists of integers, and times, as scalars: a value that Python can't read then
+    spoils only its row.
 
     Raises ArrowInvalid for offsets or indices that point outside of the data, which Arrow would follow.
     """
@@ -216,12 +233,12 @@ def _is_time(array: pa.Array) -> bool:
 
 
 def _checked(array: pa.Array) -> pa.Array:
-    """A column of times or strings, also in a dictionary, after its offsets and indices have been verified."""
+    """A column of times, lists of integers or strings, also in a dictionary, with verified offsets and indices."""
     array.validate()
     if pa.types.is_dictionary(array.type):
         array.indices.validate(full=True)
         return pa.DictionaryArray.from_arrays(array.indices, _checked(array.dictionary), safe=True).dictionary_decode()
-    if not _is_time(array):
+    if not _is_time(array) and not _has_ids(array.type):
         array = array.view(_BYTES[array.type])  # one string that isn't UTF-8 would have all strings refused
     array.validate(full=True)
     return array
@@ -233,7 +250,7 @@ def _record(ordinal: int, row: dict[str, object], stats: ReadStats) -> Record | 
     values = {}
     for field, value in row.items():
         try:
-            values[field] = _text(value)
+            values[field] = text_of_ids(value) if isinstance(value, list) else _text(value)
         except (ValueError, OverflowError, KeyError) as error:  # bytes, years and time zones that Python doesn't have
             reason = one_line(error)
             if field == "text":

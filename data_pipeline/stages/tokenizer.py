@@ -204,7 +204,8 @@ def describe(
     sample = trained.result.sample
     if not sample.documents:
         path, size = getattr(config, "path", None), getattr(config, "vocab_size", None)
-        given = "vocab_size" in config.model_fields_set and size not in (None, trained.result.pieces)
+        trains = isinstance(config, TrainedConfig)
+        given = trains and "vocab_size" in config.model_fields_set and size not in (None, trained.result.pieces)
         said = f"; tokenizer.vocab_size ({size:,}) is for one that is trained" if given else ""
         return f"tokenizer: {trained.result.pieces:,} tokens, as {path or config.kind} has them{said}"
     there = sum(unit.result.documents.get("train", 0) for unit in documents)

@@ -16,11 +16,13 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import markdown, masked_values
 from data_pipeline.corpus import Corpus, open_corpus
+from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.ids import Ids
 from pretrain.config import RunConfig
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.trained import AVERAGE_OF
-from pretrain.models import ModelConfig, meta_model
+from pretrain.models import FAMILIES, ModelConfig, meta_model
 from pretrain.models.state_dict_adapter import HFModel
 from pretrain.run.metrics_file import read_metrics
 
@@ -103,7 +105,7 @@ def _results(checkpoint: Path, step: int) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def page(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
+def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenizer) -> str:
     """The card of an export. Its metadata name no licence: the model's owner chooses it."""
     repositories = {name for source in lineage.sources for name in source.get("commits", ())}
     datasets = sorted(name.removeprefix("datasets/") for name in repositories if name.startswith("datasets/"))
@@ -119,8 +121,32 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel) -> str:
         f"# {lineage.name or config.family}",
         f"A model of the family `{config.family}` with {meta_model(config).num_parameters():,} parameters, pretrained "
         "with encdec-pretrain.",
-        f"## How to load it\n\ntransformers 5:\n\n```python\nfrom transformers import AutoTokenizer, {name}\n\n"
+        "## How to load it\n\ntransformers 5:",
+        _with_ids(tokenizer, config, hf, arguments)
+        if isinstance(tokenizer.model, Ids)
+        else f"```python\nfrom transformers import AutoTokenizer, {name}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({arguments})\nmodel = {name}.from_pretrained({arguments})\n```",
         *lineage.sections,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, arguments: str) -> str:
+    """How to load and call a model whose inputs are ids of documents, which have no text."""
+    vocabulary, names = tokenizer.vocabulary, tokenizer.names
+    ids = [
+        *([vocabulary.start] if hf.begins else []),
+        *range(min(3, vocabulary.text[1])),
+        *([vocabulary.eos] * hf.ends),
+    ]
+    call = "model(input_ids).logits" if FAMILIES[config.family].generates is None else "model.generate(input_ids)"
+    added = ", ".join(f"`{name}` {id_}" for id_, name in sorted(names.items()) if id_ not in vocabulary.sentinel_ids)
+    sentinels = [f"`{names[id_]}` {id_}" for id_ in map(vocabulary.sentinel, range(vocabulary.sentinels))]
+    masks = f" Masked spans are {sentinels[0]} to {sentinels[-1]}." if sentinels else ""
+    return (
+        f"```python\nimport torch\nfrom transformers import {hf.class_name}\n\n"
+        f"model = {hf.class_name}.from_pretrained({arguments})\n"
+        f"input_ids = torch.tensor([{ids}])\n{call}\n```\n\n"
+        f"The model has no tokenizer: inputs and outputs are the ids of documents, from 0 to {vocabulary.text[1] - 1}. "
+        f"Other ids: {added}.{masks}"
+    )

@@ -11,6 +11,7 @@ from data_pipeline.base.atomic import new_directory, write_json
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.safetensors_file import os_errors
 from data_pipeline.corpus.tokenizer import Tokenizer
+from data_pipeline.corpus.tokenizer.ids import Ids
 from pretrain.export import card, tokenizer_files
 from pretrain.export.card import Lineage
 from pretrain.export.load import CONFIG, GENERATION
@@ -63,7 +64,7 @@ def export(
     exported = _exported(hf, state_dict, config, tokenizer)
     lineage = lineage or Lineage()
     with new_directory(out) as partial, os_errors():
-        (partial / README).write_text(card.page(lineage, config, hf), encoding="utf-8")
+        (partial / README).write_text(card.page(lineage, config, hf, tokenizer), encoding="utf-8")
         tokenizer_files.write(tokenizer, hf, lineage.objective, partial)
         write_json(partial / CONFIG, exported.config)
         if exported.generation_config is not None:
@@ -76,6 +77,9 @@ def export(
             for key, one in exported.tensors.items()
         }
         save_torch_state_dict(whole, partial, max_shard_size=shard_bytes)  # model.safetensors, or an index and shards
+    if isinstance(tokenizer.model, Ids):
+        permission = " and trust_remote_code=True" if hf.code else ""
+        return f"load it with {hf.class_name}{permission}; it has no tokenizer, and {README} shows a call with ids"
     permission = ", both with trust_remote_code=True" if hf.code else ""
     return f"load it with {hf.class_name} and AutoTokenizer{permission}"
 

@@ -18,6 +18,8 @@ from data_pipeline.base.formatting import printable
 from data_pipeline.corpus.tokenizer import Tokenizer, tokenizer_json, vocabulary_lists
 from data_pipeline.corpus.tokenizer.byt5 import CLASS as BYT5
 from data_pipeline.corpus.tokenizer.byt5 import Bytes
+from data_pipeline.corpus.tokenizer.ids import MODEL as IDS
+from data_pipeline.corpus.tokenizer.ids import Ids
 from data_pipeline.corpus.tokenizer.sentencepiece import EOS, LINES, MODEL, PAD, SPACE, UNK, SentencePiece
 from data_pipeline.corpus.tokenizer.symbols import MODEL as SYMBOLS
 from data_pipeline.corpus.tokenizer.symbols import Symbols
@@ -55,7 +57,8 @@ _NO_BYTES = {"type": "Split", "pattern": _BYTE_TOKEN, "behavior": "MergedWithPre
 
 
 def read(directory: Path) -> Tokenizer:
-    """Reads the tokenizer in `directory`: sentencepiece like T5's, ByT5's, symbols, or any BPE, WordPiece or WordLevel.
+    """Reads the tokenizer in `directory`: sentencepiece like T5's, ByT5's, symbols, ids, or any of the kinds BPE,
+    WordPiece and WordLevel.
 
     As in transformers, tokenizer.json takes precedence; a spiece.model with the same pieces is used unchanged. The ids
     above the model's own must be special tokens, then sentinels, with <extra_id_0> last. Raises UserError for any other
@@ -123,6 +126,8 @@ def _model(saved: Json, directory: Path) -> TextModel:
         raise UserError(f"{path}: a tokenizer of kind {kind}; supported are {supported}")
     if (directory / MODEL).exists():
         return SentencePiece.read(directory / MODEL)
+    if (directory / IDS).exists():
+        return Ids.read(directory)
     raise UserError(f"{directory}: no supported tokenizer: neither {MODEL}, nor {TOKENIZER}, nor lists of tokens")
 
 
@@ -206,6 +211,10 @@ def write(tokenizer: Tokenizer, hf: HFModel, objective: str | None, directory: P
     a model that fills spans.
     """
     model = tokenizer.model
+    if isinstance(model, Ids):  # for an import: transformers has no tokenizer without text
+        (directory / IDS).write_bytes(model.files[IDS])
+        write_json(directory / ADDED, {name: id_ for id_, name in tokenizer.names.items()})
+        return
     if isinstance(model, Bytes) and hf.ends and not hf.begins:
         _write_byt5(tokenizer, hf, directory)
         return

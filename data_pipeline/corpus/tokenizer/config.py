@@ -24,11 +24,13 @@ class TokenizerConfig(Section):
         model: the class of the kind's models.
         memory: bytes that training takes for each byte of the sample.
         tokens_per_byte: tokens for a byte of text, at most about.
+        has_text: whether documents are text; False: lists of integers.
     """
 
     model: ClassVar[type[TextModel]]
     memory: ClassVar[int] = 1
     tokens_per_byte: ClassVar[float] = 1 / 3
+    has_text: ClassVar[bool] = True
 
     kind: str
     """The kind of tokenizer."""

@@ -10,6 +10,7 @@ from data_pipeline.base.packages import offered
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
+from data_pipeline.corpus.tokenizer.ids import IdsConfig
 from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
 from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
 from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJsonConfig
@@ -19,6 +20,7 @@ _SHIPPED: tuple[type[TokenizerConfig], ...] = (
     BytesConfig,
     SymbolsConfig,
     BPEConfig,
+    IdsConfig,
     TokenizerJsonConfig,
 )
 KINDS: dict[str, type[TokenizerConfig]] = {kind.model_fields["kind"].default: kind for kind in _SHIPPED}

@@ -1,5 +1,6 @@
 """Objectives over the vocabularies of all kinds of tokenizers: T5's examples, with the ids of the kind's sentinels."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.byt5 import Bytes
+from data_pipeline.corpus.tokenizer.ids import Ids
 from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
 from data_pipeline.loading.reader import Reader
 from tests.conftest import write_c4, write_corpus_file
@@ -24,17 +26,20 @@ from tests.support.reading import c4_pages
 from tests.support.tables import each
 
 PAGES = c4_pages()[:100]
+NUMBERS = [" ".join(str(ord(character) % 256) for character in page) for page in PAGES]
 SPECIAL = ("<mask>", "<s>", "[R]", "[S]", "[X]")
 MODELS = {
     "bytes": Bytes,
     "characters": lambda: SymbolsConfig().train([page.encode() for page in PAGES]),
     "words": lambda: SymbolsConfig(pattern=r"\s|\w+|[^\w\s]").train([page.encode() for page in PAGES]),
     "bpe": lambda: BPEConfig(vocab_size=400).train([page.encode() for page in PAGES]),
+    "ids": lambda: Ids(256),
 }
 SETTINGS = {
     "bytes": {"kind": "bytes"},
     "characters": {"kind": "symbols"},
     "bpe": {"kind": "bpe", "vocab_size": 400},
+    "ids": {"kind": "ids", "vocab_size": 256},
 }
 OBJECTIVES = [
     SpanCorruption(inputs_length=64),
@@ -54,13 +59,33 @@ def tokenizer(request):
 
 
 def rows_of(tokenizer, length):
-    ids = [one[:length] for one in tokenizer.encode(PAGES) if len(one) >= length][:30]
+    pages = NUMBERS if isinstance(tokenizer.model, Ids) else PAGES
+    ids = [one[:length] for one in tokenizer.encode(pages) if len(one) >= length][:30]
     return Padded.full(np.array(ids, dtype=np.uint16)), row_keys(0, "test", 0, np.arange(len(ids)))
+
+
+def without_sentences(objective, vocabulary):
+    """BART's objective for a vocabulary in which nothing ends a sentence."""
+    if not isinstance(objective, Denoising) or vocabulary.sentence_ends.any():
+        return objective
+    assert "needs tokens that end a sentence" in objective.problems(vocabulary)[0]
+    return Denoising(length=64, permute_sentence_ratio=0.0)
+
+
+def write_source(kind, path, records=40, skip=0):
+    """A file of pages, and the sections of a corpus file for it. Ids are code points mod 256."""
+    if kind != "ids":
+        write_c4(path.with_suffix(".json.gz"), records, skip)
+        return {}
+    lines = (json.dumps({"codes": [*map(int, page.split())]}) + "\n" for page in NUMBERS[skip : skip + records])
+    path.with_suffix(".jsonl").write_text("".join(lines))
+    return {"sources": [{"format": "jsonl", "path": str(path.parent / "*.jsonl"), "options": {"ids": "codes"}}]}
 
 
 @each("objective", OBJECTIVES)
 def test_examples_are_those_of_t5s_vocabulary_with_the_kinds_sentinels(tokenizer, objective):
     ours = tokenizer.vocabulary
+    objective = without_sentences(objective, ours)
     assert objective.problems(ours) == []
     t5s = replace(ours, first_sentinel=ours.size + 59, sentinel_step=-1)
     rows, keys = rows_of(tokenizer, objective.raw_length)
@@ -108,12 +133,15 @@ BUILT = {
 @each("kind", SETTINGS)
 @each("name", BUILT)
 def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(kind, name, tmp_path):
-    write_c4(tmp_path / "c4.json.gz", records=40)
+    source = write_source(kind, tmp_path / "pages")
     tokenizer = {**SETTINGS[kind], "special_tokens": list(SPECIAL), "sentinels": 40}
+    rows = BUILT[name]
+    if (name, kind) == ("bart", "ids"):
+        rows = {**rows, "objective": {**rows["objective"], "permute_sentence_ratio": 0.0}}
     found = []
     for at in ("load", "build"):
-        changes = {"output": str(tmp_path / at), "tokenizer": tokenizer, "rows": {**BUILT[name], "apply_at": at}}
-        corpus = open_corpus(built(write_corpus_file(tmp_path / f"{at}.yaml", **changes)))
+        changes = {"output": str(tmp_path / at), "tokenizer": tokenizer, "rows": {**rows, "apply_at": at}}
+        corpus = open_corpus(built(write_corpus_file(tmp_path / f"{at}.yaml", **source, **changes)))
         found.append(Reader(corpus, "train").examples(np.arange(corpus.rows("train")), 0))
     assert_alike(*found)
 
@@ -121,14 +149,14 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(kind, name, tmp_
 @pytest.mark.slow
 @each("kind", SETTINGS)
 def test_any_number_of_workers_builds_the_same_vocabulary_and_shards(kind, tmp_path):
-    for part in range(2):
-        write_c4(tmp_path / f"c4-{part}.json.gz", records=30, skip=30 * part)
+    for part in range(3):
+        source = write_source(kind, tmp_path / f"pages-{part}", 30, 30 * part)
     found = []
-    for workers in (1, 2):
+    for workers in (1, 2, 3):
         ray = {"num_cpus": workers, "small_bytes": 0}
         changes = {"output": str(tmp_path / str(workers)), "tokenizer": SETTINGS[kind], "ray": ray}
-        corpus = built(write_corpus_file(tmp_path / f"{workers}.yaml", **changes))
+        corpus = built(write_corpus_file(tmp_path / f"{workers}.yaml", **source, **changes))
         files = sorted((corpus / "tokenizer").iterdir()) + sorted((corpus / "shards").rglob("*.tar"))
         found.append({str(file.relative_to(corpus)): file.read_bytes() for file in files})
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) > 1

@@ -358,7 +358,7 @@ def test_the_card_names_the_datasets_of_the_hub_that_a_corpus_is_built_from(smal
     corpus, model = open_corpus(small_corpus), new_model()
     corpus.manifest.config["sources"][0]["commits"] = {"datasets/allenai/c4": "0" * 40, "me/texts": "1" * 40}
     lineage = Lineage(sources=corpus.manifest.config["sources"])
-    page = card.page(lineage, model.config, hf_models("t5")[0])
+    page = card.page(lineage, model.config, hf_models("t5")[0], corpus.tokenizer)
     assert ModelCard(page).data.to_dict()["datasets"] == ["allenai/c4"]
 
 

@@ -1,6 +1,10 @@
 """A corpus of each kind of tokenizer is built, trained on, evaluated, generated from, exported and imported."""
 
+import json
+import re
+
 import pytest
+import torch
 import transformers
 from typer.testing import CliRunner
 
@@ -62,6 +66,49 @@ def test_every_program_works_with_the_kind_and_its_export_has_equal_ids(kind, tm
     assert imported.encode(texts) == ours.encode(texts)
     if kind != "bpe":  # a tokenizer.json of any origin is of kind tokenizer_json
         assert imported.describe() == ours.describe()
+
+
+def test_every_program_works_with_ids_and_the_export_says_how_to_call_the_model(tmp_path):
+    pages = ["".join(f" {ord(character) % 100}" for character in page)[1:] for page in c4_pages()[:40]]
+    lines = (json.dumps({"ids": [*map(int, one.split())]}) + "\n" for one in pages)
+    (tmp_path / "items.jsonl").write_text("".join(lines))
+    source = {"format": "jsonl", "path": str(tmp_path / "items.jsonl"), "options": {"ids": "ids"}}
+    kind = {"kind": "ids", "vocab_size": 100, "sentinels": 20, "special_tokens": ["<mask>"]}
+    file = write_corpus_file(tmp_path / "corpus.yaml", tokenizer=kind, sources=[source])
+    done_here("data-pipeline", "build", file)
+    done_here("data-pipeline", "verify", tmp_path / "corpus")
+    ours = open_corpus(tmp_path / "corpus").tokenizer
+    hooks = [{"hook": "validation_loss", "every_steps": 3}, {"hook": "samples", "every_steps": 3, "number": 1}]
+    path = run_file(
+        tmp_path,
+        tmp_path / "corpus",
+        run={"max_steps": 3},
+        batch={"global_batch_size": 8, "micro_batch_size": 8},
+        evaluation=hooks,
+    )
+    assert train_ranks(path, 1) == [0]
+    assert losses(path)[3] < losses(path)[1]
+    checkpoint = tmp_path / "run"
+    prompt = "3 17 <extra_id_0> 99 5 <extra_id_1> 8"
+    invoke("evaluate", checkpoint, "--corpus", tmp_path / "corpus", "--hook", "validation_loss")
+    assert "masked    3 17 <extra_id_0> 99 5" in invoke("generate", checkpoint, prompt, "--max-new-tokens", 3)
+    written = invoke("generate", checkpoint, "3 17 5", "--max-new-tokens", 3)
+    (tmp_path / "allowed.txt").write_text("7 8 9\n")
+    assert invoke("generate", checkpoint, "3 17", "--num-beams", 2, "--allowed", tmp_path / "allowed.txt") == "7 8 9\n"
+    said = invoke("export", checkpoint, tmp_path / "exported")
+    card = (tmp_path / "exported/README.md").read_text()
+    assert "it has no tokenizer, and README.md shows a call with ids" in " ".join(said.split())
+    assert "AutoTokenizer" not in card + said
+    assert "Other ids: `<pad>` 100, `</s>` 101, `<mask>` 102. Masked spans are `<extra_id_0>` 122 to" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    known: dict = {}
+    exec(code.replace("DIRECTORY", str(tmp_path / "exported")), known)
+    assert known["input_ids"].tolist() == [[0, 1, 2, 101]]
+    ids = torch.tensor([ours.encode_with_sentinels("3 17 5")])
+    answer = known["model"].generate(ids, max_new_tokens=3, do_sample=False)[0, 1:].tolist()
+    assert written == ours.decode(answer) + "\n"
+    invoke("import", tmp_path / "exported", tmp_path / "imported")
+    assert TrainedModel.open(tmp_path / "imported").tokenizer.describe() == ours.describe()
 
 
 @pytest.mark.slow
