@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data_pipeline.base.config_file import load
-from examples.recipes import code, items, proteins
+from examples.recipes import code, items, proteins, time_series
 from pretrain.config import RunConfig
 from tests.examples.recipes.test_proteins import profile_of
 from tests.support.forked import run_forked
@@ -102,6 +102,16 @@ def test_proteins(tmp_path):
     assert by["trained", "the family's profile"] == by["others", "the family's profile"] == "100.0 ± 0.0"
     assert by["trained", "both neighbours"] == "100.0 ± 0.0"  # the sequence is the same each time
     assert float(by["others", "background frequencies"].split()[0]) < 50
+
+
+def test_time_series(tmp_path):
+    data = tmp_path / "series"
+    arguments = ["data", str(data), "--number", "160", "--tested", "4"]
+    CliRunner().invoke(time_series.app, arguments, catch_exceptions=False)
+    run = trained("time-series", tmp_path, *sources(data / "train.txt", data / "held-out.txt"))
+    rows = {row["forecast"]: row for row in table(time_series.app, "measure", run, data, "--number", 4)}
+    assert float(rows["the process's mean"]["all (4)"]) < float(rows["Naive"]["all (4)"])
+    assert float(rows["the process's mean"]["all (4)"]) < float(rows["model"]["all (4)"])
 
 
 def test_items(tmp_path):
