@@ -188,7 +188,7 @@ class Neighbours:
         return max(sorted(found), key=found.__getitem__)
 
 
-@app.command("measure", epilog="Example: python -m examples.recipes.proteins measure runs/proteins-ankh data/proteins")
+@app.command("measure", epilog="Example: python -m examples.recipes.proteins measure runs/proteins-prott5 data")
 def _measure(
     checkpoint: Checkpoint,
     folder: Annotated[Path, path_argument("DATA", "The folder that `data` has written.")],
