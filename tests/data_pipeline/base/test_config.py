@@ -277,7 +277,7 @@ def test_every_shipped_corpus_file_is_valid_and_has_what_its_objective_needs():
     assert files
     for path in files:
         config = load(path, [], CorpusConfig)
-        if config.tokenizer.path is None:  # others are not shipped
+        if getattr(config.tokenizer, "path", None) is None:  # others are not shipped; some kinds have none
             assert config.rows.objective.problems(tokenizer.expected(config.tokenizer)) == [], path
 
 
