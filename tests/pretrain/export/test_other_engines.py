@@ -47,9 +47,9 @@ def exported(tmp_path, spiece, kind, **changes):
 
 
 def for_ctranslate2(folder, spiece, kind, monkeypatch, **changes):
-    """A model, and the copy of its export that the code of docs/how-to/export-and-import.md writes for CTranslate2."""
+    """A model, and the copy of its export that the code of docs/reference/serving.md writes for CTranslate2."""
     model, _ = exported(folder, spiece, kind, **changes)
-    page = (TOP / "docs/how-to/export-and-import.md").read_text().split("## CTranslate2")[1]
+    page = (TOP / "docs/reference/serving.md").read_text().split("## CTranslate2")[1].split("\n## ")[0]
     (code,) = re.findall(r"(?ms)^```python\n(.*?)^```", page)
     monkeypatch.chdir(folder)
     exec(compile(code, "for_ctranslate2.py", "exec"), {})
@@ -57,7 +57,7 @@ def for_ctranslate2(folder, spiece, kind, monkeypatch, **changes):
 
 
 def in_ctranslate2(tmp_path, directory):
-    """The export in `directory`, converted and opened as docs/how-to/export-and-import.md says, and its tokenizer."""
+    """The export in `directory`, converted and opened as docs/reference/serving.md says, and its tokenizer."""
     TransformersConverter(str(directory)).convert(str(tmp_path / "converted"), quantization="float32")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     translator = ctranslate2.Translator(str(tmp_path / "converted"), inter_threads=1, intra_threads=1)
