@@ -288,7 +288,7 @@ def test_a_disk_that_is_full_while_the_driver_writes_is_one_line_and_the_next_bu
         patched.setattr("os.pwrite", refuse)
         assert build_on_full_disk() == said
     whole = Path.replace
-    for full in ("config.json", "blocks.parquet", "lineage.parquet", "manifest.json", "report.json", "complete"):
+    for full in ("blocks.parquet", "lineage.parquet", "manifest.json", "report.json", "complete"):
 
         def replace(temporary: Path, path: Path, full: str = full) -> Path:
             return refuse() if path.name == full else whole(temporary, path)
