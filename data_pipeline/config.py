@@ -208,8 +208,8 @@ class CorpusConfig(Section):
     """The steps on documents in your order, in place of `cleaning`, `dedup` and `decontamination`: names, or keys and
     values. []: the order of these sections."""
     keep_dropped: bool = True
-    """Write a table of the documents that steps drop, `dropped/**/*.parquet` in the corpus: which step and rule dropped
-    a document, and which document stays in its place."""
+    """Write tables of the dropped documents, `dropped/**/*.parquet`. They say which step and rule dropped a document,
+    and which document stays in its place."""
     split: SplitConfig = SplitConfig()
     """Which documents are held out."""
     tokenizer: AnyTokenizer = SentencePieceConfig()
