@@ -1,5 +1,7 @@
 """A killed build ends with the same bytes. `python -m checks.soak.build` kills at random, for longer."""
 
+import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,8 +13,10 @@ import pytest
 from checks.faults.builds import write_inputs
 from data_pipeline.engine import merging
 from data_pipeline.stages import report
+from tests.conftest import write_c4, write_corpus_file
 from tests.support.builds import MERGING, checksums, family, raylets, with_fault
 from tests.support.in_process import done_here
+from tests.support.tables import each
 
 # What a killed driver leaves ends when it hasn't heard of it for so long, instead of 60 s; and a lost node is noticed
 # after 5 s, not 15.
@@ -69,3 +73,36 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     assert found.spans.dropped["duplicate_substring"] == found.evaluation_sets["test"].found == 1
     assert not list(killed.rglob("*.tmp"))
     psutil.wait_procs(started)  # otherwise the test takes too long: no process outlives its build
+
+
+KINDS = {
+    "sentencepiece": {"vocab_size": 300, "character_coverage": 1.0},
+    "bytes": {"kind": "bytes"},
+    "symbols": {"kind": "symbols", "pattern": r"\s|\w+|[^\w\s]", "vocab_size": 500},
+    "bpe": {"kind": "bpe", "vocab_size": 400},
+    "ids": {"kind": "ids", "vocab_size": 256},
+}
+MOMENTS = (("tokenizer", "before the work"), ("tokenizer", "after the work"), ("tokens", "after the work"))
+
+
+@pytest.mark.slow
+@each("kind", KINDS)
+def test_the_vocabulary_of_each_kind_is_the_same_after_kills(kind, tmp_path):
+    """The process is killed before the tokenizer exists, and when the files of a stage exist without their record."""
+    write_c4(tmp_path / "c4.json.gz", records=20)
+    changes: dict = {"tokenizer": KINDS[kind]}
+    if kind == "ids":
+        lists = [[(3 * number * place) % 256 for place in range(100)] for number in range(40)]
+        (tmp_path / "items.jsonl").write_text("".join(json.dumps({"codes": one}) + "\n" for one in lists))
+        source = {"format": "jsonl", "path": str(tmp_path / "items.jsonl"), "options": {"ids": "codes"}}
+        changes |= {"sources": [source]}
+    config = write_corpus_file(tmp_path / "corpus.yaml", **changes)
+    for stage, when in MOMENTS:
+        marker = tmp_path / f"{stage} {when}"
+        program = [sys.executable, "-m", "data_pipeline", "build", str(config), f"output={tmp_path / 'killed'}"]
+        done = subprocess.run(program, capture_output=True, env=with_fault("SIGKILL", stage, when, marker))
+        assert (marker.exists(), done.returncode) == (True, -signal.SIGKILL)
+    for output in ("killed", "whole"):
+        done_here("data-pipeline", "build", config, f"output={tmp_path / output}")
+    assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
+    assert any((tmp_path / "whole/tokenizer").iterdir())
