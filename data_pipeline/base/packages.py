@@ -75,7 +75,7 @@ class Kinds(Mapping[str, type[T]]):
 
     def __getitem__(self, name: str) -> type[T]:
         found = self._classes[name]
-        if isinstance(found, EntryPoint):
+        if not isinstance(found, str):
             return _loaded(found, self._base, self._key)
         shipped: type[T] = resolve_name(found)
         return shipped

@@ -448,7 +448,7 @@ def test_what_init_writes_for_lists_of_integers_builds_and_trains():
     _, run, _ = first_files("--text", write_found("column"), "--model", "bart")
     assert (run.model.pad_id, run.model.eos_id) == (512, 513)
     done_here("data-pipeline", "build", "first.corpus.yaml")
-    assert prepare(run, 0, 1).warnings == []
+    assert prepare(run, World.on_this_node()).warnings == []
 
 
 def test_of_twenty_documents_some_are_held_out():
