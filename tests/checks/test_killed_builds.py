@@ -76,7 +76,7 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
 
 
 KINDS = {
-    "sentencepiece": {"vocab_size": 300, "character_coverage": 1.0},
+    "sentencepiece": {"vocab_size": 400, "byte_fallback": False, "character_coverage": 1.0},
     "bytes": {"kind": "bytes"},
     "symbols": {"kind": "symbols", "pattern": r"\s|\w+|[^\w\s]", "vocab_size": 500},
     "bpe": {"kind": "bpe", "vocab_size": 400},

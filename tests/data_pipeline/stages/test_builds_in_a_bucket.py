@@ -446,7 +446,7 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
         patch.setattr(stores, "_LONGEST_PAUSE", 100.0)
         patch.setattr(stores, "time", clock)
         patch.setattr(object_store, "LEASE_SECONDS", 1e6)  # no renewal, which would wait, too
-        store.away_after = 14
+        store.away_after = 18  # documents, and their tables of dropped ones, are written
         stopped = run_here("data-pipeline", "build", file, "output=s3://bucket/away")
     assert stopped.returncode == 75
     assert re.search(r"s3://bucket/away/\S+: unavailable for \d+ s: .*; run the same command again", stopped.stderr)
