@@ -13,7 +13,7 @@ class MuonConfig(OptimizerConfig):
     `adamw_learning_rate`."""
 
     implementation: ClassVar[str] = "pretrain.engine.optimizers.muon.Muon"
-    step_bytes: ClassVar[int] = 5 * FP32  # of square matrices of one shape, sharded; other shapes take 12 to 16
+    step_bytes: ClassVar[int] = 3 * FP32
 
     name: Literal["muon"] = "muon"
     momentum: Decay = 0.95
