@@ -28,6 +28,8 @@ BENCHMARKS: dict[str, list[str]] = {
     "generation": ["generation.py", "--threads", "1", "--rounds", "2"],
     "products": ["products.py", "--models", "t5-v1.1-small", "--threads", "1", "--seconds", "3"],
     "attention": ["attention_forms.py", "--seconds", "1"],
+    "tokenizers": ["tokenizer_speed.py", "--seconds", "4"],
+    "allowed": ["allowed_outputs.py", "--seconds", "1"],
     "loss_head": ["loss_head.py", "--seconds", "1"],
     "start_up": ["start_up.py"],
     "saving": ["saving.py", "--model", "t5-v1.1-small", "--stages", "1", "--precision", "bf16"],
