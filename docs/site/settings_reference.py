@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from data_pipeline.base.config_file import Section, allowed_values, meaning, sections_in
 from data_pipeline.config import CorpusConfig
-from data_pipeline.corpus.objectives.registry import TrainingObjective
+from data_pipeline.corpus.objectives.objective import TrainingObjective
 from data_pipeline.sources.formats import FORMATS
 from pretrain.config import RunConfig
 

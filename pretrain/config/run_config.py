@@ -16,8 +16,7 @@ from pydantic import (
 
 from data_pipeline.base import paths, stores
 from data_pipeline.base.config_file import LocalPath, Location, Section
-from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.objectives.registry import TrainingObjective
+from data_pipeline.corpus.objectives.objective import Objective, TrainingObjective
 from pretrain.config.batch import BatchSection, Steps
 from pretrain.config.deepspeed_keys import DeepSpeedSection
 from pretrain.config.evaluation import AnyHookSettings

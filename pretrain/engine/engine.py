@@ -32,9 +32,9 @@ from pretrain.engine.construction import (
     refuse_untrained,
     whole_copy,
 )
+from pretrain.engine.deepspeed_private import check_layout
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
-from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.optimizers.groups import kinds
 from pretrain.engine.ranks import min_over_ranks

@@ -11,8 +11,7 @@ import pytest
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
-from pretrain.training.tracking.tracker import Tracker, sync
+from pretrain.training.tracking.tracker import FeedState, TrackedRun, Tracker, sync
 from tests.support.mlflow_server import Server
 from tests.support.ports import free_port
 
