@@ -27,7 +27,8 @@ from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs,
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.training.prepare import PreparedRun
-from pretrain.training.tracking.tracker import NOTE, TrackedRun, Tracker, one_line
+from pretrain.training.tracking.mlflow_store import NOTE, TrackedRun, one_line
+from pretrain.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from pretrain.evaluate.hook import EvalResult

@@ -14,7 +14,7 @@ import pytest
 import launch.cli
 from launch.attempts import Run
 from pretrain.run import rank_logs, restarts, status
-from pretrain.training.tracking.tracker import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.support.processes import processes_with
 from tests.support.runs import run_file
 from tests.support.shell_ranks import ASKED, DONE, STOPPED, TIED, WAITS, told

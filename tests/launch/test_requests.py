@@ -23,7 +23,7 @@ from pretrain.engine.checkpoint.index import newest
 from pretrain.engine.ranks import joined_world
 from pretrain.run import restarts, status
 from pretrain.training.callbacks import stops
-from pretrain.training.tracking.tracker import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.launch.test_supervise import agent
 from tests.support.rank_processes import each as each_here
 from tests.support.rank_processes import on_ranks

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 import torch.distributed as dist
 
-from pretrain.training.tracking.tracker import create_tables
+from pretrain.training.tracking.mlflow_store import create_tables
 from tests.conftest import TOP, made_once
 from tests.support.checkpoint_runs import OPTIMIZERS, trained
 

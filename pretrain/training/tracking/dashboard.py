@@ -7,7 +7,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import without_login
 from data_pipeline.base.processes import PYTHON, SAFE_PATH
 from pretrain.config.run_config import MLFLOW_FILE
-from pretrain.training.tracking.tracker import FeedState, absolute_uri, sqlite_file, with_password
+from pretrain.training.tracking.mlflow_store import FeedState, absolute_uri, sqlite_file, with_password
 
 
 def dashboard(run_dir: Path | None, uri: str | None, port: int = 5000) -> None:

@@ -24,7 +24,7 @@ from data_pipeline.base.errors import FailedError
 from data_pipeline.base.formatting import masked, printable
 from pretrain.engine.checkpoint import CONFIG
 from pretrain.run import ARTIFACTS_DIRECTORY, environment, metrics_file
-from pretrain.training.tracking.tracker import (
+from pretrain.training.tracking.mlflow_store import (
     NOTE,
     FeedState,
     TrackedRun,

@@ -11,7 +11,8 @@ import pytest
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import read_metrics
-from pretrain.training.tracking.tracker import FeedState, TrackedRun, Tracker, sync
+from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.support.mlflow_server import Server
 from tests.support.ports import free_port
 
@@ -185,7 +186,7 @@ def test_a_browser_clicks_through_the_pages_of_three_runs(server, browser):
     pages.click("//*[normalize-space()='step-00000012.png']")
     pages.count("//img[contains(@src, 'norms') or starts-with(@src, 'blob:')]", 1)
 
-    pages.click("Runs")
+    browser.get(f"{server.uri}/#/experiments/1/runs?workflowType=machine_learning")
     pages.see("3 matching runs", *NAMES)
     for row in (0, 1, 2):
         pages.click(f"//div[@role='row' and @row-index='{row}']//input[@type='checkbox']")

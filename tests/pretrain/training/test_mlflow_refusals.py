@@ -15,7 +15,8 @@ from data_pipeline.base.errors import FailedError
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking import tracker as tracking
 from pretrain.training.tracking.feeder import Feeder
-from pretrain.training.tracking.tracker import FeedState, TrackedRun, Tracker, sync
+from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.support.mlflow_server import Server, refusing
 from tests.support.ports import free_port
 from tests.support.tables import each

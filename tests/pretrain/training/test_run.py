@@ -24,7 +24,7 @@ from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.run import heartbeat, rank_logs, restarts, status
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.run.status import Status
-from pretrain.training.tracking.tracker import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 from tests.support.forked import Forked, run_forked
 from tests.support.object_store import copy_corpus, serving
 from tests.support.rank_processes import each as runs_of_ranks

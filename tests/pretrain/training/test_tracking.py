@@ -18,10 +18,12 @@ from mlflow.tracking import MlflowClient
 
 from data_pipeline.base.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
+from pretrain.training.tracking import mlflow_store
 from pretrain.training.tracking import tracker as tracking
 from pretrain.training.tracking.dashboard import dashboard
 from pretrain.training.tracking.feeder import Feeder
-from pretrain.training.tracking.tracker import NOTE, FeedState, TrackedRun, Tracker, sync
+from pretrain.training.tracking.mlflow_store import NOTE, FeedState, TrackedRun
+from pretrain.training.tracking.tracker import Tracker, sync
 from tests.support.mlflow_server import Server, answers
 from tests.support.ports import free_port
 from tests.support.tables import each
@@ -159,7 +161,7 @@ def test_run_is_described_in_full(tmp_path, uri, client):
     assert {"train/loss", "validation/c4 _en_/x/loss"} == set(run.data.metrics)
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["config.yaml", "evaluation"]
     assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "evaluation/samples.json", "type": "table"}]
-    assert Path(tracking.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
+    assert Path(mlflow_store.sqlite_file(uri)).parent.joinpath("mlartifacts").is_dir()
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
@@ -222,7 +224,7 @@ connections = []
 socket.socket.connect = lambda self, address: connections.append(address)
 from pretrain.training.tracking import tracker as tracking
 tracking.SECONDS_FOR_THE_REST = 3600.0
-from pretrain.training.tracking.tracker import TrackedRun
+from pretrain.training.tracking.mlflow_store import TrackedRun
 with tracking.Tracker(Path(sys.argv[1]), TrackedRun("together", "r", attempt=1), sys.argv[2]) as tracker:
     for step in range(1, 301):
         tracker.log(step, {"loss": step})
@@ -245,18 +247,18 @@ def test_runs_that_start_together_share_a_new_database_and_touch_no_network(tmp_
 
 @pytest.mark.slow
 def test_a_database_is_whole_though_the_first_run_was_killed_while_it_was_created(tmp_path, monkeypatch):
-    database, connect = tmp_path / "mlflow.db", tracking.client
+    database, connect = tmp_path / "mlflow.db", mlflow_store.client
 
     def killed(uri):
-        tracking.sqlite_file(uri).touch()
+        mlflow_store.sqlite_file(uri).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracking, "client", killed)
+    monkeypatch.setattr(mlflow_store, "client", killed)
     with pytest.raises(KeyboardInterrupt):
-        tracking.create_tables(f"sqlite:///{database}")
-    monkeypatch.setattr(tracking, "client", connect)
+        mlflow_store.create_tables(f"sqlite:///{database}")
+    monkeypatch.setattr(mlflow_store, "client", connect)
     assert not database.exists()
-    tracking.create_tables(f"sqlite:///{database}")
+    mlflow_store.create_tables(f"sqlite:///{database}")
     assert MlflowClient(f"sqlite:///{database}").search_experiments()
 
 
