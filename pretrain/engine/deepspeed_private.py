@@ -176,7 +176,7 @@ def check_layout(engine: DeepSpeedEngine) -> None:
 
 
 def _differ(engine: DeepSpeedEngine) -> int:
-    """The number of fragments on this rank whose fp32 weights aren't those of the model."""
+    """The number of fragments on this rank whose fp32 weights differ from the model's weights."""
     weights = local_weights(engine)
     if weights is None:  # they are on NVMe
         return 0

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     """The outcome of a step, the same on all ranks.
 
     Attributes:
-        loss: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
+        loss: the mean over the valid targets of the global batch, in nats; the step follows the gradient of this loss.
         applied: False if the gradient was not finite and the update was skipped.
         votes: for the name of each vote, True if any rank voted True.
         losses: by the name of each loss, its sum over the global batch, and the number of labels that its mean is over.

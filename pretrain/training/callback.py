@@ -140,8 +140,8 @@ class Callback:
         """
 
     def metrics(self, trainer: "Trainer") -> Mapping[str, float]:
-        """Returns metrics by name for a log line, which has those of rank 0 only. `trainer.metrics.record`, which may
-        be called here too, reduces values over the ranks and the steps since the last log line."""
+        """Returns metrics by name for a log line, which has the metrics of rank 0 only. `trainer.metrics.record`, which
+        may be called here too, reduces values over the ranks and the steps since the last log line."""
         return {}
 
     def after_log(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None:

@@ -45,7 +45,7 @@ def train(
 
     `fresh` starts a new run and renames an existing run directory. `alone`: run as a single rank in the caller's
     process, which ignores SLURM, starts no watchdog, and leaves Python's garbage collector alone. `callbacks` are
-    called after those of the run file.
+    called after the callbacks of the run file.
     """
     check_directory(Path(config.run.directory))
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it

@@ -178,7 +178,7 @@ class StoredTensors:
         return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
 
     def states(self, name: str) -> list[str]:
-        """The names of the optimizer's element-wise states of a parameter; none before the first step."""
+        """The names of the optimizer's element-wise states of a parameter; empty before the first step."""
         return self._pieces[name][0][0].states
 
     def scalars(self, name: str) -> dict[str, float]:
