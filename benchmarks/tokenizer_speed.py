@@ -19,8 +19,7 @@ import data_pipeline
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.byt5 import Bytes
 from data_pipeline.corpus.tokenizer.ids import Ids
-from data_pipeline.corpus.tokenizer.sentencepiece import MODEL
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
+from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePieceConfig
 from data_pipeline.corpus.tokenizer.symbols import SymbolsConfig
 from data_pipeline.corpus.tokenizer.text_model import TextModel
 

@@ -19,11 +19,11 @@ from pydantic import (
 
 from data_pipeline.base import stores
 from data_pipeline.base.config_file import Location, Locations, Section, problems
-from data_pipeline.corpus.objectives.registry import AnyObjective
+from data_pipeline.corpus.objectives.objective import AnyObjective
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
-from data_pipeline.corpus.tokenizer.registry import KINDS, AnyTokenizer
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
+from data_pipeline.corpus.tokenizer.config import KINDS, AnyTokenizer
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.decontamination import Decontamination, DecontaminationConfig
 from data_pipeline.dedup.registry import READS_TEXT, AnyStep

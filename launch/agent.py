@@ -230,7 +230,7 @@ class Ranks:
         ]
         heartbeats = heartbeat.read(self._directory)
         if not self._at_hang:
-            # if all ranks are stopped (SIGSTOP), none reports that it hangs
+            # if all ranks are stopped (SIGSTOP), no rank reports that it hangs
             limit = self._asked.hang_seconds or watchdog.LEAST_SECONDS
             stopped = (rank for rank, one in heartbeats.items() if one.stopped and one.silent > limit)
             events += (Event("hung", rank) for rank in stopped)

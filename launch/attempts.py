@@ -21,7 +21,7 @@ from launch.protocol import Start
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
-from pretrain.run import node_memory, restarts, started_by, status
+from pretrain.run import node_memory, rank_environment, restarts, status
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
 from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
@@ -167,7 +167,7 @@ class Attempts:
         first = agents[0].machine
         assert first
         environment = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.port)}
-        environment |= {started_by.COMMAND: started_by.command()}
+        environment |= {rank_environment.COMMAND: rank_environment.command()}
         environment |= {"WORLD_SIZE": str(_number_of_ranks(self.nodes)), "CROSS_SIZE": str(len(agents))}
         if self.failures:
             environment[restarts.EARLIER] = str(time.monotonic() - self._began)

@@ -37,7 +37,7 @@ class Start:
         command: the command of the program, or of a rank.
         environment: changes of the environment of `command`.
         number: the number that events of a program have.
-        ranks: the ranks of the node; none for a program.
+        ranks: the ranks of the node; empty for a program.
         logs: the directory for the output of the ranks.
         hang_seconds: the run's `faults.hang_timeout_seconds`.
     """

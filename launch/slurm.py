@@ -20,7 +20,7 @@ from data_pipeline.config import CorpusConfig
 from launch.slurm_head import LAUNCH, HeadJob
 from pretrain.config import RunConfig
 from pretrain.device_speed import GPUS
-from pretrain.run import started_by
+from pretrain.run import rank_environment
 from pretrain.training.preflight import preflight, unchecked
 
 SCRIPT = "job.sbatch"
@@ -219,7 +219,7 @@ def batch_script(job: Job, name: str, directory: Path) -> str:
     script += [f"module load {shlex.join(cluster.modules)}"] if cluster.modules else []
     variables = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}  # where this code is found
     variables |= {"CUDA_VISIBLE_DEVICES": ""} if cluster.device == "cpu" else {}
-    variables |= {started_by.COMMAND: shlex.join(["sbatch", str(directory / SCRIPT)])} if job.is_run else {}
+    variables |= {rank_environment.COMMAND: shlex.join(["sbatch", str(directory / SCRIPT)])} if job.is_run else {}
     script += [f"export {key}={shlex.quote(value)}" for key, value in (variables | cluster.variables).items()]
     script += [*cluster.setup, f"cd {shlex.quote(str(Path.cwd()))}", ""]
     content = merged(job.path, job.overrides, RunConfig if job.is_run else CorpusConfig)

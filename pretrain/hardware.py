@@ -50,7 +50,7 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     The driver keeps a file for each GPU of the machine in `devices`; under WSL, where it keeps none, NVML counts the
     GPUs. CUDA_VISIBLE_DEVICES selects among the GPUs by CUDA's rules: the variable lists indices or UUIDs, and its list
     ends at the first entry that names no GPU. A GPU listed twice hides all GPUs. A process sees at most one MIG
-    instance. PyTorch isn't imported. Raises UserError if DS_ACCELERATOR=cuda asks for GPUs and none is there.
+    instance. PyTorch isn't imported. Raises UserError if DS_ACCELERATOR=cuda asks for GPUs and there is no GPU.
     """
     requested = _requested()
     if requested == "cpu":

@@ -1,10 +1,12 @@
-"""docs/reference/settings.md: generated from the settings, complete, and readable."""
+"""docs/reference/settings.md and the pages of packages in `examples`: generated from the settings, and complete."""
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from data_pipeline.base.config_file import Section, in_brief, meaning, sections_in
@@ -41,6 +43,37 @@ def test_the_page_is_what_the_code_says():
     )
 
 
+@pytest.mark.parametrize("package", settings_reference.PACKAGES)
+def test_the_page_of_a_package_is_what_its_code_says(package):
+    page = Path(f"examples/{package}/settings.md")
+    assert page.read_text() == settings_reference.package_page(package), (
+        f"out of date: python -m docs.site.settings_reference {package} > {page}"
+    )
+    assert "(settings.md)" in page.with_name("README.md").read_text()
+
+
+def test_each_package_that_adds_keys_has_a_page():
+    adding = {
+        path.parent.name
+        for path in Path("examples").glob("*/pyproject.toml")
+        if tomllib.loads(path.read_text())["project"].get("entry-points")
+    }
+    assert adding == set(settings_reference.PACKAGES)
+
+
+def test_a_key_with_the_same_meaning_is_said_once():
+    """Also where a section of the corpus file and a step have the key, or several model families."""
+    page = PAGE.read_text()
+    for keys, sentence in (
+        (["cleaning.gopher.min_words", "steps.0.min_words"], "Minimum number of words of a page. 0: off."),
+        (["model.d_model", "model.encoder.d_model"], "Width of the embeddings and of the output of every sublayer."),
+    ):
+        (row,) = [line for line in page.splitlines() if line.endswith(f"| {sentence} |")]
+        assert all(f"`{key}`" in row for key in keys)
+    (row,) = re.findall(r"^\| `model.label_smoothing` .*$", page, re.MULTILINE)
+    assert re.search(r"\| `0.0` \(t5, .*\), `0.1` \(vanilla\) +\| all ", row), row
+
+
 def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
     classes = {
         found
@@ -57,7 +90,12 @@ def test_every_setting_has_a_meaning_whose_beginning_fits_into_a_message():
 
 
 def test_every_key_of_a_shipped_file_stands_in_the_reference():
-    page = PAGE.read_text() + PAGE.with_name("experiments.md").read_text()
+    pages = [
+        PAGE,
+        PAGE.with_name("experiments.md"),
+        *(Path(f"examples/{name}/settings.md") for name in settings_reference.PACKAGES),
+    ]
+    page = "".join(path.read_text() for path in pages)
     others = {*Path("configs/clusters").iterdir(), *Path("configs/lm_eval").iterdir()}
     files = sorted({*Path("configs").rglob("*.yaml")} - others)
     assert len(files) > 30
@@ -68,12 +106,19 @@ def test_every_key_of_a_shipped_file_stands_in_the_reference():
             assert f"`{key}`" in page or f"`{key}: [" in page, f"{path}: {key}"
 
 
-def test_every_link_leads_to_a_heading_or_a_file():
-    page = PAGE.read_text()
-    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+@pytest.mark.parametrize(
+    "path", [PAGE, *(Path(f"examples/{name}/settings.md") for name in settings_reference.PACKAGES)]
+)
+def test_every_link_leads_to_a_heading_or_a_file(path):
+    headings = headings_of(path)
     assert len(headings) == len(set(headings))
-    targets = set(re.findall(r"\]\(([^)]*)\)", page))
-    assert {target for target in targets if target.startswith("#")} <= {
-        f"#{settings_reference.anchor(one)}" for one in headings
-    }
-    assert all((PAGE.parent / target).exists() for target in targets if not target.startswith(("#", "http")))
+    for link in set(re.findall(r"\]\(([^)]*)\)", path.read_text())):
+        target, _, heading = link.partition("#")
+        if not target.startswith("http"):
+            found = path.parent / target if target else path
+            assert found.exists(), link
+            assert not heading or heading in map(settings_reference.anchor, headings_of(found)), link
+
+
+def headings_of(path: Path) -> list[str]:
+    return re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from checks.gpu.report import Report
-from data_pipeline.base.imports import importing
+from data_pipeline.base.processes import importing
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from data_pipeline.base.atomic import atomic_path, flush, lock, remove_leftovers, sha256
 from data_pipeline.base.errors import FailedError, NodeUnfit, UserError
-from data_pipeline.base.store import ReadRanges, Store
-from data_pipeline.base.threads import in_threads
+from data_pipeline.base.store import ReadRanges, Store, in_threads
 
 # Ray ends the workers of a dead driver within seconds; an NFS server releases the locks of a dead node after 90.
 _SECONDS_FOR_FORMER_WORKERS = 120.0

@@ -29,8 +29,7 @@ from data_pipeline.base import stores
 from data_pipeline.base.atomic import sha256
 from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, StoreUnavailable, UserError, one_line
 from data_pipeline.base.json_file import parse_json
-from data_pipeline.base.store import Answer, Item, Store
-from data_pipeline.base.threads import in_threads
+from data_pipeline.base.store import Answer, Item, Store, in_threads
 
 LEASE_SECONDS = 30.0
 _LOOKS = 10  # at a claim per lease; also renewals

@@ -8,6 +8,7 @@ driver of a build, has claimed a corpus. Workers write only while their driver h
 import abc
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,6 +19,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 ReadRanges = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+_AT_ONCE = 64  # items that a thread takes: handing over a single item takes longer than a request to a local disk
 
 
 class Store(abc.ABC):
@@ -159,3 +161,16 @@ class Store(abc.ABC):
     def read_valid_json(self, name: str, kind: type[T]) -> T | None:
         """Like `json_file.read_valid_json`."""
         return read_valid(lambda: self.read_json(name, kind))
+
+
+def in_threads(
+    function: Callable[[Item], Answer], items: Collection[Item], at_once: int = _AT_ONCE, threads: int | None = None
+) -> list[Answer]:
+    """`function`'s result for each of `items`, in order. A thread takes `at_once` items. Raises the first error.
+
+    `threads`: how many threads there are at most. None: a few more than cores.
+    """
+    given = [*items]
+    chunks = [given[at : at + at_once] for at in range(0, len(given), at_once)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [one for of_chunk in pool.map(lambda chunk: [*map(function, chunk)], chunks) for one in of_chunk]

@@ -28,8 +28,7 @@ from data_pipeline.base.errors import FailedError, MissingPackage, UserError, on
 from data_pipeline.base.json_file import PathBelow, adapter, parse_json, read_json, seal_holds
 from data_pipeline.base.packages import installed_then
 from data_pipeline.corpus.blocks import Blocks
-from data_pipeline.corpus.objectives.objective import Objective
-from data_pipeline.corpus.objectives.registry import AnyObjective
+from data_pipeline.corpus.objectives.objective import AnyObjective, Objective
 from data_pipeline.corpus.tokenizer import Tokenizer, TokenizerDescription, load
 
 FORMAT_VERSION = 1

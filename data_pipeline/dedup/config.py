@@ -33,7 +33,7 @@ class DedupConfig(Section):
     documents: bool = True
     """Drop all copies of a text but one."""
     minhash: Annotated[MinHashConfig | None, TrueIsTheDefaults] = None
-    """Drop near-duplicates. true: with the defaults below. null or false: off."""
+    """Drop near-duplicates. true: with its defaults. null or false: off."""
     custom: list[Annotated[SerializeAsAny[KeyStep], BeforeValidator(_step)]] = []
     """Steps of installed packages, which run after all others: the name of each, with its own keys."""
     keys_per_bucket: PositiveInt = 2**24

@@ -18,8 +18,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
-from data_pipeline.base.store import Store
-from data_pipeline.base.threads import in_threads
+from data_pipeline.base.store import Store, in_threads
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Input, Range

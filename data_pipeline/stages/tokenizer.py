@@ -18,9 +18,8 @@ from data_pipeline.base.progress import Activity
 from data_pipeline.base.store import Store
 from data_pipeline.corpus.documents import SCHEMA, read_documents
 from data_pipeline.corpus.objectives.randomness import hashed
-from data_pipeline.corpus.tokenizer.config import TokenizerConfig, TrainedConfig
-from data_pipeline.corpus.tokenizer.registry import AnyTokenizer
-from data_pipeline.corpus.tokenizer.sentencepiece_training import MEMORY_PER_BYTE, THREADS
+from data_pipeline.corpus.tokenizer.config import AnyTokenizer, TokenizerConfig, TrainedConfig
+from data_pipeline.corpus.tokenizer.sentencepiece import MEMORY_PER_BYTE, THREADS
 from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of

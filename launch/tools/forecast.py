@@ -19,8 +19,7 @@ def of_job(job: Job) -> str:
     if not job.is_run:
         return ""
     config, ranks = load(job.path, job.overrides, RunConfig), job.nodes * job.head.per_node
-    hours, doubt = config.run.expected_hours, ""
-    source = "run.expected_hours"
+    hours, source = config.run.expected_hours, "run.expected_hours"
     if hours is None and (gpu := job.cluster.gpu):
         from pretrain.tools import plan as planning  # PyTorch takes 2 s
 
@@ -29,11 +28,10 @@ def of_job(job: Job) -> str:
             plan = planning.Plan(settings, row, gpu, GPUS[gpu], ranks, GPU_MFU, 0.0, job.nodes, file)
             hours = plan.own.hours if plan.own.rows else None
             source = f"{ranks} × {gpu} at {GPU_MFU:.0%} MFU"
-            doubt = f"; doubtful: {plan.doubt}" if plan.doubt else ""
     if hours is None:
         return ""
     limit = job.time or job.cluster.time
-    line = f"forecast: {duration(3600 * hours)} ({source}{doubt}); "
+    line = f"forecast: {duration(3600 * hours)} ({source}); "
     if limit is None:
         return f"{line}the job's time limit is the partition's"
     seconds = seconds_of(limit)

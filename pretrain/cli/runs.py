@@ -33,7 +33,7 @@ def train_command(
 ) -> None:
     """Train in one process, from the latest checkpoint if there is one. `launch local` starts several processes."""
     from data_pipeline.base import config_file
-    from data_pipeline.base.imports import importing
+    from data_pipeline.base.processes import importing
     from data_pipeline.loading import server
     from pretrain import config as configs
     from pretrain.run import heartbeat, rank_logs

@@ -47,11 +47,11 @@ class T5Config(Positions, Depths, Widths, ModelConfig):
     """Each layer has relative positions of its own, as in umT5. Default: the layers of a stack share theirs, as in T5
     and mT5."""
     layer_norm_epsilon: PositiveFloat = 1e-6
-    """Added to the mean square in norms."""
+    """Added to the variance in layer norms, and to the mean square in RMS norms."""
     feed_forward: Literal["gated-gelu", "gated-silu", "relu"] = "gated-gelu"
     """Kind of feed-forward layers: `gated-gelu` as in v1.1, `gated-silu` as in UL2, or `relu` as in v1.0."""
     tie_embeddings: bool = False
-    """Tie the embedding and the output matrix, as in v1.0."""
+    """Tie the embedding and the output matrix."""
     scale_outputs: bool = False
     """Multiply the decoder's output by d_model^-½ before the output matrix. Default: true with tied embeddings, as in
     v1.0."""
@@ -144,7 +144,7 @@ class StackConfig(RotaryHeads):
     """The depth and the widths of a stack."""
 
     num_layers: Layers
-    """Number of layers in the stack."""
+    """Number of layers of a stack."""
 
 
 class TwoStacks(ModelConfig):
@@ -179,7 +179,7 @@ class Gemma(LocalAndGlobal, ModelConfig):
     encoder's windows have as many tokens on each side in T5Gemma, half as many in T5Gemma 2. null: full attention in
     all layers."""
     layer_norm_epsilon: PositiveFloat = 1e-6
-    """Added to the mean square in norms."""
+    """Added to the variance in layer norms, and to the mean square in RMS norms."""
     attention_dropout_rate: Probability = 0.0
     """Dropout probability of attention weights, in training only."""
     init_std: PositiveFloat = 0.02
@@ -197,7 +197,7 @@ class T5GemmaConfig(TwoStacks, Gemma):
     family: Literal["t5gemma"] = "t5gemma"
     full_attention_every: Count | None = 2
     attention_softcap: PositiveFloat | None = 50.0
-    """Soft cap of attention logits, cap · tanh(logits / cap). null: off."""
+    """Soft cap of attention logits, cap · tanh(logits / cap), as in Gemma 2. null: off."""
     output_softcap: PositiveFloat | None = 30.0
     """Soft cap of the output's logits. null: off."""
 
@@ -212,7 +212,7 @@ class T5Gemma2Config(StackConfig, Gemma):
 
     family: Literal["t5gemma2"] = "t5gemma2"
     num_layers: Layers
-    """Number of layers in each stack."""
+    """Number of layers of a stack."""
     full_attention_every: Count | None = 6
     rope_base: PositiveFloat = 1_000_000.0
     window_rope_base: PositiveFloat | None = 10_000.0
@@ -263,7 +263,7 @@ class DecoderOnlyConfig(ModernLayers, RotaryHeads, ModelConfig):
 
     family: Literal["decoder_only"] = "decoder_only"
     num_layers: Layers
-    """Number of layers."""
+    """Number of layers of a stack."""
     positions: Literal["learned", "rotary", "alibi", "sinusoidal"] = "learned"
     """How positions are encoded; GPT-2's are `learned`."""
     prefix_attention: Literal["causal", "bidirectional"] = "causal"
@@ -301,7 +301,7 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
 
     family: Literal["encoder_only"] = "encoder_only"
     num_layers: Layers
-    """Number of layers."""
+    """Number of layers of a stack."""
     max_positions: Count = 512
     """Maximum length of inputs, in tokens."""
     num_token_types: Annotated[int, Field(ge=0)] = 2
@@ -312,7 +312,7 @@ class EncoderOnlyConfig(HeadsShareWidth, ModelConfig):
     init_std: PositiveFloat = 0.02
     """Standard deviation of all initial matrices."""
     layer_norm_epsilon: PositiveFloat = 1e-12
-    """Added to the variance in layer norms."""
+    """Added to the variance in layer norms, and to the mean square in RMS norms."""
 
 
 class EmbeddingLossConfig(Section):

@@ -32,9 +32,9 @@ from pretrain.engine.construction import (
     refuse_untrained,
     whole_copy,
 )
+from pretrain.engine.deepspeed_private import check_layout
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
 from pretrain.engine.graphs import graphed
-from pretrain.engine.layout_check import check_layout
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.optimizers.groups import kinds
 from pretrain.engine.ranks import min_over_ranks
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     """The outcome of a step, the same on all ranks.
 
     Attributes:
-        loss: the mean over the valid targets of the global batch, in nats; the gradient is that of this loss.
+        loss: the mean over the valid targets of the global batch, in nats; the step follows the gradient of this loss.
         applied: False if the gradient was not finite and the update was skipped.
         votes: for the name of each vote, True if any rank voted True.
         losses: by the name of each loss, its sum over the global batch, and the number of labels that its mean is over.

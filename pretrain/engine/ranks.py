@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from data_pipeline.base.command import print_error
 from data_pipeline.base.errors import FailedError, StoreUnavailable, UserError
-from data_pipeline.base.imports import importing
 from data_pipeline.base.json_file import adapter
+from data_pipeline.base.processes import importing
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
 from pretrain.run import heartbeat, rank_logs, watchdog

@@ -68,7 +68,7 @@ def self_attention_mask(
 
 
 def positions_from(start: int, length: int, device: torch.device, positions: Tensor | None = None) -> Tensor:
-    """Positions (length,) from `start` on, or `positions` (batch, length), those of packed examples."""
+    """Positions (length,) from `start` on, or `positions` (batch, length) of packed examples."""
     return torch.arange(start, start + length, device=device) if positions is None else positions
 
 

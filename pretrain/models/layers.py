@@ -18,8 +18,8 @@ from pretrain.models.functional.arithmetic import RMSNormInCache, at_least_fp32,
 def grad_barrier(x: Tensor) -> Tensor:
     """Makes `x` one node of the graph for all its uses in a module.
 
-    Autograd then sums the gradients of these uses before it adds those of other uses of `x`. ZeRO-3 sums in the same
-    order, so every ZeRO stage gives the same bits.
+    Autograd then sums the gradients of these uses before it adds the gradients of other uses of `x`. ZeRO-3 sums in the
+    same order, so every ZeRO stage gives the same bits.
     """
     return x.view_as(x)
 

@@ -101,7 +101,7 @@ def _config_from_mt5(settings: Json, tensors: State) -> Json:
 
 
 def _config_from_umt5(settings: Json, tensors: State) -> Json:
-    """The file alone says whether outputs are scaled, as in transformers 4: transformers 5 scales those of all."""
+    """The file alone says whether outputs are scaled, as in transformers 4. transformers 5 scales all outputs."""
     return {
         **_config_from_hf(settings, tensors),
         "relative_attention_in_every_layer": True,

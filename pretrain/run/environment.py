@@ -13,7 +13,7 @@ import torch
 from data_pipeline.base.formatting import masked_code, without_login
 from data_pipeline.base.packages import git, version_of
 from pretrain.hardware import device_type
-from pretrain.run import started_by
+from pretrain.run import rank_environment
 
 DIFF = "git.diff"
 _PACKAGES = ("encdec-pretrain", "torch", "deepspeed", "ray", "sentencepiece", "mlflow", "transformers")
@@ -35,7 +35,7 @@ def describe(machines: list[Machine]) -> dict[str, object]:
     here = machines[0]
     versions = here["versions"].items()
     return {
-        **asdict(started_by.this_attempt(ranks := sum(len(one["ranks"]) for one in machines))),
+        **asdict(rank_environment.started_by(ranks := sum(len(one["ranks"]) for one in machines))),
         "versions": here["versions"],
         "host": here["host"],
         "ranks": ranks,

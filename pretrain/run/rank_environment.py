@@ -1,15 +1,23 @@
-"""Reads which rank this process is, from the variables that a launcher sets: torchrun, DeepSpeed's, or `launch`.
-Nothing else reads these variables."""
+"""Reads how this process was started: its rank, from the variables that a launcher sets (torchrun, DeepSpeed's, or
+`launch`), and the command and the SLURM job, which RUN/environment.json keeps. Nothing else reads these variables."""
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.formatting import masked
+from data_pipeline.base.json_file import read_valid_json
 from pretrain.hardware import free_port
 
 LOOPBACK = "127.0.0.1"
 _OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ENVIRONMENT = "environment.json"
+COMMAND = "PRETRAIN_COMMAND"  # variable: the command that started the supervisor of this rank, or the job of this head
+_COMMANDS = ("launch", "pretrain")
 
 
 @dataclass(frozen=True)
@@ -80,3 +88,41 @@ def be_the_only_rank() -> None:
     # without LOCAL_SIZE, DeepSpeed starts a program at each reduction to count the CPUs
     single = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": LOOPBACK}
     os.environ |= {**single, "MASTER_PORT": str(free_port())}
+
+
+@dataclass(frozen=True)
+class StartedBy:
+    """What started an attempt.
+
+    Attributes:
+        command: the command, which also resumes the run; "" if a Python program or another launcher started the run.
+        job: the id of the SLURM job; "" outside SLURM.
+    """
+
+    command: str = ""
+    job: str = ""
+
+
+def command() -> str:
+    """The command of COMMAND, or this process's own if it is `launch` or `pretrain`, without passwords; else ""."""
+    if variable := os.environ.get(COMMAND):
+        return variable
+    program = Path(sys.argv[0])
+    if program.name in _COMMANDS:
+        words = [program.name]
+    elif program.name == "__main__.py" and program.parent.name in _COMMANDS:
+        words = ["python", "-m", program.parent.name]
+    else:
+        return ""
+    return masked(shlex.join([*words, *sys.argv[1:]]))
+
+
+def started_by(ranks: int) -> StartedBy:
+    """What started this process, which is one of `ranks` ranks."""
+    alone = ranks == 1 or COMMAND in os.environ  # another launcher's command isn't known
+    return StartedBy(command() if alone else "", os.environ.get("SLURM_JOB_ID", ""))
+
+
+def last_started_by(run: Path) -> StartedBy:
+    """What started the last attempt of the run; empty if nobody knows."""
+    return read_valid_json(run / ENVIRONMENT, StartedBy) or StartedBy()

@@ -1,10 +1,13 @@
-"""Decides whether another attempt follows a failed one. RUN/attempts.jsonl records all attempts."""
+"""The records of a run's attempts in RUN/attempts.jsonl: whether another attempt follows a failed one, and which runs
+have died, killed together with their supervisor or with their machine.
+"""
 
 import contextlib
 import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +17,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.json_file import parse_json
+from pretrain.run import metrics_file, status
+from pretrain.run.status import Status
 
 FILE_NAME = "attempts.jsonl"
 EARLIER = "PRETRAIN_EARLIER_SECONDS"  # variable of ranks: seconds that earlier attempts of their supervisor took
@@ -22,6 +27,8 @@ _SAME = 3  # failures of one step with one error: the step won't succeed
 _LONGEST_WAIT = 60.0  # s
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports and times differ from failure to failure
+CAUSE = "the run died: it was killed, or its machine went down"
+_SECONDS_TO_RECORD = 60.0  # within which a living supervisor records the end of an attempt, or starts another
 
 
 @dataclass(frozen=True)
@@ -129,3 +136,51 @@ def read(run: Path) -> list[AttemptRecord]:
         with contextlib.suppress(FailedError):
             found.append(parse_json(line.encode(), AttemptRecord, run / FILE_NAME))
     return found
+
+
+def death(run: Path) -> Status | None:
+    """The death of the run in a directory where no process trains; None if the end of the run is recorded."""
+    now, path = status.read(run), run / status.STATUS
+    if now.state != "running" or any(one.attempt == now.attempt for one in read(run)):
+        return None
+    last = metrics_file.last_row(run / metrics_file.FILE_NAME)
+    if last is None or last.attempt != now.attempt:
+        return Status("died", now.attempt, None, ended=path.stat().st_mtime)
+    return Status("died", now.attempt, last.step, ended=last.time)
+
+
+def state(run: Path) -> Status:
+    """The state of a run. "died" if no process trains there and the end of the run isn't recorded within a minute."""
+    found = None if status.in_use(run) else death(run)
+    return found if found and time.time() - (found.ended or 0.0) > _SECONDS_TO_RECORD else status.read(run)
+
+
+def record_death(run: Path, checkpoint: int) -> Status | None:
+    """Records that the run in `run` has died; None if it hasn't. Called before the next start there, and before the run
+    is renamed.
+
+    `checkpoint`: the newest step that the run could resume from.
+    """
+    if (found := death(run)) is None:
+        return None
+    died = AttemptRecord(
+        found.attempt,
+        "failed",
+        began=(run / status.STATUS).stat().st_mtime,
+        ended=found.ended or 0.0,
+        step=found.step,
+        cause=CAUSE,
+        killed=True,
+        checkpoint=checkpoint,
+    )
+    with contextlib.suppress(OSError):  # a full disk is reported by others
+        status.write(run, found)
+        add(run, died)
+    return found
+
+
+def in_words(found: Status) -> str:
+    """A death in words: "died on 2026-11-27 12:03 after step 25: …"."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
+    where = f"after step {found.step:,}" if found.step else "before its first line of metrics"
+    return f"died on {when} {where}: it was killed, or its machine went down"

@@ -61,7 +61,7 @@ class Standalone:
 
 
 def selected_hooks(suite: str, names: Sequence[str], trained_with: Sequence[HookSettings]) -> list[HookSettings]:
-    """The hooks with these `names`, or else the hooks of `suite`. A hook without settings has those of the run, if any.
+    """The hooks with these `names`, or else the hooks of `suite`. A hook without settings has the run's, if any.
 
     A name may have settings, as in a run file: "{hook: samples, number: 8}". Raises UserError for
     an unknown name or a wrong setting.

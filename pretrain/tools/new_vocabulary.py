@@ -71,7 +71,7 @@ def of_tokens(config: ModelConfig) -> list[str]:
 
 
 def rows_of(old: Tokenizer, new: Tokenizer, old_size: int, new_size: int, mean: bool) -> list[Row]:
-    """How each of the `new_size` rows starts, of which the last ones may pad the vocabulary, as in the model with
+    """How each of the `new_size` rows starts; the last rows may pad the vocabulary, as in the model with
     `old_size` rows. `mean`: tokens that `old` lacks are the mean of its tokens of their text; otherwise they are drawn.
 
     Raises UserError if the mean is asked for and the new tokens have no text.

@@ -12,7 +12,7 @@ from typing import Any
 from data_pipeline.base import paths
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.formatting import aligned, counted, duration
+from data_pipeline.base.formatting import aligned, duration
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
@@ -33,8 +33,6 @@ from pretrain.training.throughput import rows_per_step
 GIB = 2**30
 RESERVED = 1.5 * GIB  # of a GPU, for CUDA, its libraries' workspaces and NCCL's buffers
 _WRAPPED = TextWrapper(80, break_on_hyphens=False, break_long_words=False)
-_MUCH = 0.25  # of a step
-_FEWER = "take fewer, or a larger batch.global_batch_size"
 
 
 def resolve_rows(config: RunConfig, path: Path) -> tuple[RunConfig, Rows, str | None]:
@@ -142,14 +140,6 @@ class Plan:
         return self._option(self.config.zero_stage, self.config.compute.activation_checkpointing)
 
     @property
-    def doubt(self) -> str:
-        """Why the time is doubtful; "" if it isn't."""
-        if self.own.communication <= _MUCH * self.own.seconds:
-            return ""
-        rows, tokens = self.share, self.share * (self.rows.inputs + self.rows.targets)
-        return f"a GPU has {counted(rows, 'row')} ({tokens:,} tokens) a step, too few for so many GPUs"
-
-    @property
     def cost(self) -> float:
         """Dollars."""
         return self.own.hours * self.gpus * self.price
@@ -225,8 +215,7 @@ def _parts(plan: Plan) -> Iterator[str]:
     name, where = config.run.name, f"{plan.gpus} × {plan.gpu_name}"
     if own.rows:
         time = duration(3600 * own.hours) + (f", ${plan.cost:,.0f}" if plan.price else "")
-        doubt = f" Doubtful: {plan.doubt}: {_FEWER}." if plan.doubt else ""
-        yield f"{name} on {where}: {time} (stage {own.stage}, micro-batches of {own.rows}).{doubt}"
+        yield f"{name} on {where}: {time} (stage {own.stage}, micro-batches of {own.rows})."
     else:
         yield f"{name} on {where}: not even one row fits at stage {own.stage}."
     if plan.corpus_file:
@@ -271,27 +260,25 @@ def _parts(plan: Plan) -> Iterator[str]:
 def table(plans: Sequence[Plan]) -> str:
     """Plans of a run on different numbers of GPUs as text: a line each, for the run file's stage."""
     first = plans[0]
-    rows = [["GPUs", "nodes", "rows each", "s/step", "MFU", "time", *(["cost"] if first.price else []), ""]]
+    rows = [["GPUs", "nodes", "rows each", "s/step", "MFU", "time", *(["cost"] if first.price else [])]]
     for plan in plans:
         own, numbers = plan.own, [f"{plan.gpus:,}", f"{plan.nodes:,}", f"{plan.share:,}"]
         if own.rows:
             cost = [f"${plan.cost:,.0f}"] if first.price else []
             time = [_seconds(own.seconds), f"{plan.mfu_in_all:.0%}", duration(3600 * own.hours), *cost]
         else:
-            time = [""] * (len(rows[0]) - len(numbers) - 1)
-        rows.append([*numbers, *time, "doubtful" if plan.doubt else "" if own.rows else "doesn't fit"])
+            time = ["doesn't fit"] + [""] * (len(rows[0]) - len(numbers) - 1)
+        rows.append([*numbers, *time])
     recomputed = ", layers recomputed" if first.own.recomputed else ""
     lines = [f"{first.config.run.name} on {first.gpu_name}, stage {first.own.stage}{recomputed}:", *aligned(rows)]
     lines.append(_WRAPPED.fill(f"Assumed: {first.mfu:.0%} MFU of each GPU by itself; communication comes on top."))
-    if any(plan.doubt for plan in plans):
-        lines.append(_WRAPPED.fill(f"Doubtful: a GPU has too few rows a step for so many GPUs: {_FEWER}."))
     return "\n".join(lines)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for programs: sizes in bytes, times in seconds, `cost` in dollars. `run` is the run file's option; its
     `rows` is 0 if not even one row fits."""
-    shared = ("gpus", "nodes", "mfu", "price", "doubt", "cost", "mfu_in_all", "corpus_file")
+    shared = ("gpus", "nodes", "mfu", "price", "cost", "mfu_in_all", "corpus_file")
     return {
         "name": plan.config.run.name,
         "gpu": plan.gpu_name,

@@ -14,7 +14,7 @@ from yaml import YAMLError
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import duration
-from pretrain.run import deaths, metrics_file, started_by, status
+from pretrain.run import metrics_file, rank_environment, restarts, status
 
 _LOSS, _SPEED = "train/loss", "train/tokens_per_second"
 _ENDED = {"finished": "green", "failed": "red", "died": "red"}
@@ -54,7 +54,7 @@ def find(folder: Path) -> Iterator[Path]:
 
 def row(run: Path) -> RunRow:
     """The run in the directory `run`."""
-    state, start = deaths.state(run).state, started_by.read(run)
+    state, start = restarts.state(run).state, rank_environment.last_started_by(run)
     logged = [one for one in metrics_file.last_rows(run / metrics_file.FILE_NAME) if _LOSS in one.metrics]
     last, most = logged[-1] if logged else None, _max_steps(run)
     seconds = None

@@ -59,7 +59,7 @@ def _draw_losses(axes: "Axes", corpus: str, rows: Mapping[int, Mapping[str, floa
 
 
 def _curves(corpus: str, rows: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
-    """The metric of each curve. All are of the same validation rows: those of the hook input_use if it ran."""
+    """The metric of each curve. All curves are of the same validation rows, of the hook input_use if it ran."""
     use = f"input_use/{corpus}"
     if not any(f"{use}/loss" in metrics for metrics in rows.values()):
         validation = f"validation/{corpus}"

@@ -12,13 +12,20 @@ from pretrain.config.batch import BatchPlan
 from pretrain.engine.checkpoint.directory import all_steps
 from pretrain.engine.checkpoint.index import is_valid, newest
 from pretrain.hardware import count_gpus
-from pretrain.run import deaths, status
-from pretrain.run.directory_check import check_directory
+from pretrain.run import metrics_file, restarts, status
 from pretrain.run.world import World
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.tracking import tracker
 
 NOT_FRESH = "--fresh begins another run; to resume this one, leave it out"
+# Files that the directory of each run has, and few other directories: one of them is the first that a start writes.
+_FILES = (status.LOCK, status.STATUS, metrics_file.FILE_NAME, restarts.FILE_NAME)
+_PATTERNS = (
+    "logs/attempt-*",  # of `launch`
+    "checkpoints/step-*",  # of a run that was copied
+    "slurm/job.sbatch",  # of `launch slurm`
+)
+_NAMED = 3
 
 
 def unbuilt(config: RunConfig, folder: Path) -> list[str]:
@@ -82,9 +89,9 @@ def is_finished(run: PreparedRun) -> bool:
 def note_death(run: Path) -> None:
     """Before the next start in the directory `run`, records and prints that the run there has died, if its end isn't
     recorded. MLflow learns of the death when it is fed."""
-    if found := deaths.record(run, max(all_steps(run), default=0)):
+    if found := restarts.record_death(run, max(all_steps(run), default=0)):
         tracker.record_end(run, found.ended)
-        print(f"{run}: attempt {found.attempt} {deaths.in_words(found)}", flush=True)
+        print(f"{run}: attempt {found.attempt} {restarts.in_words(found)}", flush=True)
 
 
 def device_problems(config: RunConfig) -> list[str]:
@@ -136,3 +143,22 @@ def _compiles_for_gpus() -> bool:
     """True if there is nvcc where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return Path(home, "bin/nvcc").exists() or shutil.which("nvcc") is not None
+
+
+def check_directory(run: Path) -> None:
+    """Raises UserError if `run` is neither new, nor empty, nor the directory of a run."""
+    try:
+        found = sorted(path.name for path in run.iterdir() if path.name != status.STOP)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise UserError(f"run.directory: {run} is no folder; name a new one") from None
+    except OSError as error:
+        raise UserError(f"run.directory: {run} can't be read: {error.strerror}") from None
+    of_a_run = any((run / name).is_file() for name in _FILES) or any(next(run.glob(one), None) for one in _PATTERNS)
+    if found and not of_a_run:
+        names = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        raise UserError(
+            f"run.directory: {run} isn't empty and isn't a run: it has {names}; name a new folder, such as "
+            f"{run / 'run-1'}"
+        )

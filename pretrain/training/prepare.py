@@ -334,7 +334,7 @@ def _token_ids(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def _objective_problems(key: str, corpora: list[Corpus], cut: bool = False) -> list[str]:
-    """Corpora whose rows don't fit the objective at `key`, which replaces that of the corpus. `cut`: rows may be cut
+    """Corpora whose rows don't fit the objective at `key`, which replaces the corpus's own. `cut`: rows may be cut
     to its length."""
     problems = []
     for corpus in corpora:

@@ -15,11 +15,10 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.ranks import broadcast, communication_device, on_rank_0, process_group, run_on_all_ranks
 from pretrain.hardware import cpu_multiplies_bf16, device_type, threads_per_rank
 from pretrain.run import rank_logs, slurm, status
-from pretrain.run.directory_check import check_directory
 from pretrain.run.rank_environment import is_launched, local_world_size, rank_environment
 from pretrain.run.watchdog import watching
 from pretrain.run.world import World
-from pretrain.training.preflight import NOT_FRESH, device_problems, note_death, without_bf16
+from pretrain.training.preflight import NOT_FRESH, check_directory, device_problems, note_death, without_bf16
 from pretrain.training.prepare import PreparedRun, prepare
 from pretrain.training.run_report import RunReport
 
@@ -46,7 +45,7 @@ def train(
 
     `fresh` starts a new run and renames an existing run directory. `alone`: run as a single rank in the caller's
     process, which ignores SLURM, starts no watchdog, and leaves Python's garbage collector alone. `callbacks` are
-    called after those of the run file.
+    called after the callbacks of the run file.
     """
     check_directory(Path(config.run.directory))
     status.check_lock(Path(config.run.directory))  # before reading anything there, since another run may be writing it
@@ -76,7 +75,7 @@ def train_in_group(
 ) -> int:
     """`train` within a process group that exists already."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
-    from pretrain.engine.checkpoint.resume import newest_verified
+    from pretrain.engine.checkpoint.tensors import newest_verified
     from pretrain.training.callbacks import build_callbacks, stops
     from pretrain.training.trainer import Trainer
 

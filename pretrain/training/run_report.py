@@ -1,12 +1,8 @@
-"""Records and prints the progress of a run: run directory, tracker, terminal.
-
-Only rank 0 writes, except that the first rank of each machine sends MLflow the machine's metrics.
-"""
+"""Records and prints the progress of a run: run directory, tracker, terminal. Only rank 0 writes."""
 
 import contextlib
 import platform
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +27,8 @@ from pretrain.run import ARTIFACTS_DIRECTORY, environment, heartbeat, rank_logs,
 from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.training.prepare import PreparedRun
-from pretrain.training.tracking.mlflow_store import NOTE, DatasetInfo, TrackedRun, one_line
-from pretrain.training.tracking.tracker import Tracker, sample_machine
+from pretrain.training.tracking.mlflow_store import NOTE, TrackedRun, one_line
+from pretrain.training.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from pretrain.evaluate.hook import EvalResult
@@ -48,7 +44,6 @@ class RunReport:
         self.run, self._stop_at_step, self.machines = run, stop_at_step, machines
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
-        self._ended = threading.Event()
 
     @classmethod
     def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
@@ -56,7 +51,6 @@ class RunReport:
         own = environment.this_machine(run.world.rank)
         report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
-        report._sample_machine()
         watchdog.alive()
         return report
 
@@ -96,7 +90,6 @@ class RunReport:
         Returns the exit code: 0 or 75.
         """
         finished = step >= self.run.config.run.max_steps
-        self._ended.set()
         dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
@@ -136,20 +129,10 @@ class RunReport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             heartbeat.tell_failed(self.run.world.rank, error)  # now: MLflow may take its time
-        self._ended.set()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
                 self._tracker.close("FAILED")
         self._held.close()
-
-    def _sample_machine(self) -> None:
-        """On the first rank of each machine, has MLflow sample the machine."""
-        mlflow, uri = self.run.config.tracking.mlflow, _mlflow_uri(self.run.config, self.machines)
-        host = next((one["host"] for one in self.machines if one["ranks"][0] == self.run.world.rank), None)
-        if mlflow and mlflow.log_system_metrics and uri and host:
-            node = None if len(self.machines) == 1 else host
-            arguments = (self.run.directory, uri, node, self._ended)
-            threading.Thread(target=sample_machine, args=arguments, name="system-metrics", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -199,8 +182,8 @@ def _settings_in(config: Path) -> Mapping[Any, object] | None:
 def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker:
     config = run.config
     mlflow, parameters = config.tracking.mlflow, models.meta_model(run.model).num_parameters()
-    uses = [("train", corpus.name, corpus) for corpus in run.training]
-    uses += [("validation", name, corpus) for name, corpus in run.validation.items()]
+    corpora = {f"train.{number}": corpus for number, corpus in enumerate(run.training)}
+    corpora |= {f"validation.{number}": corpus for number, corpus in enumerate(run.validation.values())}
     tracked = TrackedRun(
         experiment=(mlflow or MlflowSection()).experiment,
         run_name=config.run.name,
@@ -212,18 +195,9 @@ def _tracker(run: PreparedRun, attempt: int, machines: list[Machine]) -> Tracker
             "ranks": str(run.world.size),
             "zero_stage": str(config.zero_stage),
             "precision": config.precision,
+            **{f"data.{place}.fingerprint": corpus.fingerprint for place, corpus in corpora.items()},
             NOTE: _description(run, parameters),
         },
-        datasets=[
-            DatasetInfo(
-                name=name,
-                digest=corpus.fingerprint,
-                source=f"{corpus.location}/manifest.json",
-                context=split,
-                profile={key: getattr(corpus.manifest.splits[split], key) for key in ("rows", "tokens", "documents")},
-            )
-            for split, name, corpus in uses
-        ],
     )
     uri = _mlflow_uri(config, machines)
     if mlflow and not uri:
@@ -247,6 +221,6 @@ def _description(run: PreparedRun, parameters: int) -> str:
     return (
         f"A `{run.model.family}` model of {parameters:,} parameters learns `{objective}` on {corpora}: {steps}, "
         f"{config.optimizer.name}, {config.precision}, seed {config.run.seed}. It is in `{config.run.directory}`.\n\n"
-        "Curves and pictures: tab *Model metrics*. Tab *Artifacts*: `evaluation/samples.json`, what the "
-        "model writes, and once the run has ended `picture.png`, its held-out loss."
+        "Curves: tab *Model metrics*. Tab *Artifacts*: `evaluation/samples.json`, what the model writes, "
+        "pictures of hooks, and once the run has ended `picture.png`, its held-out loss."
     )

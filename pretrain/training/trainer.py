@@ -28,8 +28,7 @@ from pretrain.run import heartbeat, watchdog
 from pretrain.run.train_state import TrainState
 from pretrain.training import micro_batch
 from pretrain.training.attention_check import choose_attention
-from pretrain.training.callback import Callback, StepResult
-from pretrain.training.metrics import Metrics
+from pretrain.training.callback import Callback, Metrics, StepResult
 from pretrain.training.prepare import PreparedRun
 from pretrain.training.run_report import RunReport
 

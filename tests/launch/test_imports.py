@@ -57,7 +57,7 @@ def test_imports_are_searched_for_garbage_once(searching):
     code = f"""
 import gc
 
-from data_pipeline.base.imports import importing
+from data_pipeline.base.processes import importing
 
 if not {searching}:
     gc.disable()

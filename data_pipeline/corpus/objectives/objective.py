@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data_pipeline.base.config_file import Section
+from data_pipeline.base.config_file import OneOf, Section
+from data_pipeline.base.packages import Kinds
 from data_pipeline.text.vocabulary import Vocabulary
 
 Columns = Mapping[str, np.ndarray]
@@ -239,3 +240,26 @@ def _scattered(parts: list[tuple[np.ndarray, np.ndarray]], fill: int) -> np.ndar
         inside: tuple[Any, ...] = (indices, *map(slice, array.shape[1:]))
         whole[inside] = array
     return whole
+
+
+_HERE = "data_pipeline.corpus.objectives"
+_SHIPPED = {
+    "span_corruption": f"{_HERE}.span_corruption:SpanCorruption",
+    "iid_denoising": f"{_HERE}.iid_denoising:IidDenoising",
+    "prefix_lm": f"{_HERE}.language_modelling:PrefixLM",
+    "full_lm": f"{_HERE}.language_modelling:FullLM",
+    "ul2": f"{_HERE}.ul2:UL2",
+    "denoising": f"{_HERE}.denoising:Denoising",
+    "causal_lm": f"{_HERE}.language_modelling:CausalLM",
+    "causal_infilling": f"{_HERE}.language_modelling:CausalInfilling",
+    "masked_lm": f"{_HERE}.masked_lm:MaskedLM",
+    "text_to_text": f"{_HERE}.text_to_text:TextToText",
+}
+_IN_ONE_ROW = {"in_one_row": f"{_HERE}.text_to_text:InOneRow"}
+_OF_RUNS = Kinds("objectives", Objective, "name", _SHIPPED | _IN_ONE_ROW)
+_OF_CORPORA = Kinds("objectives", Objective, "name", _SHIPPED)
+
+AnyObjective = Annotated[Objective, OneOf("name", _OF_CORPORA)]
+"""The objectives that a corpus can be built for."""
+TrainingObjective = Annotated[Objective, OneOf("name", _OF_RUNS)]
+"""The objectives that a run can train on."""

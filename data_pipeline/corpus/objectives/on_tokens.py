@@ -8,9 +8,8 @@ import numpy as np
 from data_pipeline.base import arguments
 from data_pipeline.base.config_file import Section, check
 from data_pipeline.base.errors import UserError
-from data_pipeline.corpus.objectives.objective import Padded
+from data_pipeline.corpus.objectives.objective import Padded, TrainingObjective
 from data_pipeline.corpus.objectives.randomness import noise_keys, row_keys
-from data_pipeline.corpus.objectives.registry import TrainingObjective
 from data_pipeline.corpus.objectives.ul2 import UL2
 from data_pipeline.corpus.tokenizer import Tokenizer
 

@@ -37,7 +37,7 @@ class TextToText(Objective):
 
     name: Literal["text_to_text"] = "text_to_text"
     inputs_length: int = Field(512, ge=2, le=LONGEST)
-    """Maximum number of tokens of an input, EOS included."""
+    """Maximum number of tokens of the encoder's input, EOS included."""
     targets_length: int = Field(114, ge=2, le=LONGEST)
     """Maximum number of tokens of a target, EOS included."""
 

@@ -7,11 +7,12 @@ A package offers a kind of its own by the entry point `encdec_pretrain.tokenizer
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator
 
-from data_pipeline.base.config_file import LocalPath, Section
+from data_pipeline.base.config_file import LocalPath, OneOf, Section
+from data_pipeline.base.packages import Kinds
 from data_pipeline.corpus.objectives.objective import LONGEST
 from data_pipeline.corpus.tokenizer.text_model import TextModel
 from data_pipeline.text.vocabulary import Vocabulary
@@ -115,3 +116,23 @@ class TrainedConfig(TokenizerConfig):
         if self.path is None:
             return "add text to the sample (tokenizer.sample_documents, tokenizer.sample_bytes)"
         return f"{self.path} doesn't know this text: choose a tokenizer that does, or train one (path: null)"
+
+
+_HERE = "data_pipeline.corpus.tokenizer"
+KINDS = Kinds(
+    "tokenizers",
+    TokenizerConfig,
+    "kind",
+    {
+        "sentencepiece": f"{_HERE}.sentencepiece:SentencePieceConfig",
+        "bytes": f"{_HERE}.byt5:BytesConfig",
+        "symbols": f"{_HERE}.symbols:SymbolsConfig",
+        "bpe": f"{_HERE}.bpe:BPEConfig",
+        "ids": f"{_HERE}.ids:IdsConfig",
+        "tokenizer_json": f"{_HERE}.tokenizer_json:TokenizerJsonConfig",
+    },
+)
+"""The settings of each kind, by its name."""
+
+AnyTokenizer = Annotated[TokenizerConfig, OneOf("kind", KINDS, default="sentencepiece")]
+"""The settings of a tokenizer of any kind; of sentencepiece if they name no kind."""

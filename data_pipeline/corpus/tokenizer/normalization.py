@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import sentencepiece
 
 from data_pipeline.base.formatting import first_few
-from data_pipeline.corpus.tokenizer.code_points import CodePoints
+from data_pipeline.corpus.tokenizer.text_model import CodePoints
 
 RUN = "  "  # stands for several spaces in a row, and for a space at the start or the end of a text
 _NAMES = {"\n": ("line break", "line breaks"), "\t": ("tab", "tabs"), RUN: ("run of spaces", "runs of spaces")}

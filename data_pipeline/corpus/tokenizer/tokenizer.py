@@ -22,7 +22,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import PathBelow, read_json
 from data_pipeline.base.packages import missing
 from data_pipeline.base.store import Store
-from data_pipeline.corpus.tokenizer.registry import KINDS
+from data_pipeline.corpus.tokenizer.config import KINDS
 from data_pipeline.corpus.tokenizer.text_model import ROLES, TextModel
 from data_pipeline.text.vocabulary import Vocabulary
 

@@ -26,7 +26,7 @@ from pretrain.models import parse
 from pretrain.models.model import Model
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
-from pretrain.training.metrics import Metrics
+from pretrain.training.callback import Metrics
 from pretrain.training.prepare import prepare
 from tests.support.example_rows import PAD, VOCABULARY, ragged_rows
 from tests.support.exported import randomise

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fault_hunting.findings import Finding, checked_interval, named
-from pretrain.engine.checkpoint.fingerprint import sums, sums_of_masters
+from pretrain.engine.checkpoint.engine_state import fingerprint, fingerprints_of_masters
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import all_gather, max_over_ranks
 from pretrain.models.flops import Sizes, count_flops
@@ -37,9 +37,9 @@ def difference(engine: Engine) -> Finding | None:
     own = torch.zeros(len(names), 2, dtype=torch.int64, device=engine.device)
     sharded, dtype = False, torch.float32
     for number, (values, start, whole) in enumerate(weights):
-        own[number] = sums(values, start)
+        own[number] = fingerprint(values, start)
         sharded, dtype = sharded or not whole, values.dtype
-    expected = sums_of_masters(engine, dtype)
+    expected = fingerprints_of_masters(engine, dtype)
     if sharded:  # no rank has whole weights, so the sums over all ranks are compared
         dist.all_reduce(own)
     right = (own == expected).all(dim=1)

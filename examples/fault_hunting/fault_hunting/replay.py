@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from data_pipeline.loading.batches import Batch
 from fault_hunting.findings import Finding, checked_interval, named
-from pretrain.engine.checkpoint.fingerprint import sums
+from pretrain.engine.checkpoint.engine_state import fingerprint
 from pretrain.engine.ranks import all_gather
 from pretrain.run import watchdog
 from pretrain.run.environment import Machine, place
@@ -170,8 +170,8 @@ def taken(model: nn.Module, device: torch.device, repeats: bool, first_pass: boo
     def take(number: int) -> Callable[[Tensor], Tensor | None]:
         def hook(gradient: Tensor) -> Tensor | None:
             if passes == 1:
-                fingerprint = sums if repeats else norm_and_sum
-                table[number] = fingerprint(gradient.detach().reshape(-1))
+                judged = fingerprint if repeats else norm_and_sum
+                table[number] = judged(gradient.detach().reshape(-1))
             return None if first_pass else gradient.new_zeros(()).expand_as(gradient)
 
         return hook

@@ -25,7 +25,7 @@ from data_pipeline.base.errors import FailedError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain import models
 from pretrain.config import RunConfig
-from pretrain.engine.checkpoint.fingerprint import of_masters
+from pretrain.engine.checkpoint.engine_state import fingerprint_of_masters
 from pretrain.engine.deepspeed_private import flat_buffers, fragments, local_weights, wrapped
 from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import joined_world
@@ -387,7 +387,7 @@ def differences(stage: int, precision: str) -> list[Any]:
     """Of an engine: as it is, with a changed weight on rank 1, with a changed weight of the optimizer."""
     engine = engine_of(run_config(stage, precision=precision))
     found = [difference(engine)]
-    before = of_masters(engine)
+    before = fingerprint_of_masters(engine)
     weights = next(iter(engine.deepspeed.module.parameters())).data
     for _ in range(2 if stage < 3 else 0):  # and back
         if dist.get_rank() == 1:
@@ -397,7 +397,7 @@ def differences(stage: int, precision: str) -> list[Any]:
         fragment = next(fragments(engine.deepspeed))
         flip(fragment.view(fragment.buffer.data), 0, 25)
     found.append(difference(engine))
-    return [*found, before != of_masters(engine)]
+    return [*found, before != fingerprint_of_masters(engine)]
 
 
 @tables.each("stage, precision", [(2, "bf16"), *slow((1, "bf16"), (2, "fp32"), (3, "bf16"))])

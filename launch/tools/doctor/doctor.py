@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,8 +29,6 @@ _SECONDS = 360.0  # for all checks of a node or a rank, and for Python to start 
 _POLL_SECONDS = 0.1
 _PROGRAM = [*PYTHON, "-m", checks.__name__]
 _LONGEST_ERROR = 200  # characters
-_INDENT = 9
-_WRAPPED = textwrap.TextWrapper(80, subsequent_indent=" " * _INDENT, break_on_hyphens=False, break_long_words=False)
 
 
 def machines(
@@ -113,7 +110,7 @@ def _examined(nodes: list[Node], access: Access, path: Path | None, config: RunC
         places = [(agent, node.ranks or machine.gpus or 1) for agent, machine, node in connected if machine]
         settings = Settings(all_ranks=sum(ranks for _, ranks in places), shared=file and file.name)
         if config:
-            settings = replace(settings, workers=config.data.workers, directory=str(directory))
+            settings = replace(settings, directory=str(directory))
         programs = [Program(agent, "node", replace(settings, ranks_here=ranks)) for agent, ranks in places]
         answers = sorted(_run(programs).items())
         findings = [replace(one, node=programs[number].agent.name) for number, answer in answers for one in answer]
@@ -169,7 +166,7 @@ def _run(programs: list[Program]) -> dict[int, list[Finding]]:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """The findings, wrapped at 80 columns. Nodes with the same finding of a check share a line."""
+    """A line for each finding. Nodes with the same finding of a check share a line."""
     several = len({finding.node for finding in findings if finding.node}) > 1
     alike: dict[Finding, list[str]] = {}
     for one in findings:
@@ -182,7 +179,7 @@ def report(findings: Sequence[Finding]) -> str:
         at = f" on {', '.join(names) if len(names) <= 4 else f'{len(names)} nodes ({names[0]} … {names[-1]})'}"
         found = f"{one.check}{at if names else ''}{': ' if one.found else ''}{one.found}"
         text = "; ".join(filter(None, (found, one.expected and f"expected {one.expected}", one.remedy)))
-        lines += _WRAPPED.wrap(f"{one.level:<{_INDENT}}{text}")
+        lines.append(f"{one.level:<9}{text}")
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     stops = counted(errors, "error") if errors else "nothing"
     return "\n".join([*lines, f"{stops} would stop a run; {counted(warnings, 'warning')}"])

@@ -11,7 +11,7 @@ from data_pipeline.base.errors import DamagedInput, UserError
 from data_pipeline.base.formatting import counted, first_few, printable
 from data_pipeline.base.progress import set_activity
 from data_pipeline.config import SourceConfig
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, largest_vocabulary
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig, largest_vocabulary
 from data_pipeline.sources import csv, formats, jsonl, tables
 from data_pipeline.sources.formats import FORMATS, advice, look_of
 from data_pipeline.sources.record import Input, ReadStats

@@ -23,8 +23,9 @@ from data_pipeline.base.json_file import read_json
 from data_pipeline.base.safetensors_file import os_errors
 from pretrain import models
 from pretrain.engine.checkpoint import BUFFERS, index, rank_file
-from pretrain.engine.checkpoint.index import File, Files, SavedFragment, Table, write_table
-from pretrain.engine.ranks import first_value
+from pretrain.engine.checkpoint.directory import candidates
+from pretrain.engine.checkpoint.index import File, Files, SavedFragment, Table, damage, first_valid, write_table
+from pretrain.engine.ranks import first_value, on_rank_0
 from pretrain.models.model import Model
 from pretrain.run import watchdog
 
@@ -177,7 +178,7 @@ class StoredTensors:
         return {name: tuple(pieces[0][0].shape) for name, pieces in self._pieces.items()}
 
     def states(self, name: str) -> list[str]:
-        """The names of the optimizer's element-wise states of a parameter; none before the first step."""
+        """The names of the optimizer's element-wise states of a parameter; empty before the first step."""
         return self._pieces[name][0][0].states
 
     def scalars(self, name: str) -> dict[str, float]:
@@ -285,3 +286,16 @@ def load_buffers(model: nn.Module, directory: Path) -> None:
             raise FailedError(f"{directory / BUFFERS}: not of this model: {name} {tuple(values.shape)}")
         with torch.no_grad():
             own[name].copy_(values)
+
+
+def newest_verified(run: Path) -> Path | None:
+    """The latest checkpoint of `run` whose content is verified; None if there are no checkpoints. Raises FailedError
+    if all are damaged."""
+    # on rank 0, since a network file system may show older checkpoints to other hosts
+    found = on_rank_0(lambda: candidates(run), tuple[list[Path], str | None])
+    return first_valid(run, _damage_on_any_rank, *found)
+
+
+def _damage_on_any_rank(directory: Path) -> str | None:
+    """The damage of a checkpoint, by the first rank that has found any. Each rank verifies its share of the files."""
+    return first_value(damage(directory, lambda one, _: verify_share(StoredTensors(one))))

@@ -85,7 +85,7 @@ def save_weights(
 ) -> None:
     """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
-    `state`: the model's `state_dict()`, of which the checkpoint keeps parameters and buffers. The file MODEL in the
+    `state`: the model's `state_dict()`; the checkpoint keeps its parameters and buffers. The file MODEL in the
     checkpoint is the `model:` section of a run file; run files may extend it. `origin`: the index of a checkpoint whose
     step and data the new checkpoint takes over; None: step 0. `run_file`: the run file to copy.
     """

@@ -65,7 +65,7 @@ class Muon(Sharded):
     def _step_one_by_one(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, momentum: Tensor, rates: list[float], decay: float
     ) -> None:
-        """`_step_matrices` if every matrix is whole, so that none is copied to be sent."""
+        """`_step_matrices` if every matrix is whole, so that no matrix is copied to be sent."""
         config, dtype = self.config, _DTYPES[self.config.newton_schulz_dtype]
         for fragment, rate in zip(buffer.fragments, rates, strict=True):
             new = fragment.view(gradient)

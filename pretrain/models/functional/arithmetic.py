@@ -247,7 +247,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         x, weight, bias, targets, indices, *found = ctx.saved_tensors
         factor = gradient.flatten()[:1]
-        if any(gradient.stride()):  # that of a sum is one number, expanded
+        if any(gradient.stride()):  # the gradient of a sum is one number, expanded
             along = gradient.flatten().index_select(0, indices)
             _, found = _losses_and_gradients(x, weight, bias, targets, ctx.settings, along)
             factor = torch.ones_like(factor)

@@ -59,7 +59,7 @@ class ExperimentFile(Section):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`rows`: the run files by name, those of groups first and in their order."""
+    """`rows`: the run files by name: first the rows of groups, in their order."""
 
     name: str
     rows: dict[str, Path]

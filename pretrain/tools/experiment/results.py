@@ -53,7 +53,7 @@ _OWN = [name for name in Result.__dataclass_fields__ if name != "others"]
 
 
 def results(runs: Iterable[PlannedRun]) -> list[Result]:
-    """The results of those of `runs` that have finished."""
+    """The results of the finished `runs`."""
     return [_result(run) for run in runs if run.finished]
 
 
@@ -165,7 +165,7 @@ class Comparison:
 
 
 def compare(rows: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Comparison]:
-    """Compares each row's values, by seed, with those of `baseline`. Left out: rows without a seed that it has too.
+    """Compares each row's values, by seed, with the values of `baseline`. Rows without a common seed are left out.
 
     >>> compare({"base": {0: 3.1, 1: 3.3, 2: 3.4}, "row": {0: 3.0, 1: 3.2, 2: 3.1}}, "base")["row"]
     Comparison(difference=-0.1666…, error=0.0666…, degrees_of_freedom=2)

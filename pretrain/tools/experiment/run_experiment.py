@@ -45,7 +45,7 @@ def places(at_once: int | None) -> tuple[list[dict[str, str]], int | None]:
 def train_all(
     runs: Sequence[PlannedRun], environments: Sequence[Mapping[str, str]], title: str, train: bool = True
 ) -> int:
-    """Trains those of `runs` that haven't finished, none of them unless `train`, one at a time in each of
+    """Trains the unfinished `runs`, unless `train` is False, one at a time in each of
     `environments`, and prints a line for each that ends. Returns the exit code, 1 if a run failed, else 75 if one
     stopped before its end.
 
@@ -137,7 +137,7 @@ def experiment(
 
 
 def conclude(code: int, files: Sequence[Path], text: str, out: Path) -> int:
-    """Prints the table `text`. Returns `code`, that of `train_all`."""
+    """Prints the table `text`. Returns `code`, the exit code of `train_all`."""
     does = "continues" if code == STOPPED else "tries those that failed again"
     again = f"; the same command {does}" if code else ""
     print(f"\n{text}\n\n{out}: {', '.join(file.name for file in files)}{again}")

@@ -1,8 +1,8 @@
-"""The callbacks of a run, in the order in which they are called: that of their priorities.
+"""The callbacks of a run, in the order of their priorities.
 
 - 50 SkippedSteps, 40 Spikes: detect wrong steps, and may rewind the run.
 - 30 Speed, 20 Profiling: measure steps.
-- 0, unless they set `priority`: the callbacks of the run file, then those of a Python call.
+- 0, unless they set `priority`: the callbacks of the run file, then the callbacks of a Python call.
 - -10 Reporting: logs metrics.
 - -30 EvaluationHooks: runs evaluations during training.
 - -40 Checkpointing: saves the run.
@@ -28,8 +28,8 @@ def build_callbacks(
 ) -> dict[str, Callback]:
     """The callbacks of a run by name, in the order in which they are called, without those whose setting is off.
 
-    `objects`: callbacks of the caller, besides those of the run file. Raises UserError for a callback of the run file
-    that can't be made, and for an object that is none.
+    `objects`: callbacks of the caller, besides the callbacks of the run file. Raises UserError for a callback of the
+    run file that can't be made, and for an object that is no callback.
     """
     faults = config.faults
 

@@ -9,7 +9,7 @@ from data_pipeline.base.errors import FailedError
 from pretrain.config.run_config import SpikeSection
 from pretrain.engine.checkpoint import index as checkpoint_index
 from pretrain.engine.checkpoint.directory import all_steps, set_aside, set_latest
-from pretrain.engine.checkpoint.resume import newest_verified
+from pretrain.engine.checkpoint.tensors import newest_verified
 from pretrain.engine.ranks import on_rank_0
 from pretrain.run.train_state import Rewind, add_rewind, rewinds
 from pretrain.training.callback import Callback, StepResult

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from data_pipeline.base.errors import FailedError
 from pretrain.engine.checkpoint import index as checkpoint_index
-from pretrain.engine.checkpoint.fingerprint import of_masters
+from pretrain.engine.checkpoint.engine_state import fingerprint_of_masters
 from pretrain.engine.checkpoint.save import Saved, Saver
 from pretrain.run import watchdog
 from pretrain.training.callback import Callback, StepResult
@@ -25,7 +25,7 @@ class Checkpointing(Callback):
 
     def after_load(self, trainer: Trainer, checkpoint: Path) -> None:
         saved = checkpoint_index.read(checkpoint).weights
-        if saved is not None and of_masters(trainer.engine) != saved:
+        if saved is not None and fingerprint_of_masters(trainer.engine) != saved:
             raise FailedError(f"{checkpoint}: its weights differ from those that the run saved")
 
     def votes(self, trainer: Trainer) -> Mapping[str, bool]:
@@ -48,7 +48,7 @@ class Checkpointing(Callback):
         for callback in trainer.callbacks.values():
             callback.before_save(trainer)
         with watchdog.slow_phase():
-            self._saved(trainer, self._saver.start(trainer.state_to_save(), of_masters(trainer.engine)))
+            self._saved(trainer, self._saver.start(trainer.state_to_save(), fingerprint_of_masters(trainer.engine)))
             self._saving = True
             if result.last or result.stopping:
                 self._prove_last(trainer, result)

@@ -13,6 +13,8 @@ from torch import Tensor
 from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.loading.batches import Batch
 from data_pipeline.loading.prefetch import count_of
+from pretrain.config import RunConfig
+from pretrain.device_speed import gpu_of_device
 from pretrain.engine.checkpoint.save import Saved
 from pretrain.engine.memory import peak_memory
 from pretrain.evaluate import record
@@ -21,7 +23,6 @@ from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.run.rank_environment import local_world_size
 from pretrain.training.callback import Callback, StepResult
-from pretrain.training.throughput import peak_flops
 from pretrain.training.trainer import Trainer
 
 _TYPICAL_STEP = 3  # after a start, the first step that takes as long as later steps
@@ -29,11 +30,16 @@ _TYPICAL_WINDOW = 2  # after a start, the first log line whose steps don't inclu
 _OFF = 1.5  # a run is reported if it takes so many times more or less than expected
 _BUSY = 1.25  # load per core above which other programs use the cores
 _LONG = 3600.0  # s: the end of a run that takes longer is forecast
+_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the timed matmuls
+_TIMES = 3  # of each matmul
+_KEEPS_BUSY = 0.01  # s: a matmul that takes as long keeps the device busy
 
 
 class Speed(Callback):
     """The metrics `train/tokens_per_second`, `train/mfu` and others, over the steps since the last log line.
 
+    train/mfu: model FLOPs utilization: the arithmetic that the examples of a step need (forward and backward, no
+    recomputation, no padding), divided by what the devices can compute in that time at their peak.
     train/seconds: wall-clock seconds of these steps, without evaluations and saves. train/processor_seconds: CPU
     seconds of all ranks in these steps, including the loading of rows unless `data.workers` load them.
     """
@@ -234,3 +240,31 @@ class EvaluationHooks(Callback):
             for callback in trainer.callbacks.values():
                 callback.after_log(trainer, findings.metrics)
             trainer.resume_clocks()
+
+
+def peak_flops(config: RunConfig, device: torch.device) -> float:
+    """The peak FLOP/s of one rank's `device` in the arithmetic of the run: of a known GPU the vendor's dense figure,
+    of any other device the speed of the fastest of several measured matmuls."""
+    if device.type == "cuda" and (gpu := gpu_of_device(torch.cuda.get_device_name(device))):
+        return gpu.flops("tf32" if config.precision == "fp32" and config.compute.tf32 else config.precision)
+    return measured_peak(torch.bfloat16 if config.precision == "bf16" else torch.float32, device)
+
+
+def measured_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest of several matmuls, which get wider until they keep the device busy."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator as it is
+    for width in _WIDTHS:
+        matrix = torch.rand(width, width, device=device, generator=generator).to(dtype)
+        times: list[float] = []
+        for _ in range(1 + _TIMES):
+            started = time.perf_counter()
+            result = matrix @ matrix
+            if result.is_cuda:
+                torch.cuda.synchronize(result.device)
+            times.append(time.perf_counter() - started)
+        seconds = min(times[1:])  # the first chooses a kernel
+        best = max(best, 2 * width**3 / seconds)
+        if seconds > _KEEPS_BUSY:
+            break
+    return best

@@ -3,9 +3,7 @@
 RUN/tracking.json       the description of the run for MLflow (TrackedRun)
 RUN/mlflow.json         how far MLflow has been fed (FeedState); a resumed run continues the same MLflow run
 RUN/metrics.jsonl       the metrics
-RUN/artifacts/          every file here is uploaded, under its own path, except
-  evaluation/NAME.json                 a table: MLflow's UI lists it as one
-  evaluation/NAME/step-00001000.png    an image pictures/NAME of a step: the UI has a slider over the steps
+RUN/artifacts/          every file here is uploaded, under its own path; evaluation/NAME.json is a table there
 Feeding again is safe: MLflow keeps equal points (name, step, time, value) once.
 """
 
@@ -17,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import mlflow
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 
@@ -42,8 +39,7 @@ from pretrain.training.tracking.mlflow_store import (
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _RUN_KEY = "run_key"  # a tag
 _ROWS_AT_ONCE = 100
-_IMAGE = re.compile(r"step-(\d+)\.png")
-_KEY_LENGTH, _DIGEST_LENGTH = 250, 36  # MLflow's limits
+_KEY_LENGTH = 250  # MLflow's limit
 
 
 class Feeder:
@@ -99,7 +95,7 @@ class Feeder:
             return self._client.get_experiment_by_name(name).experiment_id
 
     def _describe(self) -> None:
-        """Sends parameters, tags and datasets. MLflow never changes a parameter, so a changed value becomes a tag."""
+        """Sends parameters and tags. MLflow never changes a parameter, so a changed value becomes a tag."""
         run, run_id = self._run, self._state.run_id
         data, parameters = self._client.get_run(run_id).data, flatten(run.parameters)
         self._client.update_run(run_id, status="RUNNING", name=run.run_name)
@@ -111,13 +107,6 @@ class Feeder:
         tags |= {key: value for key, value in run.tags.items() if key != NOTE or NOTE not in data.tags}
         params = [Param(key, value) for key, value in parameters.items() if key not in data.params]
         self._client.log_batch(run_id, params=params, tags=[RunTag(key, str(value)) for key, value in tags.items()])
-        inputs = []
-        for info in run.datasets:
-            # MLflow keeps one input of each name and digest, and a corpus may be both trained and validated on
-            name, source = f"{info.name} ({info.context})", json.dumps({"uri": info.source})
-            dataset = Dataset(name, info.digest[:_DIGEST_LENGTH], "local", source, profile=json.dumps(info.profile))
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", info.context)]))
-        self._client.log_inputs(run_id, inputs)
 
     def _send_metrics(self) -> int:
         """Sends the new rows of metrics.jsonl. Returns the number of metrics."""
@@ -135,7 +124,7 @@ class Feeder:
         return sent
 
     def _send_files(self) -> None:
-        """Uploads new and changed files. A changed file replaces the earlier one; a changed image is added to it."""
+        """Uploads new and changed files."""
         described_by = [self._directory / name for name in (CONFIG, "environment.json", environment.DIFF)]
         failures = []
         for path in [*described_by, *sorted((self._directory / ARTIFACTS_DIRECTORY).rglob("*"))]:
@@ -159,10 +148,6 @@ class Feeder:
     def _upload(self, path: Path) -> None:
         run_id, artifacts = self._state.run_id, self._directory / ARTIFACTS_DIRECTORY
         folder = path.parent.relative_to(artifacts if path.is_relative_to(artifacts) else self._directory)
-        if image := _IMAGE.fullmatch(path.name):
-            key = re.sub(r"[^\w\-./ ]", "_", "/".join(["pictures", *folder.parts[1:]]), flags=re.ASCII)
-            self._client.log_image(run_id, mlflow.Image(str(path)), key=key, step=int(image[1]))
-            return
         self._client.log_artifact(run_id, str(path), "/".join(folder.parts) or None)
         if folder.parts[:1] == ("evaluation",) and path.suffix == ".json":
             tables = sorted(path.relative_to(artifacts) for path in artifacts.glob("evaluation/**/*.json"))

@@ -29,17 +29,6 @@ _CLIENT = {
 }
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
-    """A corpus as MLflow shows it. `context`: train or validation. `profile`: further facts."""
-
-    name: str
-    digest: str
-    source: str
-    context: str
-    profile: dict[str, Any] = field(default_factory=dict)
-
-
 class Kept:
     """The content of a JSON file of the run directory."""
 
@@ -71,7 +60,6 @@ class TrackedRun(Kept):
     uri: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    datasets: list[DatasetInfo] = field(default_factory=list)
     status: str = "RUNNING"
     started: float = field(default_factory=time.time)
     ended: float | None = None

@@ -19,8 +19,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer, load, normalization, save, tokenizer_json
 from data_pipeline.corpus.tokenizer.byt5 import BytesConfig
-from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, train
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece, SentencePieceConfig, train
 from data_pipeline.corpus.tokenizer.text_model import ends_sentence
 from data_pipeline.stages import report
 from data_pipeline.stages.tokens import Coverage

@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, _cut, train
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig, _cut, train
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Output
 from data_pipeline.stages import tokenizer

@@ -34,14 +34,14 @@ def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     findings = [Finding(**one) for one in json.loads(done.stdout)]
     assert {finding.check for finding in findings} >= {
-        *("versions", "GPUs", "memory", "shared memory", "run directory", "run file", "all-reduce"),
+        *("versions", "GPUs", "shared memory", "run directory", "run file", "all-reduce"),
     }
     (sum_over_ranks,) = (finding for finding in findings if finding.check == "all-reduce")
     assert sum_over_ranks.found.startswith("2 ranks, ")
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_broken_machine_gets_a_line_for_each_error_within_80_columns(tmp_path, monkeypatch):
+def test_a_broken_machine_gets_a_line_for_each_error(tmp_path, monkeypatch):
     """Another DeepSpeed, a shared memory of 1 MiB and a missing corpus."""
     planted = tmp_path / "site/deepspeed-0.1.0.dist-info"
     planted.mkdir(parents=True)
@@ -51,7 +51,6 @@ def test_a_broken_machine_gets_a_line_for_each_error_within_80_columns(tmp_path,
     done = mounted(Path("/dev/shm"), "size=1m", doctor(path), tmp_path / "errors")
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert all(len(line) <= 80 or len(line.split()) == 1 for line in lines)  # a word is never cut
     errors = [line.removeprefix("error    ").partition(";")[0] for line in lines if line.startswith("error")]
     assert errors[0] == "versions: deepspeed 0.1.0"
     assert errors[1].startswith("shared memory: 1.0 MB free in /dev/shm")
@@ -76,7 +75,7 @@ def test_a_file_of_the_head_must_be_seen_on_each_node(tmp_path):
     (shared := tmp_path / "shared").touch()
     given = Settings(directory=str(tmp_path / "run"), shared=str(shared), seconds_to_see=0)
     (seen,) = checks.run_directory(given)
-    assert seen.level != "error"  # a slow or nearly full disk is a warning
+    assert seen.level == "ok"
     assert seen.found.startswith(f"{tmp_path}: ")
     (gone,) = checks.run_directory(replace(given, shared=str(tmp_path / "gone")))
     assert (gone.level, gone.expected) == ("error", "one file system for all nodes")

@@ -18,7 +18,7 @@ import data_pipeline
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.corpus import open_corpus
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig, largest_vocabulary
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig, largest_vocabulary
 from data_pipeline.stages import tokenizer
 from data_pipeline.stages.inputs import list_files
 from launch.tools.scaffold import machine as first_machine

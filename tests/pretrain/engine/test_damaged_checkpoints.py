@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.base.errors import FailedError
-from pretrain.engine.checkpoint.resume import newest_verified
+from pretrain.engine.checkpoint.tensors import newest_verified
 from pretrain.run import rank_logs
 from pretrain.run.metrics_file import FILE_NAME
 from pretrain.run.train_state import rewinds

@@ -25,7 +25,7 @@ from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
 from pretrain.engine import versions
-from pretrain.engine.layout_check import check_layout
+from pretrain.engine.deepspeed_private import check_layout
 from pretrain.run.train_state import Health, Rewind, TrainState, add_rewind, after_rewinds
 from pretrain.training.run import configure_arithmetic
 from tests.support.plain_loop import ExactModel, sgd

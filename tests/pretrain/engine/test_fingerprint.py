@@ -9,7 +9,7 @@ import torch
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError
 from pretrain.config import RunConfig
-from pretrain.engine.checkpoint import fingerprint
+from pretrain.engine.checkpoint import engine_state
 from pretrain.engine.ranks import joined_world
 from tests.support import tables
 from tests.support.rank_processes import on_ranks
@@ -20,16 +20,16 @@ from tests.support.small_runs import flip
 @tables.each("dtype", [torch.float32, torch.bfloat16])
 def test_the_sums_of_parts_are_those_of_the_whole(dtype):
     values = torch.randn(2_100_003, generator=torch.Generator().manual_seed(0)).to(dtype)
-    whole = fingerprint.sums(values)
+    whole = engine_state.fingerprint(values)
     parts = [(0, 7), (7, 1_500_000), (1_500_000, len(values))]
-    assert torch.equal(sum(fingerprint.sums(values[first:last], first) for first, last in parts), whole)
+    assert torch.equal(sum(engine_state.fingerprint(values[first:last], first) for first, last in parts), whole)
     for bit in range(8 * values.element_size()):
         flipped = values.clone()
         flip(flipped, 2_100_001, bit)
-        assert not torch.equal(fingerprint.sums(flipped), whole), bit
+        assert not torch.equal(engine_state.fingerprint(flipped), whole), bit
     swapped = values.clone()
     swapped[[5, 6]] = values[[6, 5]]
-    assert not torch.equal(fingerprint.sums(swapped), whole)
+    assert not torch.equal(engine_state.fingerprint(swapped), whole)
 
 
 def loaded_wrong(path: Path) -> None:

@@ -17,7 +17,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.bpe import BPEConfig
 from data_pipeline.corpus.tokenizer.byt5 import Bytes
-from data_pipeline.corpus.tokenizer.sentencepiece_training import SentencePieceConfig
+from data_pipeline.corpus.tokenizer.sentencepiece import SentencePieceConfig
 from data_pipeline.corpus.tokenizer.symbols import Symbols, SymbolsConfig
 from data_pipeline.corpus.tokenizer.text_model import Roles, TextModel
 from data_pipeline.corpus.tokenizer.tokenizer_json import TokenizerJson, normal

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from data_pipeline.base.errors import UserError
-from pretrain.run import deaths, started_by, status
+from pretrain.run import rank_environment, restarts, status
 from pretrain.run.metrics_file import MetricLog
 from pretrain.run.status import Status
 from pretrain.tools.runs import row, runs
@@ -87,7 +87,7 @@ def test_a_run_that_nobody_trains_and_nobody_ended_has_died(folder, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(status, "lock_file", lambda *given, **named: False)
         assert row(run).state == "running"
-    deaths.record(run, checkpoint=50)
+    restarts.record_death(run, checkpoint=50)
     assert row(run).state == "died"
 
 
@@ -118,6 +118,6 @@ def test_a_folder_without_runs_is_one_line(tmp_path):
 )
 def test_the_command_that_started_a_run_is_known_without_passwords(argv, variable, command, monkeypatch):
     monkeypatch.setattr("sys.argv", argv)
-    monkeypatch.setenv(started_by.COMMAND, variable)
+    monkeypatch.setenv(rank_environment.COMMAND, variable)
     masked = "pretrain train r.yaml tracking.mlflow.uri=http://me:***@db"
-    assert started_by.command() == (masked if command is None else command)
+    assert rank_environment.command() == (masked if command is None else command)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.run.train_state import TrainState
-from pretrain.training.metrics import Metrics
+from pretrain.training.callback import Metrics
 from tests.support.rank_processes import on_ranks
 
 

@@ -5,15 +5,16 @@ import os
 import time
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-import numpy as np
 import pytest
-from matplotlib import image
 from mlflow.tracking import MlflowClient
 
 from data_pipeline.base.errors import FailedError
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking import tracker as tracking
+from pretrain.training.tracking.feeder import Feeder
 from pretrain.training.tracking.mlflow_store import FeedState, TrackedRun
 from pretrain.training.tracking.tracker import Tracker, sync
 from tests.support.mlflow_server import Server, refusing
@@ -50,10 +51,12 @@ def finished(folder: Path, **more) -> Path:
     return folder
 
 
-def picture(folder: Path, name: str) -> None:
+def picture(folder: Path, name: str) -> str:
+    """A file of the run; returns its path there."""
     path = folder / "artifacts/evaluation" / name / "step-00000001.png"
     path.parent.mkdir(parents=True)
-    image.imsave(path, np.zeros((2, 2, 3)))
+    path.write_bytes(b"png")
+    return str(path.relative_to(folder))
 
 
 def of_mlflow(client, folder):
@@ -69,17 +72,18 @@ def has_the_rest(client, folder: Path) -> None:
 
 
 def test_a_file_that_mlflow_refuses_keeps_nothing_else_back_and_is_tried_again(tmp_path, uri, client):
-    picture(finished(tmp_path), "attention")
-    damaged = tmp_path / "artifacts/evaluation/attention/step-00000001.png"
-    image_bytes = damaged.read_bytes()
-    damaged.write_bytes(b"")
-    name = damaged.relative_to(tmp_path)
-    with pytest.raises(FailedError, match=rf"^{uri}: {name}: cannot identify image file .* sync again to continue$"):
+    name = picture(finished(tmp_path), "attention")
+    Feeder(tmp_path, TrackedRun.load(tmp_path), uri)  # creates the run
+    run = of_mlflow(client, tmp_path)
+    in_the_way = Path(url2pathname(urlsplit(run.info.artifact_uri).path)) / "evaluation"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("not a folder")
+    with pytest.raises(FailedError, match=rf"^{uri}: {name}: .*Not a directory.* sync again to continue$"):
         sync(tmp_path, uri)
     has_the_rest(client, tmp_path)
-    damaged.write_bytes(image_bytes)
+    in_the_way.unlink()
     sync(tmp_path, uri)
-    assert len(client.list_artifacts(of_mlflow(client, tmp_path).info.run_id, "images")) == 2
+    assert client.list_artifacts(run.info.run_id, "evaluation/attention")
 
 
 def rows_of_no_time(folder):

@@ -15,8 +15,9 @@ from pretrain.device_speed import GPUS, gpu_of_device
 from pretrain.models.flops import Sizes, count_flops
 from pretrain.models.stacks import EncoderDecoder
 from pretrain.run.world import World
-from pretrain.training import throughput
-from pretrain.training.throughput import measured_peak, rows_per_step
+from pretrain.training.callbacks import reporting
+from pretrain.training.callbacks.reporting import measured_peak, peak_flops
+from pretrain.training.throughput import rows_per_step
 from tests.support.slow import slow
 from tests.support.small_models import MODELS, ONE_OF_EACH_FAMILY, as_at_the_start, examples_of, packed
 from tests.support.small_runs import run_config
@@ -135,7 +136,7 @@ def test_peaks_are_the_data_sheets_without_sparsity(device, name, peaks):
 def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
     """By a clock that advances a second at each reading, twice a product, of all products that torch counts."""
     clock = itertools.count()
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(reporting, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     before = torch.random.get_rng_state()
     with FlopCounterMode(display=False) as counter:
         peak = measured_peak(dtype, torch.device("cpu"))
@@ -147,4 +148,4 @@ def test_the_measured_peak_is_work_over_time(monkeypatch, dtype):
 def test_the_peak_is_that_of_the_runs_arithmetic(monkeypatch, precision, tf32, arithmetic):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
     config = run_config(precision=precision, compute={"tf32": tf32})
-    assert throughput.peak_flops(config, torch.device("cuda")) == GPUS["h100-pcie"].flops(arithmetic)
+    assert peak_flops(config, torch.device("cuda")) == GPUS["h100-pcie"].flops(arithmetic)

@@ -14,7 +14,7 @@ from launch import attempts
 from launch.attempts import Run
 from launch.nodes import Access, Node
 from pretrain.run import status
-from pretrain.run.directory_check import check_directory
+from pretrain.training.preflight import check_directory
 from tests.support.in_process import refused_here
 from tests.support.runs import run_file
 from tests.support.tables import each
