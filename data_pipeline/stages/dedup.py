@@ -28,6 +28,7 @@ from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, ClustersSpec, find_
 from data_pipeline.dedup.places import Identities, Span
 from data_pipeline.dedup.reading import Decision, Earlier, Reading, changes
 from data_pipeline.dedup.step import KeyStep
+from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import read_names, to_read, write_names
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
@@ -40,7 +41,7 @@ from data_pipeline.text.document import Document, Listener, Tally
 from data_pipeline.text.step import Step
 
 _CHANGES = ".changes.parquet"
-_BYTES_OF_KEYS = 2.5  # for a byte of text: a line counts as 40 characters; its key has 24 bytes and is held four times
+_BYTES_OF_NGRAMS = 12  # for a byte of the evaluation sets: 60 for a word
 _BYTES_OF_A_KEY = 120  # of a bucket, in any step
 _CHARACTERS_OF_A_KEY = 40  # per line, as when parts are cut; only MinHash with very many bands has more keys
 
@@ -178,6 +179,7 @@ class Work:
     Attributes:
         steps: the steps of each source that aren't applied yet. All have the same steps that compare documents.
         ngrams: the checksums of the evaluation sets' n-grams; []: no step looks for them.
+        set_bytes: the size of the evaluation sets.
         listed: the file with the spans of all units, in the order of their numbers; "" if nothing needs it.
     """
 
@@ -185,6 +187,7 @@ class Work:
     parts: list[Part]
     steps: Mapping[str, list[Step]]
     ngrams: list[str]
+    set_bytes: int = 0
     listed: str = ""
 
     @property
@@ -262,7 +265,10 @@ def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
             outputs = [keys, new, table]
             depends += [step.identity, work.slots]
         size = sum(part.text_bytes for part in group)
-        memory = int(_BYTES_OF_KEYS * size) if step else 0
+        of_text = sum(one.bytes_of_duplicates for one in own[now] if isinstance(one, KeyStep))
+        of_text += step.bytes_of_keys if step else 0
+        memory = int(of_text * size) + sum(one.memory for one in own[now])
+        memory += _BYTES_OF_NGRAMS * work.set_bytes if any(one.prepared for one in own[now]) else 0
         units.append(Unit(name, spec, fingerprint(depends), tuple(filter(None, outputs)), size, memory))
     return units
 
@@ -275,6 +281,11 @@ def slots_of(config: CorpusConfig, parts: Sequence[WrittenPart]) -> int:
     """The number of slots of a file of keys."""
     characters = sum(part.characters for part in parts)
     return KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
+
+
+def _for_text(bytes_of: str) -> str:
+    lines, substrings = (getattr(step, bytes_of) for step in (KeyStep, EqualSubstrings))
+    return f"{lines:g} bytes for each byte of text, {substrings:g} with `substrings`"
 
 
 class Comparing:
@@ -291,7 +302,7 @@ class Comparing:
             unit="a part, or a group of small ones",
             reads=(PARTS, DUPLICATES),
             writes=KEYS,
-            memory=f"{_BYTES_OF_KEYS:g} bytes for each byte of text",
+            memory=f"{_for_text('bytes_of_keys')}; and as `deduplicated`, for the steps before",
         )
         self.merged_keys = merged(
             self.keys,
@@ -410,8 +421,11 @@ def work_of(build: Build) -> Work:
 def _work_of(build: Build) -> Work:
     read = build.of(documents_stage.STAGE)
     steps = steps_after_reading(build.config, any(unit.result.with_urls for unit in read))
-    ngrams = [checksum for unit in build.of(evaluation_sets.STAGE) for checksum in unit.checksums]
-    work = Work(build.config, parts_of(read), steps, ngrams)
+    sets = build.of(evaluation_sets.STAGE)
+    ngrams = [checksum for unit in sets for checksum in unit.checksums]
+    work = Work(
+        build.config, parts_of(read), steps, ngrams, sum(one.bytes for unit in sets for one in unit.result.sets)
+    )
     if not build.config.keep_dropped:
         return work
     return replace(work, listed=write_names(build.store, [to_json(_spans(group)).decode() for group in work.in_order]))
@@ -433,6 +447,8 @@ LAST = Stage(
     unit="a part, or a group of small ones",
     reads=(PARTS, DUPLICATES, NGRAMS),
     writes=DOCUMENTS,
+    memory=f"{_for_text('bytes_of_duplicates')}; {_BYTES_OF_NGRAMS} for each byte of the sets; twice the file of a "
+    "classifier",
     completes=(PARTS, DOCUMENTS, DROPPED),
 )
 

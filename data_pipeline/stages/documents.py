@@ -184,8 +184,8 @@ def plan(config: CorpusConfig, corpus: Store, files: Sequence[InputFile]) -> lis
         inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
         if later and subfolder:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{subfolder}")
-        outputs = tuple(filter(None, [spec.dropped]))
-        units.append(Unit(name, spec, inputs_of, outputs, bytes=before[source.name] - start))
+        outputs, memory = tuple(filter(None, [spec.dropped])), sum(rule.memory for rule in spec.rules)
+        units.append(Unit(name, spec, inputs_of, outputs, before[source.name] - start, memory))
     return units
 
 
@@ -310,6 +310,7 @@ STAGE = Stage(
     unit="one input file, a range of a large one, or several small ones",
     reads=(INPUTS,),
     writes=PARTS,
+    memory="twice the file of a classifier",
 )
 
 

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,10 @@ from data_pipeline.engine.work_units import Finished, Output, Result, Unit
 from data_pipeline.engine.workers import are_small, without_ray
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import documents, report, shards, table, tokenizer, tokens
+from data_pipeline.stages import documents, evaluation_sets, report, shards, table, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST, KeysResult, KeysSpec
 from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.evaluation_sets import EvaluationSetsResult, ReadSet
 from data_pipeline.stages.inputs import InputFile, files_of, list_files
 from data_pipeline.stages.kinds import KEYS, NGRAMS, SHARDS, TOKENS
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart
@@ -241,9 +241,8 @@ class _Expected:
     def finished(self, stage: AnyStage, units: list[Unit[Any]], build: Build) -> list[Finished[Any]]:
         """The `units` of `stage` with their results."""
         done = []
-        ends = [0, *accumulate(unit.bytes for unit in units)]
-        for unit, (start, stop) in zip(units, pairwise(ends), strict=True):
-            result = self._result(stage, unit, build.config, start / max(1, ends[-1]), stop / max(1, ends[-1]))
+        for number, unit in enumerate(units):
+            result = self._result(stage, unit, build.config, first=number == 0)
             outputs = {name: Output(0, "") for name in (*unit.outputs, *result.files)}
             done.append(Finished(unit.name, "", result, outputs, 0.0, 0.0))
         if stage is shards.COUNT and not units:  # rows give shards their numbers, not their size
@@ -251,12 +250,8 @@ class _Expected:
             done = [Finished("", "", shards.RowsResult(0), {}, 0.0, 0.0)] * len(buckets)
         return done
 
-    def _result(self, stage: AnyStage, unit: Unit[Any], config: CorpusConfig, start: float, stop: float) -> Result:
-        """The result of a unit that works on the share from `start` to `stop` of what the stage reads."""
-
-        def share(total: int) -> int:
-            return round(stop * total) - round(start * total)
-
+    def _result(self, stage: AnyStage, unit: Unit[Any], config: CorpusConfig, first: bool) -> Result:
+        """The result of a unit. The `first` has all keys or tokens of a stage, since plans take their sum."""
         if stage is documents.STAGE:
             source = self._sources[unit.spec.name]
             part = unit.bytes / max(1, source.bytes)
@@ -267,11 +262,13 @@ class _Expected:
             part = size / max(1, self._sources[name].text_read_bytes)
             return self._parts(unit, name, part * self._sources[name].text_bytes, part * self._sources[name].kept)
         if isinstance(unit.spec, KeysSpec):
-            return KeysResult(share(self._keys.get(stage.name, 0)))
+            return KeysResult(self._keys.get(stage.name, 0) if first else 0)
         if stage is tokens.STAGE:
-            return TokensResult({split: share(count) for split, count in self._tokens.items()})
+            return TokensResult({split: first * count for split, count in self._tokens.items()})
         if stage is tokenizer.SAMPLING:
             return Candidates(0, 0)
+        if stage is evaluation_sets.STAGE:
+            return EvaluationSetsResult([ReadSet("", unit.bytes, 0, 0)])
         return Result()
 
     def _parts(
