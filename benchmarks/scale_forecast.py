@@ -25,7 +25,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.json_file import read_json
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
-from data_pipeline.engine.merging import merged_name, merging_units
+from data_pipeline.engine import merging
 from data_pipeline.engine.workers import without_ray
 from data_pipeline.stages import report
 from data_pipeline.stages.parts import Part, grouped
@@ -119,11 +119,11 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
         keys = round(speeds.keys[f"{step}-keys"] * crawl.read / 1e6)
         buckets, of_keys = KeyBucket.enough(keys, config.dedup.keys_per_bucket), _BYTES_OF_A_KEY * keys
         yield times(f"{step}-keys", len(read), crawl.read, _BYTES_OF_A_URL * keys if step == "urls" else None)
-        if units := merging_units(len(read), buckets):
-            yield times(merged_name(f"{step}-keys"), units, crawl.read, of_keys, f"{step}-duplicates")
+        if units := _merging_units(len(read), buckets):
+            yield times(f"{step}-keys-merged", units, crawl.read, of_keys, f"{step}-duplicates")
         yield times(f"{step}-duplicates", buckets, crawl.read, of_keys)
-        if units := merging_units(buckets, len(read)):
-            yield times(merged_name(f"{step}-duplicates"), units, crawl.read, 0.0, f"{step}-duplicates")
+        if units := _merging_units(buckets, len(read)):
+            yield times(f"{step}-duplicates-merged", units, crawl.read, 0.0, f"{step}-duplicates")
     yield times("deduplicated", len(read), crawl.read)
     kept = [_part(round(crawl.kept / len(read)), crawl.documents / len(read))] * len(read)
     yield times("tokenizer-sample", len(plan_sampling(config.tokenizer, config.seed, kept)), crawl.kept)
@@ -132,9 +132,13 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
     yield stage_time("tokenizer", 1, trained, sample, 1, speeds.units_per_second)
     groups, buckets = len(grouped(kept, config)), config.buckets(crawl.tokens)
     yield times("tokens", groups, crawl.kept)
-    if units := merging_units(groups, buckets):
-        yield times(merged_name("tokens"), units, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens, "shards")
+    if units := _merging_units(groups, buckets):
+        yield times("tokens-merged", units, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens, "shards")
     yield times("shards", buckets, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens)
+
+
+def _merging_units(files: int, readers: int) -> int:
+    return len(merging.plan("", {str(number): "" for number in range(files)}, readers))
 
 
 def _part(size: int, documents: float) -> Part:

@@ -2,8 +2,8 @@
 
 A file has the permissions of any new file, whatever the library that writes its content asks for (safetensors: 0600).
 
-A file is on the disk when its writer returns. With `begun_in`, the caller flushes the file's folder instead, once for
-all files of the folder. That is for files that can be written again.
+A file is on the disk when its writer returns. Without `flush_folder`, the caller flushes the file's folder, once for
+all files in it. That is for files that can be written again.
 """
 
 import contextlib
@@ -31,14 +31,13 @@ _warned: set[str] = set()  # the warnings that this process has printed
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path, begun_in: Path | None = None, mode: int | None = None) -> Iterator[Path]:
+def atomic_path(path: Path, flush_folder: bool = True, mode: int | None = None) -> Iterator[Path]:
     """An empty temporary file beside `path`, renamed to `path` when the block succeeds and removed when it raises.
 
-    `mode`: the file's permissions; None: as for any new file. `begun_in`: a folder for the temporary file. The content
-    is on the disk before the file is renamed, but a power cut may lose the new name until the caller has flushed the
-    file's folder.
+    `mode`: the file's permissions; None: as for any new file. Without `flush_folder`, the content is on the disk before
+    the file is renamed, but a power cut may lose the new name until the caller has flushed the file's folder.
     """
-    temporary = temporary_path(path if begun_in is None else begun_in / path.name)
+    temporary = temporary_path(path)
     with naming(path, temporary):
         if not temporary.parent.exists():  # spares a mkdir for each file
             temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +48,8 @@ def atomic_path(path: Path, begun_in: Path | None = None, mode: int | None = Non
             yield temporary
             _give_mode(temporary, wanted)
             flush(temporary)
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
-            if begun_in is None:
+            if flush_folder:
                 flush(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ from data_pipeline.base.store import ReadRanges, Store, in_threads
 # Ray ends the workers of a dead driver within seconds; an NFS server releases the locks of a dead node after 90.
 _SECONDS_FOR_FORMER_WORKERS = 120.0
 _STAGES = ".stages"
-_UNFINISHED = f"{_STAGES}/unfinished"  # the folder in which units begin files of `.stages`
 
 
 class LocalStore(Store):
@@ -32,7 +31,7 @@ class LocalStore(Store):
         self.root = root
         self._claimed: int | None = None  # a descriptor: closing it releases its lock
         self._token = ""
-        self._begun_in: Path | None = None
+        self._is_at_work = False
 
     def __str__(self) -> str:
         return str(self.root)
@@ -71,7 +70,8 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def put(self, name: str) -> Iterator[Path]:
-        with atomic_path(self.root / name, self._begun_in if name.startswith(f"{_STAGES}/") else None) as path:
+        flushed_later = self._is_at_work and name.startswith(f"{_STAGES}/")  # by `append`
+        with atomic_path(self.root / name, flush_folder=not flushed_later) as path:
             yield path
 
     def checksum(self, name: str) -> tuple[int, str]:
@@ -194,18 +194,14 @@ class LocalStore(Store):
                 raise NodeUnfit(
                     f"{self} isn't the directory that this build writes to, or another build has taken over"
                 )
-            self._begun_in = self.root / _UNFINISHED
+            self._is_at_work = True
             try:
                 yield
             finally:
-                self._begun_in = None
+                self._is_at_work = False
 
     def remove_leftovers(self, folders: Iterable[str]) -> None:
-        """Doesn't list the files of all stages: units begin the files of `.stages` in one folder."""
-        shutil.rmtree(self.root / _UNFINISHED, ignore_errors=True)
-        remove_leftovers(self.root, {*folders} - {_STAGES})
-        for folder in ("", *self.folders(_STAGES)):
-            remove_leftovers(self.root / _STAGES / folder, ())
+        remove_leftovers(self.root, {*folders, _STAGES})
 
 
 def _read(descriptor: int, start: int, stop: int) -> bytes:

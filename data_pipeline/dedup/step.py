@@ -36,6 +36,9 @@ class KeyStep(Step):
         compares_dropped_pages: True if pages that cleaning dropped have keys too.
         clusters: True if duplicates are found as pairs of documents. Connected pairs are a cluster, of which one
             document is kept.
+        bytes_of_keys: the memory that the keys of a unit take at most, in bytes for each byte of its text.
+        bytes_of_duplicates: the same for the duplicates in a unit, if all its items are duplicates. The defaults are
+            those of lines of 40 characters.
     """
 
     version: ClassVar[int] = 2
@@ -47,6 +50,8 @@ class KeyStep(Step):
     shortens: ClassVar[bool] = False
     compares_dropped_pages: ClassVar[bool] = False
     clusters: ClassVar[bool] = False
+    bytes_of_keys: ClassVar[float] = 2.5
+    bytes_of_duplicates: ClassVar[float] = 3
 
     def keys(self, document: Document) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(item, words) of each key of a document. An item is a line, a span or the document: it may be a duplicate."""

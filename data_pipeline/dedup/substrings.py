@@ -77,6 +77,8 @@ class EqualSubstrings(SubstringsConfig, ShorteningStep):
 
     version = 3
     group = 2
+    bytes_of_keys = 22  # a run may begin at each word
+    bytes_of_duplicates = 20
 
     @property
     def expanded(self) -> Sequence[Step]:

@@ -6,7 +6,7 @@ and a bucket opens only merged files. The bytes that a bucket reads stay the sam
 whose units are committed, kept, redone and repaired.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -14,14 +14,11 @@ from pathlib import Path
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.store import Store
-from data_pipeline.engine.config import RayConfig
-from data_pipeline.engine.context import Context
-from data_pipeline.engine.work_units import Finished, Result, Stage, Unit, outputs_of, run
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 
 _MOST_FILES = 1024  # opens of one reader
 _MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
 MERGE_BYTES = 500_000_000  # memory of a unit, at most
-_MERGED = "-merged"  # ends the name of the stage
 
 
 @dataclass(frozen=True)
@@ -55,56 +52,30 @@ def untouched(files: int, readers: int, size: int) -> int:
     return max(0, files - size * -(-too_many // (size - 1))) if too_many > 0 else 0
 
 
-def merging_units(files: int, readers: int) -> int:
-    """How many units merge `files`; 0 if they aren't merged."""
-    size = group_size(files, readers)
-    return -(-(files - untouched(files, readers, size)) // size) if size > 1 else 0
+def plan(stage: str, files: Mapping[str, str], readers: int) -> list[Unit[MergeSpec]]:
+    """The units of the stage `stage`, which merges `files`; none if there aren't too many for the `readers`.
 
-
-def merge(
-    written_by: str,
-    work: Callable[[Context, MergeSpec], Result],
-    files: Mapping[str, str],
-    readers: int,
-    corpus: Store,
-    ray_config: RayConfig,
-) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
-    """Merges `files`, sha256 by name, of the stage `written_by`, if there are too many for the `readers`.
-
-    `work` merges a group into one file, with a range of hashes in memory at a time. Returns the files to read, and the
-    units by the name of their stage, "tokens-merged"; no units if nothing is merged. Merged files that are no longer
-    needed are removed.
+    `files`: the sha256 of each file, by name. A unit merges a group of neighbours into one file, with a range of hashes
+    in memory at a time.
     """
-    name, size = merged_name(written_by), group_size(len(files), readers)
+    size = group_size(len(files), readers)
     if size <= 1:
-        if name in corpus.folders(".stages"):
-            corpus.delete_folder(f".stages/{name}")
-        return list(files), {}
-    first = untouched(len(files), readers, size)
-    stage = Stage(name, 1, work, "lower ray.num_cpus", memory=MERGE_BYTES)
-    units = run(stage, plan(name, files, size, first), corpus, ray_config)
-    return [*islice(files, first), *outputs_of(units)], {name: units}
-
-
-def merged_name(stage: str) -> str:
-    """The name of the stage that merges the files of `stage`."""
-    return stage + _MERGED
-
-
-def unmerged_name(stage: str) -> str:
-    """ "tokens-merged" -> "tokens". Other names stay as they are."""
-    return stage.removesuffix(_MERGED)
-
-
-def plan(stage: str, files: Mapping[str, str], size: int, begin: int) -> list[Unit[MergeSpec]]:
-    """A unit for each group of `size` neighbours, from file number `begin` on."""
-    names, units = list(files), []
-    for number, first in enumerate(range(begin, len(names), size)):
+        return []
+    names, units = list(files), list[Unit[MergeSpec]]()
+    for number, first in enumerate(range(untouched(len(files), readers, size), len(names), size)):
         group = tuple(names[first : first + size])
         output = f".stages/{stage}/{number:05d}.safetensors"
         inputs = fingerprint([first, [files[name] for name in group]])
-        units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,), size=1))
+        units.append(Unit(Path(output).stem, MergeSpec(group, first, output), inputs, (output,), memory=MERGE_BYTES))
     return units
+
+
+def to_read(files: Mapping[str, str], merged: Sequence[Finished[Result]], readers: int) -> list[str]:
+    """The files that each of `readers` reads: `files`, or what the units `merged` have made of them."""
+    if not merged:
+        return list(files)
+    first = untouched(len(files), readers, group_size(len(files), readers))
+    return [*islice(files, first), *outputs_of(merged)]
 
 
 def write_names(corpus: Store, names: Sequence[str]) -> str:

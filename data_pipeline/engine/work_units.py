@@ -65,7 +65,7 @@ class Unit(Generic[Spec]):
         inputs: a fingerprint of all that the result depends on.
         outputs: the files that it writes; `Result.files` adds those that aren't known beforehand.
         bytes: the size of the input, for the progress display.
-        size: number of bytes, keys or tokens that `Stage.memory` is multiplied with. None: `bytes`.
+        memory: the bytes that the work holds at most, beside the 0.3 GB of any worker.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Unit(Generic[Spec]):
     inputs: str
     outputs: tuple[str, ...] = ()
     bytes: int = 0
-    size: int | None = None
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ class Stage(Generic[Spec, ResultType]):
         way_out: the setting that reduces a unit's memory.
         without: `without(spec, file, reason)` removes an input file from a spec after the file has crashed every worker
             that read it. `work` must call `context.file(file)`, so that the file is known.
-        memory: bytes for each of `Unit.size`, beside the 0.3 GB of any worker.
         cpus: number of threads of `work`.
     """
 
@@ -95,14 +94,13 @@ class Stage(Generic[Spec, ResultType]):
     work: Callable[[Context, Spec], ResultType]
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
-    memory: float = 0
     cpus: int = 1
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
 
     def needs(self, unit: Unit[Spec]) -> Needs:
-        return Needs(int(self.memory * (unit.bytes if unit.size is None else unit.size)), self.cpus)
+        return Needs(unit.memory, self.cpus)
 
     @property
     def finished(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a file format can do: the base class of the formats that ship and of those of installed packages."""
+"""What a file format can do: the base class of all formats, shipped or from installed packages."""
 
 from collections import Counter
 from collections.abc import Iterator

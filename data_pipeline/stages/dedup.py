@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,22 @@ from data_pipeline.dedup.keys import NO_DOCUMENT, KeyBucket, Keys, merge_duplica
 from data_pipeline.dedup.minhash import MEMORY_PER_DOCUMENT, ClustersSpec, find_clusters
 from data_pipeline.dedup.places import Identities, Span
 from data_pipeline.dedup.reading import Decision, Earlier, Reading, changes
-from data_pipeline.dedup.registry import key_steps
 from data_pipeline.dedup.step import KeyStep
+from data_pipeline.dedup.substrings import EqualSubstrings
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.merging import read_names, write_names
-from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of, run
+from data_pipeline.engine.merging import read_names, to_read, write_names
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
+from data_pipeline.stages import documents as documents_stage
 from data_pipeline.stages import dropped, evaluation_sets
-from data_pipeline.stages.parts import Histograms, Part, PartsResult, grouped, part_file
-from data_pipeline.stages.stage import DOCUMENTS, DUPLICATES, KEYS, NGRAMS, PARTS, Amounts, AnyStage, Stage, largest
+from data_pipeline.stages.kinds import DOCUMENTS, DROPPED, DUPLICATES, KEYS, NGRAMS, PARTS
+from data_pipeline.stages.parts import Histograms, Part, PartsResult, WrittenPart, grouped, part_file, parts_of
+from data_pipeline.stages.stage import AnyStage, Build, Stage, merged
 from data_pipeline.text.document import Document, Listener, Tally
 from data_pipeline.text.step import Step
 
 _CHANGES = ".changes.parquet"
+_BYTES_OF_NGRAMS = 12  # for a byte of the evaluation sets: 60 for a word
+_BYTES_OF_A_KEY = 120  # of a bucket, in any step
 _CHARACTERS_OF_A_KEY = 40  # per line, as when parts are cut; only MinHash with very many bands has more keys
 
 
@@ -134,88 +138,6 @@ def decide_bucket(context: Context, spec: BucketSpec) -> Result:
     return Result()
 
 
-def keys_of(step: type[KeyStep], name: str) -> Stage[KeysSpec, KeysResult]:
-    return Stage(
-        f"{name}-keys",
-        3,  # the version of the keys' and the table's form; a step has a version of its own
-        gather_keys,
-        "lower characters_per_part",
-        memory=2.5,  # a line counts as 40 characters; its key has 24 bytes and is held four times
-        unit="a part, or a group of small ones",
-        reads=(PARTS, DUPLICATES),
-        writes=KEYS,
-        units=lambda amounts: len(amounts.groups),
-        most=lambda amounts: largest(amounts.groups),
-        step=name,
-        merge=merge_signatures if step.clusters else merge_keys,
-        readers=lambda amounts: _buckets(amounts, name),
-    )
-
-
-def buckets_of(step: type[KeyStep], name: str) -> Stage[BucketSpec, Result]:
-    return Stage(
-        f"{name}-duplicates",
-        2,
-        decide_bucket,
-        "lower dedup.keys_per_bucket",
-        memory=120,  # of any step
-        unit="a bucket of hashes",
-        reads=(KEYS,),
-        writes=DUPLICATES,
-        units=lambda amounts: _buckets(amounts, name),
-        most=lambda amounts: amounts.keys[name] // _buckets(amounts, name),
-        sized_by="key of a bucket",
-        step=name,
-        merge=None if step.clusters else merge_duplicates,
-        readers=lambda amounts: len(amounts.groups),
-    )
-
-
-def clusters_of(name: str) -> Stage[ClustersSpec, Result]:
-    return Stage(
-        f"{name}-clusters",
-        3,
-        find_clusters,
-        "raise dedup.minhash.rows",
-        memory=MEMORY_PER_DOCUMENT,
-        unit="all pairs",
-        reads=(KEYS, DUPLICATES),
-        writes=DUPLICATES,
-        units=lambda amounts: 1,
-        most=lambda amounts: amounts.documents,
-        sized_by="document, if each has near-duplicates",
-        step=name,
-    )
-
-
-LAST = Stage(
-    "deduplicated",
-    5,
-    write_left,
-    "lower characters_per_part, or look for fewer evaluation sets",
-    unit="a part, or a group of small ones",
-    reads=(PARTS, DUPLICATES, NGRAMS),
-    writes=DOCUMENTS,
-    units=lambda amounts: len(amounts.groups),
-    applies=lambda config: any(steps_after_reading(config).values()),
-    ends="documents",
-)
-
-
-def _buckets(amounts: Amounts, step: str) -> int:
-    return KeyBucket.enough(amounts.keys[step], amounts.config.dedup.keys_per_bucket)
-
-
-def stages_of(name: str, step: type[KeyStep]) -> list[AnyStage]:
-    """The stages of a step that compares documents."""
-    return [keys_of(step, name), buckets_of(step, name), *([clusters_of(name)] if step.clusters else [])]
-
-
-def all_stages() -> list[AnyStage]:
-    """The stages of all steps that compare documents."""
-    return [stage for name, step in key_steps().items() for stage in stages_of(name, step)]
-
-
 def steps_after_reading(config: CorpusConfig, with_urls: bool = True) -> dict[str, list[Step]]:
     """The steps that aren't applied while inputs are read, by source.
 
@@ -257,6 +179,7 @@ class Work:
     Attributes:
         steps: the steps of each source that aren't applied yet. All have the same steps that compare documents.
         ngrams: the checksums of the evaluation sets' n-grams; []: no step looks for them.
+        set_bytes: the size of the evaluation sets.
         listed: the file with the spans of all units, in the order of their numbers; "" if nothing needs it.
     """
 
@@ -264,6 +187,7 @@ class Work:
     parts: list[Part]
     steps: Mapping[str, list[Step]]
     ngrams: list[str]
+    set_bytes: int = 0
     listed: str = ""
 
     @property
@@ -289,9 +213,7 @@ class Work:
 
     @cached_property
     def slots(self) -> int:
-        """The number of slots of a file of keys."""
-        characters = sum(part.characters for part in self.parts)
-        return KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, self.config.dedup.keys_per_bucket)
+        return slots_of(self.config, self.parts)
 
     def stretches(self, source: str) -> list[list[Step]]:
         """The steps of a source, cut before each step that compares documents.
@@ -343,7 +265,11 @@ def plan(work: Work, decided: Sequence[Decided]) -> list[Unit[Any]]:
             outputs = [keys, new, table]
             depends += [step.identity, work.slots]
         size = sum(part.text_bytes for part in group)
-        units.append(Unit(name, spec, fingerprint(depends), tuple(filter(None, outputs)), size))
+        of_text = sum(one.bytes_of_duplicates for one in own[now] if isinstance(one, KeyStep))
+        of_text += step.bytes_of_keys if step else 0
+        memory = int(of_text * size) + sum(one.memory for one in own[now])
+        memory += _BYTES_OF_NGRAMS * work.set_bytes if any(one.prepared for one in own[now]) else 0
+        units.append(Unit(name, spec, fingerprint(depends), tuple(filter(None, outputs)), size, memory))
     return units
 
 
@@ -351,74 +277,182 @@ def _spans(group: list[Part]) -> list[Span]:
     return [span for part in group for span in part.spans]
 
 
-def deduplicate(
-    config: CorpusConfig, corpus: Store, parts: list[Part], steps: Mapping[str, list[Step]]
-) -> dict[str, Sequence[Finished[Result]]]:
-    """Runs the stages of `steps`, by source, and the last stage. Returns the units by stage."""
-    finished: dict[str, Sequence[Finished[Result]]] = {}
-    if searched := config.searched_for:
-        finished[evaluation_sets.STAGE.name] = run(
-            evaluation_sets.STAGE, evaluation_sets.plan(searched), corpus, config.ray
+def slots_of(config: CorpusConfig, parts: Sequence[WrittenPart]) -> int:
+    """The number of slots of a file of keys."""
+    characters = sum(part.characters for part in parts)
+    return KeyBucket.slots(characters // _CHARACTERS_OF_A_KEY, config.dedup.keys_per_bucket)
+
+
+def _for_text(bytes_of: str) -> str:
+    lines, substrings = (getattr(step, bytes_of) for step in (KeyStep, EqualSubstrings))
+    return f"{lines:g} bytes for each byte of text, {substrings:g} with `substrings`"
+
+
+class Comparing:
+    """The stages of a step that compares documents. `name`: the step's name; `step`: its class."""
+
+    def __init__(self, name: str, step: type[KeyStep]):
+        self.name, self.step = name, step
+        self.keys = Stage(
+            f"{name}-keys",
+            3,  # the version of the keys' and the table's form; a step has a version of its own
+            gather_keys,
+            "lower characters_per_part",
+            plan=self._plan_keys,
+            unit="a part, or a group of small ones",
+            reads=(PARTS, DUPLICATES),
+            writes=KEYS,
+            memory=f"{_for_text('bytes_of_keys')}; and as `deduplicated`, for the steps before",
         )
-    work = Work(config, parts, steps, [one for units in finished.values() for unit in units for one in unit.checksums])
-    if config.keep_dropped:
-        work = replace(work, listed=write_names(corpus, [to_json(_spans(group)).decode() for group in work.in_order]))
-    decided: list[Decided] = []
-    for step in work.key_steps:
-        decided.append(_decide(step, work, plan(work, decided), corpus, finished))
-    finished[LAST.name] = run(LAST, plan(work, decided), corpus, config.ray)
-    return finished
+        self.merged_keys = merged(
+            self.keys,
+            merge_signatures if step.clusters else merge_keys,
+            lambda build: (self._files(build), self._buckets(build)),
+        )
+        self.duplicates = Stage(
+            f"{name}-duplicates",
+            2,
+            decide_bucket,
+            "lower dedup.keys_per_bucket",
+            plan=self._plan_duplicates,
+            unit="a bucket of hashes",
+            reads=(KEYS,),
+            writes=DUPLICATES,
+            memory=f"{_BYTES_OF_A_KEY} bytes for each key of a bucket",
+        )
+        self.merged_duplicates = merged(
+            self.duplicates,
+            merge_duplicates,
+            lambda build: ({} if step.clusters else outputs_of(build.of(self.duplicates)), len(build.of(self.keys))),
+        )
+        self.clusters = Stage(
+            f"{name}-clusters",
+            3,
+            find_clusters,
+            "raise dedup.minhash.rows",
+            plan=self._plan_clusters,
+            unit="all pairs",
+            reads=(KEYS, DUPLICATES),
+            writes=DUPLICATES,
+            memory=f"{MEMORY_PER_DOCUMENT} bytes for each document, if each has near-duplicates",
+        )
+
+    @property
+    def stages(self) -> list[AnyStage]:
+        """The stages in order."""
+        return [self.keys, self.merged_keys, self.duplicates, self.merged_duplicates, self.clusters]
+
+    def decided(self, build: Build) -> Decided:
+        """What the step has decided, after its stages."""
+        gathered = build.of(self.keys)
+        last = build.of(self.clusters) or build.of(self.duplicates)
+        found_in = to_read(outputs_of(last), build.of(self.merged_duplicates), len(gathered))
+        checksums = fingerprint([[unit.checksums for unit in gathered], [unit.checksums for unit in last]])
+        return Decided([*self._files(build)], write_names(build.store, found_in), checksums)
+
+    def _plan_keys(self, build: Build) -> list[Unit[KeysSpec]]:
+        work = work_of(build)
+        before = [*takewhile(lambda step: step.step != self.name, work.key_steps)]
+        if len(before) == len(work.key_steps):
+            return []  # nothing to compare: no document has a URL
+        units = plan(work, [Comparing(step.step, type(step)).decided(build) for step in before])
+        return sorted(units, key=lambda unit: work.numbers[unit.name])
+
+    def _plan_duplicates(self, build: Build) -> list[Unit[BucketSpec]]:
+        if not (gathered := build.of(self.keys)):
+            return []
+        buckets, listed, depends = self._buckets(build), self._listed(build), self._depends(build)
+        memory = _BYTES_OF_A_KEY * (_number_of_keys(gathered) // buckets)
+        units = []
+        for number in range(buckets):
+            name = f".stages/{self.duplicates.name}/{number:04d}-of-{buckets:04d}.safetensors"
+            spec = BucketSpec(listed, len(gathered), name, KeyBucket(number, buckets), self._settings(build))
+            inputs = fingerprint([depends, number, buckets])
+            units.append(Unit(Path(name).stem, spec, inputs, (name,), memory=memory))
+        return units
+
+    def _plan_clusters(self, build: Build) -> list[Unit[ClustersSpec]]:
+        paired = build.of(self.duplicates)
+        if not (self.step.clusters and paired):
+            return []
+        name = f".stages/{self.clusters.name}/clusters.safetensors"
+        spec = ClustersSpec(self._listed(build), len(build.of(self.keys)), [*outputs_of(paired)], name)
+        depends = fingerprint([self._depends(build), [unit.checksums for unit in paired]])
+        documents = documents_stage.total(build.of(documents_stage.STAGE))
+        return [Unit("clusters", spec, depends, (name,), memory=MEMORY_PER_DOCUMENT * documents)]
+
+    def _settings(self, build: Build) -> KeyStep:
+        return next(step for step in build.config.key_steps if step.step == self.name)
+
+    def _depends(self, build: Build) -> str:
+        """A fingerprint of all that the duplicates depend on."""
+        return fingerprint([self._settings(build).identity, [unit.checksums for unit in build.of(self.keys)]])
+
+    def _files(self, build: Build) -> dict[str, str]:
+        """The sha256 of each file of keys, by name."""
+        outputs = outputs_of(build.of(self.keys))
+        return {name: sha256 for name, sha256 in outputs.items() if name.endswith(".safetensors")}
+
+    def _listed(self, build: Build) -> str:
+        """The list of the files of keys, merged or not (`write_names`)."""
+        return write_names(build.store, to_read(self._files(build), build.of(self.merged_keys), self._buckets(build)))
+
+    def _buckets(self, build: Build) -> int:
+        """The number of buckets of the keys. Raises UserError if there can't be so many."""
+        keys, per_bucket = _number_of_keys(build.of(self.keys)), build.config.dedup.keys_per_bucket
+        parts = [part for unit in build.of(documents_stage.STAGE) for part in unit.result.parts]
+        buckets, slots = KeyBucket.enough(keys, per_bucket), slots_of(build.config, parts)
+        if buckets > slots:
+            found = f"{per_bucket:,} of the {keys:,} keys of {self.name} can't be compared at once"
+            most = f"in {slots:,} tasks, the most there may be; set it to {-(-keys // slots):,} or more"
+            raise UserError(f"dedup.keys_per_bucket: {found} {most}")
+        return buckets
 
 
-def _decide(
-    step: KeyStep,
-    work: Work,
-    units: list[Unit[KeysSpec]],
-    corpus: Store,
-    finished: dict[str, Sequence[Finished[Result]]],
-) -> Decided:
-    """Runs the stages of `step`, whose keys `units` write. Adds the units of all stages to `finished`."""
-    config = work.config
-    gathering, deciding, *clustering = stages_of(step.step, type(step))
-    finished[gathering.name] = gathered = run(
-        gathering, sorted(units, key=lambda unit: work.numbers[unit.name]), corpus, config.ray
+def _number_of_keys(units: Sequence[Finished[KeysResult]]) -> int:
+    return sum(unit.result.keys for unit in units)
+
+
+def work_of(build: Build) -> Work:
+    """What is known after the stages `documents` and `evaluation-sets`."""
+    return build.cached("dedup", lambda: _work_of(build))
+
+
+def _work_of(build: Build) -> Work:
+    read = build.of(documents_stage.STAGE)
+    steps = steps_after_reading(build.config, any(unit.result.with_urls for unit in read))
+    sets = build.of(evaluation_sets.STAGE)
+    ngrams = [checksum for unit in sets for checksum in unit.checksums]
+    work = Work(
+        build.config, parts_of(read), steps, ngrams, sum(one.bytes for unit in sets for one in unit.result.sets)
     )
-    keys = sum(unit.result.keys for unit in gathered)
-    buckets = _number_of_buckets(step, keys, work)
-    files = {name: sha256 for name, sha256 in outputs_of(gathered).items() if name.endswith(".safetensors")}
-    to_read, merged = gathering.merged(files, buckets, corpus, config)
-    finished |= merged
-    listed, depends = write_names(corpus, to_read), fingerprint([step.identity, [unit.checksums for unit in gathered]])
-    bucket_units = []
-    for number in range(buckets):
-        name = f".stages/{deciding.name}/{number:04d}-of-{buckets:04d}.safetensors"
-        spec = BucketSpec(listed, len(units), name, KeyBucket(number, buckets), step)
-        inputs = fingerprint([depends, number, buckets])
-        bucket_units.append(Unit(Path(name).stem, spec, inputs, (name,), size=keys // buckets))
-    finished[deciding.name] = last = run(deciding, bucket_units, corpus, config.ray)
-    duplicates = outputs_of(last)
-    if clustering:
-        name = f".stages/{clustering[0].name}/clusters.safetensors"
-        joined = ClustersSpec(listed, len(units), list(duplicates), name)
-        documents = sum(sum(part.documents.values()) for part in work.parts)
-        depends = fingerprint([depends, [unit.checksums for unit in last]])
-        unit = Unit("clusters", joined, depends, (name,), size=documents)
-        finished[clustering[0].name] = last = run(clustering[0], [unit], corpus, config.ray)
-        duplicates = outputs_of(last)
-    else:
-        found_in, merged = deciding.merged(duplicates, len(units), corpus, config)
-        finished |= merged
-        duplicates = dict.fromkeys(found_in, "")
-    checksums = fingerprint([[unit.checksums for unit in gathered], [unit.checksums for unit in last]])
-    return Decided(list(files), write_names(corpus, list(duplicates)), checksums)
+    if not build.config.keep_dropped:
+        return work
+    return replace(work, listed=write_names(build.store, [to_json(_spans(group)).decode() for group in work.in_order]))
 
 
-def _number_of_buckets(step: KeyStep, keys: int, work: Work) -> int:
-    """The number of buckets for the `keys` of a step. Raises UserError if there can't be so many."""
-    per_bucket = work.config.dedup.keys_per_bucket
-    buckets = KeyBucket.enough(keys, per_bucket)
-    if buckets > work.slots:
-        found = f"{per_bucket:,} of the {keys:,} keys of {step.step} can't be compared at once"
-        most = f"in {work.slots:,} tasks, the most there may be; set it to {-(-keys // work.slots):,} or more"
-        raise UserError(f"dedup.keys_per_bucket: {found} {most}")
-    return buckets
+def _plan_left(build: Build) -> list[Unit[LeftSpec]]:
+    if not any(steps_after_reading(build.config).values()):
+        return []
+    work = work_of(build)
+    return plan(work, [Comparing(step.step, type(step)).decided(build) for step in work.key_steps])
+
+
+LAST = Stage(
+    "deduplicated",
+    5,
+    write_left,
+    "lower characters_per_part, or look for fewer evaluation sets",
+    plan=_plan_left,
+    unit="a part, or a group of small ones",
+    reads=(PARTS, DUPLICATES, NGRAMS),
+    writes=DOCUMENTS,
+    memory=f"{_for_text('bytes_of_duplicates')}; {_BYTES_OF_NGRAMS} for each byte of the sets; twice the file of a "
+    "classifier",
+    completes=(PARTS, DOCUMENTS, DROPPED),
+)
+
+
+def left(build: Build) -> Sequence[Finished[PartsResult]]:
+    """The units that wrote the documents of the corpus."""
+    return build.of(LAST) or build.of(documents_stage.STAGE)

@@ -28,8 +28,9 @@ from data_pipeline.sources.formats import FORMATS, advice
 from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.stages import dropped
 from data_pipeline.stages.inputs import InputFile, pieces, shared
+from data_pipeline.stages.kinds import INPUTS, PARTS
 from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
-from data_pipeline.stages.stage import INPUTS, PARTS, Stage
+from data_pipeline.stages.stage import Stage
 from data_pipeline.text.cleaning.page import TOO_LONG
 from data_pipeline.text.document import Document, Dropped, Listener, Tally, is_chosen, most_common, normalize_url
 from data_pipeline.text.languages import shortest_tag
@@ -130,7 +131,7 @@ class DocumentsResult(PartsResult):
         return [one.file for one in self.inputs if one.again]
 
 
-def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Unit[DocumentsSpec]]:
+def plan(config: CorpusConfig, corpus: Store, files: Sequence[InputFile]) -> list[Unit[DocumentsSpec]]:
     """A unit for each large input file or range of one, and for neighbouring small files of a source.
 
     Units are in the order of sources and then of their documents' ids. `files`: the files of all sources, in order.
@@ -147,7 +148,7 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
     for file in files:
         sizes[file.source.name] += file.bytes
-    for number, own in enumerate(inputs_of_units(config, corpus, files)):
+    for number, own in enumerate(_inputs_of_units(config, corpus, files)):
         name = f"part-{number:05d}"
         subfolder = f"{number // _FILES_IN_FOLDER:03d}" if number >= _FILES_IN_FOLDER else ""
         source = own[0][0].source
@@ -183,22 +184,20 @@ def plan(config: CorpusConfig, corpus: Store, files: list[InputFile]) -> list[Un
         inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
         if later and subfolder:  # after the fingerprint, which doesn't include the folder
             spec = replace(spec, folder=f"{spec.folder}/{subfolder}")
-        outputs = tuple(filter(None, [spec.dropped]))
-        units.append(Unit(name, spec, inputs_of, outputs, bytes=before[source.name] - start))
+        outputs, memory = tuple(filter(None, [spec.dropped])), sum(rule.memory for rule in spec.rules)
+        units.append(Unit(name, spec, inputs_of, outputs, before[source.name] - start, memory))
     return units
 
 
-def inputs_of_units(
-    config: CorpusConfig, corpus: Store, files: list[InputFile], save: bool = True
-) -> list[list[tuple[InputFile, Range]]]:
-    """The files, or the pieces of one file, that each unit reads. `save` as in `pieces`."""
-    inputs: list[list[tuple[InputFile, Range]]] = []
+def _inputs_of_units(
+    config: CorpusConfig, corpus: Store, files: Sequence[InputFile]
+) -> Iterator[list[tuple[InputFile, Range]]]:
+    """The files, or the range of one file, that each unit reads."""
     for together in shared(files, config):
         if len(together) > 1:
-            inputs.append([(file, Range()) for file in together])
+            yield [(file, Range()) for file in together]
         else:
-            inputs += [[(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, corpus, save)]
-    return inputs
+            yield from ([(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, corpus))
 
 
 class PartsWriter:
@@ -307,11 +306,11 @@ STAGE = Stage(
     write_documents,
     "lower characters_per_part",
     without,
+    plan=lambda build: plan(build.config, build.store, build.inputs),
     unit="one input file, a range of a large one, or several small ones",
     reads=(INPUTS,),
     writes=PARTS,
-    units=lambda amounts: amounts.inputs,
-    ends="documents",
+    memory="twice the file of a classifier",
 )
 
 
@@ -481,7 +480,7 @@ def document_of(record: Record, text: str, split: str, spec: DocumentsSpec, file
     )
 
 
-def _held_out_files(files: list[InputFile], ratios: Mapping[str, tuple[int, int]]) -> set[tuple[str, str]]:
+def _held_out_files(files: Sequence[InputFile], ratios: Mapping[str, tuple[int, int]]) -> set[tuple[str, str]]:
     """(source, file) of the files that are held out whole: as many as come nearest to the ratio of a source's bytes, at
     least one of several files."""
     found = set[tuple[str, str]]()

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from data_pipeline.base.arrow_tables import rows_file
 from data_pipeline.base.store import Store
-from data_pipeline.stages.stage import DROPPED
+from data_pipeline.stages.kinds import DROPPED
 from data_pipeline.text.document import Document, Dropped, Listener
 
 COLUMNS = ("id", "url", "step", "rule", "kept", "found", "text")

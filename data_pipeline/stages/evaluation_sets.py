@@ -13,7 +13,10 @@ from data_pipeline.dedup.decontamination import INDEX, DecontaminationConfig, In
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Result, Unit, read_finished
 from data_pipeline.stages.inputs import InputFile, list_files
-from data_pipeline.stages.stage import NGRAMS, SETS, Stage
+from data_pipeline.stages.kinds import NGRAMS, SETS
+from data_pipeline.stages.stage import Stage
+
+_BYTES = 30  # for a byte of the sets: 150 for a word
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def plan(config: DecontaminationConfig) -> list[Unit[EvaluationSetsSpec]]:
     settings = config.model_copy(update={"sets": [one.model_copy(update={"path": ""}) for one in config.sets]})
     stamps = [[(file.name, file.bytes, file.stamp) for file in own] for own in files]
     size = sum(file.bytes for own in files for file in own)
-    return [Unit("ngrams", spec, fingerprint([settings, stamps]), (INDEX,), bytes=size)]
+    return [Unit("ngrams", spec, fingerprint([settings, stamps]), (INDEX,), bytes=size, memory=_BYTES * size)]
 
 
 def write_ngrams(context: Context, spec: EvaluationSetsSpec) -> EvaluationSetsResult:
@@ -91,14 +94,11 @@ STAGE = Stage(
     2,
     write_ngrams,
     "look for fewer evaluation sets",
-    memory=30,  # 150 bytes for a word
+    plan=lambda build: plan(searched) if (searched := build.config.searched_for) else [],
     unit="all sets",
     reads=(SETS,),
     writes=NGRAMS,
-    units=lambda amounts: 1,
-    most=lambda amounts: amounts.sets,
-    sized_by="byte of the sets",
-    applies=lambda config: config.searched_for is not None,
+    memory=f"{_BYTES} bytes for each byte of the sets",
 )
 
 

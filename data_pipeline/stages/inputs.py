@@ -392,10 +392,10 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
     return neighbours(files, lambda file: max(file.bytes, _OPENING), most)
 
 
-def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = True) -> list[Range]:
+def pieces(file: InputFile, bytes_per_unit: int, corpus: Store) -> list[Range]:
     """The pieces of `file`, one for each unit: several for a large file of a format that can divide it, else the whole.
 
-    Finding them may take long, so several pieces are saved in the corpus, unless `save` is false.
+    Finding them may take long, so several pieces are saved in the corpus.
     """
     known = FORMATS[file.source.format]
     if not known.divisible or file.bytes <= bytes_per_unit:
@@ -404,7 +404,7 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store, save: bool = Tru
     cuts = corpus.read_valid_json(plan, list[Range])
     if cuts is None:
         cuts = known.ranges(Input(file.path, options=file.source.options), bytes_per_unit)
-        if save and len(cuts) > 1:
+        if len(cuts) > 1:
             corpus.write_json(plan, cuts)
     return cuts
 

@@ -11,7 +11,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import first_few, printable
 from data_pipeline.base.paths import opening
 from data_pipeline.base.store import Store
-from data_pipeline.stages.stage import KINDS
+from data_pipeline.stages.kinds import KINDS
 
 if TYPE_CHECKING:
     from data_pipeline.stages.inputs import InputFile

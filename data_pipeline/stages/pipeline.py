@@ -4,7 +4,7 @@ import contextlib
 import fnmatch
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, UserError, failing_in_one_line
@@ -15,9 +15,8 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import LINEAGE, MANIFEST
 from data_pipeline.engine import workers
 from data_pipeline.engine.checking import forget_damaged
-from data_pipeline.engine.work_units import KEPT, Finished, ResultType, Spec, Stage, Unit, outputs_of, run
+from data_pipeline.engine.work_units import KEPT, Finished, outputs_of
 from data_pipeline.stages import (
-    dedup,
     documents,
     evaluation_sets,
     report,
@@ -29,13 +28,12 @@ from data_pipeline.stages import (
     tokens,
     write_manifest,
 )
-from data_pipeline.stages.dedup import LAST
+from data_pipeline.stages.dedup import LAST, left
 from data_pipeline.stages.documents import DocumentsResult
-from data_pipeline.stages.inputs import InputFile, inputs_of
+from data_pipeline.stages.inputs import inputs_of
+from data_pipeline.stages.kinds import DOCUMENTS, Kind
 from data_pipeline.stages.output import WRITTEN
-from data_pipeline.stages.parts import PartsResult, parts_of
-from data_pipeline.stages.stage import DOCUMENTS, DROPPED, PARTS, SHARDS, Kind
-from data_pipeline.stages.table import Built
+from data_pipeline.stages.stage import Build
 from data_pipeline.stages.write_manifest import BLOCKS
 from data_pipeline.text.cleaning.bad_words import BadWords, list_of
 from data_pipeline.text.document import most_common
@@ -81,59 +79,23 @@ def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair
         if repair:
             _forget_damaged(corpus, config)
         table.forget(corpus, config)
-        built = Built()
-        for folder in _stages(config, corpus, inputs, strict, built):
-            if folder == until:
+        build = Build(config, corpus, inputs, strict)
+        for stage in table.stages_of(config):
+            stage.run(build)
+            _AFTER.get(stage.name, lambda build: None)(build)
+            for kind in stage.completes:
+                keep_only(kind, corpus, {name for units in build.units.values() for name in outputs_of(units)})
+            if until in (kind.folder for kind in stage.completes) or (stage is LAST and not _left(build, "train")):
                 break
-        written = _record(config, corpus, built, len(found.hidden))
-        if not documents.total(built.left, *(() if until == documents.STAGE.ends else ("train",))):
+        written = _record(build, len(found.hidden))
+        if not _left(build, *(() if until == DOCUMENTS.folder else ("train",))):
             reason = report.why_nothing_is_left(written.documents, written.lines)
             raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
 
 
-def _stages(config: CorpusConfig, corpus: Store, inputs: list[InputFile], strict: bool, built: Built) -> Iterator[str]:
-    """Runs the stages in order, and adds their units to `built`. Yields each folder of the corpus after the last stage
-    that writes there.
-
-    Ends early if no documents are left to train on.
-    """
-
-    def done(stage: Stage[Spec, ResultType], units: list[Unit[Spec]]) -> list[Finished[ResultType]]:
-        if finished := run(stage, units, corpus, config.ray):
-            built.units[stage.name] = finished
-        return finished
-
-    read = done(documents.STAGE, documents.plan(config, corpus, inputs))
-    report_damage(read, strict)
-    parts = parts_of(read)
-    if LAST.applies(config):
-        keep_only(PARTS, corpus, outputs_of(read))
-        steps = dedup.steps_after_reading(config, any(unit.result.with_urls for unit in read))
-        built.units |= dedup.deduplicate(config, corpus, parts, steps)
-        parts = parts_of(built.left)
-    keep_only(DOCUMENTS, corpus, outputs_of(built.left))
-    keep_only(DROPPED, corpus, {name for units in built.units.values() for name in outputs_of(units)})
-    _report_without_list(config, built.left)
-    yield LAST.ends
-    if not documents.total(built.left, "train"):
-        return
-
-    sampled = done(tokenizer.SAMPLING, tokenizer.plan_sampling(config.tokenizer, config.seed, parts))
-    (trained,) = done(tokenizer.STAGE, tokenizer.plan(config.tokenizer, config.seed, parts, sampled))
-    print(tokenizer.describe(config.tokenizer, trained, built.left))
-    yield tokenizer.STAGE.ends
-
-    tokenized = done(tokens.STAGE, tokens.plan(config, parts, trained))
-    if warning := report.unknown_tokens(report.coverage_of([unit.result for unit in tokenized]), config.tokenizer):
-        print(warning, file=sys.stderr)
-    readers = len(shards.buckets_of(config, tokenized))
-    files, merged = tokens.STAGE.merged(outputs_of(tokenized), readers, corpus, config)
-    built.units |= merged
-    buckets = shards.specs_of(config, corpus, tokenized, files, trained)
-    rows = done(shards.COUNT, shards.plan_counts(config, buckets))
-    written = done(shards.STAGE, shards.plan(config, corpus, buckets, files, rows))
-    keep_only(SHARDS, corpus, outputs_of(written))
-    yield shards.STAGE.ends
+def _left(build: Build, *splits: str) -> int:
+    """The number of documents of `splits`, or of all splits."""
+    return documents.total(left(build), *splits)
 
 
 def keep_only(kind: Kind, corpus: Store, names: Collection[str]) -> None:
@@ -143,7 +105,7 @@ def keep_only(kind: Kind, corpus: Store, names: Collection[str]) -> None:
     corpus.delete(name for name in found if name not in names)
 
 
-def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
+def report_damage(units: Sequence[Finished[DocumentsResult]], strict: bool) -> None:
     """Prints a line for each damaged input, with its first damage and the number of damaged records.
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if any input is damaged.
@@ -170,14 +132,14 @@ def report_damage(units: list[Finished[DocumentsResult]], strict: bool) -> None:
         raise FailedError("\n".join(errors))
 
 
-def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResult]]) -> None:
+def _report_without_list(build: Build) -> None:
     """Prints how many documents weren't searched for bad words because their language's list isn't enabled."""
     lists = {
         source: [listed for step in steps if isinstance(step, BadWords) for listed in step.languages]
-        for source, steps in config.all_steps.items()
+        for source, steps in build.config.all_steps.items()
     }
     without = Counter[str]()
-    for unit in left:
+    for unit in left(build):
         if listed := lists[unit.result.parts[0].source]:
             of_lists = {"unknown", *listed}
             without.update({tag: n for tag, n in unit.result.languages.items() if list_of(tag) not in of_lists})
@@ -185,6 +147,25 @@ def _report_without_list(config: CorpusConfig, left: Sequence[Finished[PartsResu
         shown = first_few((f"{tag} {n:,}" for tag, n in most_common(without, len(without)).items()), _LANGUAGES_SHOWN)
         found = f"documents in languages whose list cleaning.bad_words doesn't name: {without.total():,} ({shown})"
         print(f"{found}; they weren't searched for bad words", file=sys.stderr)
+
+
+def _describe_tokenizer(build: Build) -> None:
+    (trained,) = build.of(tokenizer.STAGE)
+    print(tokenizer.describe(build.config.tokenizer, trained, left(build)))
+
+
+def _warn_of_unknown_tokens(build: Build) -> None:
+    coverage = report.coverage_of([unit.result for unit in build.of(tokens.STAGE)])
+    if warning := report.unknown_tokens(coverage, build.config.tokenizer):
+        print(warning, file=sys.stderr)
+
+
+_AFTER: Mapping[str, Callable[[Build], None]] = {  # what is told after a stage
+    documents.STAGE.name: lambda build: report_damage(build.of(documents.STAGE), build.strict),
+    LAST.name: _report_without_list,
+    tokenizer.STAGE.name: _describe_tokenizer,
+    tokens.STAGE.name: _warn_of_unknown_tokens,
+}
 
 
 def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
@@ -197,27 +178,28 @@ def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
-def _record(config: CorpusConfig, corpus: Store, built: Built, hidden: int) -> report.Report:
+def _record(build: Build, hidden: int) -> report.Report:
     """Writes the report and, for a complete corpus, the manifest, unless they are up to date. Returns the report.
 
     `hidden`: number of hidden files and folders of the sources that were left out.
     """
+    config, corpus = build.config, build.store
     settings = write_manifest.recorded(config)
     stages = {
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
-        for stage, units in built.units.items()
+        for stage, units in build.units.items()
     } | {"hidden": str(hidden)}
     recorded = corpus.read_valid_json(_MARK, dict[str, str]) or {}
-    files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in built.units else ())}
+    files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in build.units else ())}
     if recorded and stages.items() <= recorded.items() and corpus.sizes(files).keys() == files:
         found = report.read(corpus)  # may have later stages, too
         if corpus.sizes(found.files).keys() == found.files.keys():
             return found
     if recorded:
         corpus.write_json(_MARK, {})  # the manifest and the report are replaced below
-    if shards.STAGE.name in built.units:
-        write_manifest.write(config, corpus, built)
-    made = report.of(corpus, config.name, built, hidden)
+    if shards.STAGE.name in build.units:
+        write_manifest.write(build)
+    made = report.of(build, hidden)
     written = report.write(corpus, made, report_pages.render(made))
     corpus.write_json(_MARK, stages)
     return written

@@ -19,11 +19,11 @@ from data_pipeline.corpus.tokenizer.config import TokenizerConfig
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.engine.workers import Timing, timing_file
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
-from data_pipeline.stages.dedup import LAST, KeysResult
+from data_pipeline.stages.dedup import LAST, KeysResult, left
 from data_pipeline.stages.documents import DocumentsResult, InputResult
 from data_pipeline.stages.parts import PartsResult
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.stages.table import Built
+from data_pipeline.stages.stage import Build
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.text.document import Tally, most_common
@@ -254,27 +254,27 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
-def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
-    """The report of the stages in `built`. `hidden` becomes `Report.hidden_inputs`."""
-    read = [unit.result for unit in built.of(documents.STAGE)]
-    left = [unit.result for unit in built.left]
-    tokenized = [unit.result for unit in built.of(tokens.STAGE)]
-    deduplicated = [unit.result for unit in built.of(LAST)]
+def of(build: Build, hidden: int) -> Report:
+    """The report of the stages that have run. `hidden` becomes `Report.hidden_inputs`."""
+    read = [unit.result for unit in build.of(documents.STAGE)]
+    kept = [unit.result for unit in left(build)]
+    tokenized = [unit.result for unit in build.of(tokens.STAGE)]
+    deduplicated = [unit.result for unit in build.of(LAST)]
     cleaned = [*read, *deduplicated]
     counts = [result.counts for result in cleaned]
-    sets = _evaluation_sets(built)
+    sets = _evaluation_sets(build)
     sizes = {
         "inputs": sum(result.bytes for result in read),
         "sets": sum(counts.bytes for counts in sets.values()),
         "read": sum(result.text_bytes for result in read),
-        "kept": sum(result.text_bytes for result in left),
+        "kept": sum(result.text_bytes for result in kept),
     }
-    samples = [unit.result.sample for unit in built.of(tokenizer.STAGE) if unit.result.sample.documents]
+    samples = [unit.result.sample for unit in build.of(tokenizer.STAGE) if unit.result.sample.documents]
     return Report(
-        name=name,
+        name=build.config.name,
         documents=DocumentCounts(
             read=sum(one.read for one in counts),
-            kept=sum(sum(result.documents.values()) for result in left),
+            kept=sum(sum(result.documents.values()) for result in kept),
             dropped=_sum(one.dropped_documents for one in counts),
         ),
         lines=LineCounts(_lines_read(read, deduplicated), _sum(one.dropped_lines for one in counts)),
@@ -284,23 +284,27 @@ def of(corpus: Store, name: str, built: Built, hidden: int) -> Report:
         evaluation_sets=sets,
         undecodable_documents=sum(one.undecodable for one in counts),
         examples=_examples(cleaned),
-        lengths=_by_power(result.lengths for result in left),
+        lengths=_by_power(result.lengths for result in kept),
         token_lengths=_by_power(part.lengths for part in tokenized),
         coverage=coverage_of(tokenized) if tokenized else None,
-        languages=_most_common(result.languages for result in left),
-        with_urls=sum(result.with_urls for result in left),
+        languages=_most_common(result.languages for result in kept),
+        with_urls=sum(result.with_urls for result in kept),
         sources={
             source: _source(
                 [result for result in read if result.source == source],
-                *([one for one in results if one.parts[0].source == source] for results in (deduplicated, left)),
+                *([one for one in results if one.parts[0].source == source] for results in (deduplicated, kept)),
             )
             for source in dict.fromkeys(result.source for result in read)
         },
         inputs=[_input(result.source, one) for result in read for one in result.inputs],
-        pieces=sum(unit.result.pieces for unit in built.of(tokenizer.STAGE)),
-        splits=_splits([unit.result for unit in built.of(shards.STAGE)]),
+        pieces=sum(unit.result.pieces for unit in build.of(tokenizer.STAGE)),
+        splits=_splits([unit.result for unit in build.of(shards.STAGE)]),
         tokenizer_sample=samples[0] if samples else None,
-        stages=[_speed(corpus, stage, units, sizes[table.measure_of(stage)]) for stage, units in built.units.items()],
+        stages=[
+            _speed(build.store, stage.name, units, sizes[stage.reads[0].of])
+            for stage in table.stages_of(build.config)
+            if (units := build.of(stage))
+        ],
         hidden_inputs=hidden,
     )
 
@@ -357,10 +361,10 @@ def _source(
     )
 
 
-def _evaluation_sets(built: Built) -> dict[str, EvaluationSetCounts]:
-    searched = [unit.result.counts for unit in built.of(LAST)]
+def _evaluation_sets(build: Build) -> dict[str, EvaluationSetCounts]:
+    searched = [unit.result.counts for unit in build.of(LAST)]
     sets = {}
-    for one in (one for unit in built.of(evaluation_sets.STAGE) for one in unit.result.sets):
+    for one in (one for unit in build.of(evaluation_sets.STAGE) for one in unit.result.sets):
         found = len({item for counts in searched for item in counts.items.get(one.name, [])})
         dropped = sum(counts.contaminated[one.name] for counts in searched)
         share = round(found / one.items, 6)

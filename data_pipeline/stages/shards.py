@@ -22,10 +22,13 @@ from data_pipeline.corpus.objectives.objective import Examples
 from data_pipeline.corpus.objectives.randomness import noise_keys
 from data_pipeline.corpus.packing import PACKINGS, Rows, Rules, rows_of_tokens
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.merging import read_names, write_names
-from data_pipeline.engine.work_units import Finished, Result, Unit
-from data_pipeline.stages.stage import ROWS, SHARDS, TOKENIZER, TOKENS, Stage
-from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult, count_tokens, read_bucket
+from data_pipeline.engine.merging import read_names, to_read, write_names
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
+from data_pipeline.stages import tokenizer as tokenizer_stage
+from data_pipeline.stages import tokens
+from data_pipeline.stages.kinds import ROWS, SHARDS, TOKENIZER, TOKENS
+from data_pipeline.stages.stage import Build, Stage
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult, buckets_of, count_tokens, read_bucket
 from data_pipeline.text.vocabulary import Vocabulary
 
 
@@ -84,14 +87,14 @@ class ShardResult(Result):
     cut_targets: int = 0
 
 
-Tokenized = list[Finished[TokensResult]]
+Tokenized = Sequence[Finished[TokensResult]]
 
 
 def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> list[Unit[RowsSpec]]:
     """A unit for each of `buckets`, which counts its rows; none if the number of tokens gives the number of rows."""
-    if not COUNT.applies(config):
+    if config.rows.packing == "concatenate":
         return []
-    return [Unit(_name(spec.bucket), spec, inputs, size=config.tokens_per_shard) for spec, inputs in buckets]
+    return [Unit(_name(spec.bucket), spec, inputs, memory=_memory(config)) for spec, inputs in buckets]
 
 
 def plan(
@@ -99,7 +102,7 @@ def plan(
     corpus: Store,
     buckets: list[tuple[RowsSpec, str]],
     files: Sequence[str],
-    counted: list[Finished[RowsResult]],
+    counted: Sequence[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
     """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
     rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, corpus, buckets, files)
@@ -110,7 +113,7 @@ def plan(
         output = f"shards/{split}/shard-{cut.bucket.number:05d}.tar"
         own = {"first_row": first_row[split], "rows_per_block": config.shards.rows_per_block}
         spec = ShardSpec(cut, first_row[split], output)
-        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), size=config.tokens_per_shard))
+        units.append(Unit(_name(cut.bucket), spec, fingerprint([inputs, own]), (output,), memory=_memory(config)))
         first_row[split] += count
     return units
 
@@ -124,8 +127,8 @@ def _rows_of_buckets(
     if rows is None or len(rows) != len(buckets):
         vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
         rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
-        tokens = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
-        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(tokens, rules, strict=True)]
+        counts = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
+        rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(counts, rules, strict=True)]
         corpus.write_json(kept, rows)
     return rows
 
@@ -151,8 +154,8 @@ def write_shard(context: Context, spec: ShardSpec) -> ShardResult:
                     keys = noise_keys(config.seed, cut.bucket.split, 0, np.arange(first_row, spec.first_row + stop))
                     block = blocks.of_examples(_examples(rows, start, stop, block, keys, rules))
                 blocks.add(shard, block, first_row)
-                length, tokens = shard.offset - offset, blocks.count_tokens(block)
-                written.append(WrittenBlock(offset, length, first_row, stop - start, tokens, sha256=""))
+                length, count = shard.offset - offset, blocks.count_tokens(block)
+                written.append(WrittenBlock(offset, length, first_row, stop - start, count, sha256=""))
         written = list(_with_checksums(path, written))
     return ShardResult(
         split=cut.bucket.split,
@@ -166,44 +169,45 @@ def write_shard(context: Context, spec: ShardSpec) -> ShardResult:
     )
 
 
-_MEMORY_PER_TOKEN = 8  # ids of 2 bytes are held four times: read, sorted, cut into rows, written
+_BYTES_OF_A_TOKEN = 8  # ids of 2 bytes are held four times: read, sorted, cut into rows, written
+_MEMORY = f"{_BYTES_OF_A_TOKEN} bytes for each token of a shard"
+
+
+def _memory(config: CorpusConfig) -> int:
+    return _BYTES_OF_A_TOKEN * config.tokens_per_shard
+
+
 COUNT = Stage(
     "rows",
     1,
     count_rows,
     "lower shards.blocks_per_shard",
-    memory=_MEMORY_PER_TOKEN,
+    plan=lambda build: plan_counts(build.config, _buckets(build)[0]),
     unit="one bucket of the shuffle, if the rows don't follow from the number of tokens",
     reads=(TOKENS, TOKENIZER),
     writes=ROWS,
-    units=lambda amounts: amounts.shards,
-    most=lambda amounts: amounts.config.tokens_per_shard,
-    sized_by="token of a shard",
-    applies=lambda config: config.rows.packing != "concatenate",
+    memory=_MEMORY,
 )
 STAGE = Stage(
     "shards",
     4,
     write_shard,
     "lower shards.blocks_per_shard",
-    memory=_MEMORY_PER_TOKEN,
+    plan=lambda build: plan(build.config, build.store, *_buckets(build), build.of(COUNT)),
     unit="one bucket of the shuffle",
     reads=(TOKENS, TOKENIZER, ROWS),
     writes=SHARDS,
-    units=lambda amounts: amounts.shards,
-    most=lambda amounts: amounts.config.tokens_per_shard,
-    sized_by="token of a shard",
-    ends="shards",
+    memory=_MEMORY,
+    completes=(SHARDS,),
 )
 
 
-def buckets_of(config: CorpusConfig, tokenized: Tokenized) -> list[TokenBucket]:
-    """The buckets of all splits; each becomes a shard. The number of a split's tokens gives its number of buckets."""
-    buckets = []
-    for split in SPLITS:
-        count = config.buckets(sum(unit.result.tokens[split] for unit in tokenized))
-        buckets += [TokenBucket(split, number, count) for number in range(count)]
-    return buckets
+def _buckets(build: Build) -> tuple[list[tuple[RowsSpec, str]], list[str]]:
+    """The spec and the fingerprint of each bucket, and the files of tokens, merged or not."""
+    tokenized, (trained,) = build.of(tokens.STAGE), build.of(tokenizer_stage.STAGE)
+    readers = len(buckets_of(build.config, tokenized))
+    files = to_read(outputs_of(tokenized), build.of(tokens.MERGED), readers)
+    return specs_of(build.config, build.store, tokenized, files, trained), files
 
 
 def _name(bucket: TokenBucket) -> str:
@@ -246,8 +250,8 @@ def _examples(rows: Rows, start: int, stop: int, block: Block, keys: np.ndarray,
     if rows.examples is not None:
         return rows.examples.part(start, stop)
     numbers = list(range(stop - start))
-    tokens = blocks.rows_in([block] * len(numbers), numbers)
-    return rules.objective.apply(tokens, keys, rules.vocabulary, block)
+    ids = blocks.rows_in([block] * len(numbers), numbers)
+    return rules.objective.apply(ids, keys, rules.vocabulary, block)
 
 
 def _with_checksums(path: Path, written: list[WrittenBlock]) -> Iterator[WrittenBlock]:

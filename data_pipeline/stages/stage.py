@@ -1,147 +1,97 @@
-"""What each stage of a build declares. `table` lists all stages; plans, reports and docs are made from the table."""
+"""A stage of a build: how its units are planned from what is known, and what it declares. `table` lists all stages."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
+from data_pipeline.base.formatting import human_size
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
-from data_pipeline.engine import work_units
+from data_pipeline.engine import merging, work_units
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.merging import MergeSpec, merge
-from data_pipeline.engine.work_units import Finished, Result, ResultType, Spec
-from data_pipeline.stages.parts import Part, grouped
+from data_pipeline.engine.merging import MERGE_BYTES, MergeSpec
+from data_pipeline.engine.work_units import Finished, Result, ResultType, Spec, Unit
+from data_pipeline.stages.inputs import InputFile
+from data_pipeline.stages.kinds import Kind
+
+Made = TypeVar("Made")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of files that stages read or write.
-
-    Attributes:
-        of: the bytes by which the speed of a stage that reads these files is given. `inputs`, `sets`: of the files.
-            `read`, `kept`: of the text before and after deduplication.
-        holds: what the files contain.
-        folder: their folder in the corpus.
-        files: a pattern of their names.
-    """
-
-    name: str
-    of: Literal["inputs", "sets", "read", "kept"]
-    holds: str = ""
-    folder: str = ""
-    files: str = ""
-
-
-INPUTS = Kind("input files", "inputs")
-SETS = Kind("evaluation sets", "sets")
-PARTS = Kind(
-    "parts",
-    "read",
-    "clean documents in Parquet files; if `dedup` is off, those of the corpus",
-    ".stages/documents",
-    "part-*.parquet",
-)
-KEYS = Kind("keys", "read", "hashes of documents, lines or spans; what earlier steps changed of the parts", ".stages")
-DUPLICATES = Kind("duplicates", "read", "the copies to drop", ".stages")
-NGRAMS = Kind("n-grams", "read", "those of the sets' items", ".stages")
-DOCUMENTS = Kind(
-    "documents",
-    "kept",
-    "those that are left: id, text, url, title, language, source, split, timestamp, target",
-    "documents",
-    "part-*.parquet",
-)
-DROPPED = Kind(
-    "dropped",
-    "read",
-    "the documents that steps dropped: id, url, step, rule, kept, found, text",
-    "dropped",
-    "*.parquet",
-)
-SAMPLE = Kind("sample", "kept", "the documents that may be in it", ".stages")
-TOKENIZER = Kind("tokenizer", "kept", "spiece.model and spiece.vocab, or the files of another kind", "tokenizer")
-TOKENS = Kind("tokens", "kept", "token ids, sorted by the shuffle's hash", ".stages")
-ROWS = Kind("numbers of rows", "kept", "in their records", ".stages")
-SHARDS = Kind("shards", "kept", "WebDataset tars of blocks of rows", "shards", "shard-*.tar")
-KINDS = (INPUTS, SETS, PARTS, KEYS, DUPLICATES, NGRAMS, DOCUMENTS, DROPPED, SAMPLE, TOKENIZER, TOKENS, ROWS, SHARDS)
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """How much a build has to do.
+@dataclass
+class Build:
+    """What is known of a build: all that the plan of a stage depends on. In a forecast, results are expected ones.
 
     Attributes:
-        inputs: number of units that read inputs.
-        parts: the parts of documents before deduplication.
-        left: the parts after it.
-        documents: number of documents that are read.
-        keys: number of keys by step.
-        tokens: number of tokens by split.
-        sets: bytes of the evaluation sets.
+        inputs: the files of all sources, in order.
+        strict: True: the build ends if an input is damaged.
+        units: the finished units of each stage so far, by the stage's name.
     """
 
     config: CorpusConfig
-    inputs: int
-    parts: Sequence[Part]
-    left: Sequence[Part]
-    documents: int
-    keys: Mapping[str, int]
-    tokens: Mapping[str, int]
-    sets: int
+    store: Store
+    inputs: Sequence[InputFile]
+    strict: bool = False
+    units: dict[str, Sequence[Finished[Result]]] = field(default_factory=dict)
+    _made: dict[str, Any] = field(default_factory=dict)
 
-    @cached_property
-    def groups(self) -> list[list[Part]]:
-        """The parts before deduplication, grouped by unit."""
-        return grouped(self.parts, self.config)
+    def of(self, stage: work_units.Stage[Any, ResultType]) -> Sequence[Finished[ResultType]]:
+        """The units of a stage; none if it has none or hasn't run."""
+        return cast(Sequence[Finished[ResultType]], self.units.get(stage.name, ()))
 
-    @cached_property
-    def groups_left(self) -> list[list[Part]]:
-        return grouped(self.left, self.config)
-
-    @property
-    def shards(self) -> int:
-        return sum(map(self.config.buckets, self.tokens.values()))
-
-
-def largest(groups: Sequence[Sequence[Part]]) -> int:
-    """The bytes of text in the largest of `groups`."""
-    return max((sum(part.text_bytes for part in group) for group in groups), default=0)
+    def cached(self, key: str, make: Callable[[], Made]) -> Made:
+        """The result of `make`, which plans share under `key`."""
+        if key not in self._made:
+            self._made[key] = make()
+        return cast(Made, self._made[key])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(work_units.Stage[Spec, ResultType]):
-    """A stage, with what plans, reports and commands need to know.
+    """A stage, with what drives a build, and what plans, reports and pages need to know.
 
     Attributes:
+        plan: `plan(build)` gives the units, in order; none if the build doesn't need the stage.
         unit: what a unit works on.
-        units: `units(amounts)` is the number of units.
-        most: `most(amounts)` is the `Unit.size` of the largest unit; `sized_by` names what it counts.
-        applies: `applies(config)`: whether a build has the stage.
-        step: the step of deduplication that the stage belongs to.
-        ends: the folder of the corpus (`build --until`) that is complete with this stage.
-        merge: the function that merges files of this stage if there are too many for its readers.
-        readers: `readers(amounts)` is the number of units that read each file.
+        memory: how much memory a unit asks for, in words.
+        completes: the kinds of files that are complete after this stage. Other files of these kinds are removed.
     """
 
+    plan: Callable[[Build], list[Unit[Spec]]]
     unit: str
     reads: tuple[Kind, ...]
     writes: Kind
-    units: Callable[[Amounts], int]
-    most: Callable[[Amounts], int] = lambda amounts: 0
-    sized_by: str = "byte of text"
-    applies: Callable[[CorpusConfig], bool] = lambda config: True
-    step: str = ""
-    ends: str = ""
-    merge: Callable[[Context, MergeSpec], Result] | None = None
-    readers: Callable[[Amounts], int] = lambda amounts: 1
+    memory: str = ""
+    completes: tuple[Kind, ...] = ()
 
-    def merged(
-        self, files: Mapping[str, str], readers: int, corpus: Store, config: CorpusConfig
-    ) -> tuple[list[str], dict[str, Sequence[Finished[Result]]]]:
-        """The files that `readers` read, the stage's `files` or merged ones, and the units as of `merging.merge`."""
-        assert self.merge is not None
-        return merge(self.name, self.merge, files, readers, corpus, config.ray)
+    def run(self, build: Build) -> None:
+        """Brings the stage up to date. Adds its units to `build`, or removes the files of a stage without units."""
+        if units := self.plan(build):
+            build.units[self.name] = work_units.run(self, units, build.store, build.config.ray)
+        elif self.name in build.store.folders(".stages"):
+            build.store.delete_folder(f".stages/{self.name}")
 
 
 AnyStage = Stage[Any, Any]
+
+
+def merged(
+    stage: AnyStage,
+    work: Callable[[Context, MergeSpec], Result],
+    to_merge: Callable[[Build], tuple[Mapping[str, str], int]],
+) -> Stage[MergeSpec, Result]:
+    """The stage that merges files of `stage`, a group by `work`, if there are too many for their readers.
+
+    `to_merge(build)`: the sha256 of each file by its name, and the number of units that read every file.
+    """
+    name = f"{stage.name}-merged"
+    return Stage(
+        name,
+        1,
+        work,
+        "lower ray.num_cpus",
+        plan=lambda build: merging.plan(name, *to_merge(build)),
+        unit="a group of files, if there are too many for their readers",
+        reads=(stage.writes,),
+        writes=stage.writes,
+        memory=human_size(MERGE_BYTES),
+    )

@@ -23,8 +23,10 @@ from data_pipeline.corpus.tokenizer.sentencepiece import MEMORY_PER_BYTE, THREAD
 from data_pipeline.corpus.tokenizer.tokenizer import FOLDER, Tokenizer, with_more_ids
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
-from data_pipeline.stages.parts import Part, PartsResult, part_file
-from data_pipeline.stages.stage import DOCUMENTS, SAMPLE, TOKENIZER, Stage
+from data_pipeline.stages.dedup import left
+from data_pipeline.stages.kinds import DOCUMENTS, SAMPLE, TOKENIZER
+from data_pipeline.stages.parts import Part, PartsResult, part_file, parts_of
+from data_pipeline.stages.stage import Stage
 from data_pipeline.text.vocabulary import Vocabulary
 
 _NOT_OF_THE_MODEL = {"sentinels", "special_tokens"}
@@ -98,11 +100,10 @@ SAMPLING = Stage(
     1,
     keep_candidates,
     "lower tokenizer.sample_bytes",
+    plan=lambda build: plan_sampling(build.config.tokenizer, build.config.seed, parts_of(left(build))),
     unit="a group of parts, if there is four times as much text as the sample takes",
     reads=(DOCUMENTS,),
     writes=SAMPLE,
-    units=lambda amounts: len(plan_sampling(amounts.config.tokenizer, amounts.config.seed, amounts.left)),
-    applies=lambda config: config.tokenizer.is_trained,
 )
 
 
@@ -145,7 +146,8 @@ def plan(
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     outputs = tuple(f"{FOLDER}/{file}" for file in (*config.model.file_names, *config.model.listings))
     # A unit for each kind, so that a change of kind removes the old files.
-    return [Unit(config.kind, spec, fingerprint(inputs), outputs, size=config.trained_on(spec.text_bytes))]
+    memory = MEMORY_PER_BYTE * config.trained_on(spec.text_bytes)
+    return [Unit(config.kind, spec, fingerprint(inputs), outputs, memory=memory)]
 
 
 def make_tokenizer(context: Context, spec: TokenizerSpec) -> TokenizerResult:
@@ -240,13 +242,11 @@ STAGE = Stage(
     3,
     make_tokenizer,
     "lower tokenizer.sample_bytes",
-    memory=MEMORY_PER_BYTE,
     cpus=THREADS,
+    plan=lambda build: plan(build.config.tokenizer, build.config.seed, parts_of(left(build)), build.of(SAMPLING)),
     unit="the whole sample",
     reads=(DOCUMENTS, SAMPLE),
     writes=TOKENIZER,
-    units=lambda amounts: 1,
-    most=lambda amounts: amounts.config.tokenizer.trained_on(sum(part.text_bytes for part in amounts.left)),
-    sized_by="byte of the sample",
-    ends="tokenizer",
+    memory=f"{MEMORY_PER_BYTE} bytes for each byte of the sample",
+    completes=(TOKENIZER,),
 )

@@ -31,9 +31,12 @@ from data_pipeline.corpus.tokenizer.sentencepiece import MODEL, SentencePiece
 from data_pipeline.corpus.tokenizer.text_model import TextModel, batches
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
-from data_pipeline.engine.work_units import Finished, Result, Unit
-from data_pipeline.stages.parts import Part, grouped
-from data_pipeline.stages.stage import DOCUMENTS, TOKENIZER, TOKENS, Stage, largest
+from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
+from data_pipeline.stages import tokenizer as tokenizer_stage
+from data_pipeline.stages.dedup import left
+from data_pipeline.stages.kinds import DOCUMENTS, TOKENIZER, TOKENS
+from data_pipeline.stages.parts import Part, grouped, parts_of
+from data_pipeline.stages.stage import Stage, merged
 from data_pipeline.text.document import Document, most_common
 
 SPLITS = ("train", "validation")
@@ -42,6 +45,7 @@ _LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # what a document counts as at le
 _ORDER_BITS = 12  # of a hash: the place in a run of documents that stay together
 _CHARACTERS_IN_RESULT = 1000
 _TOKENS_AT_ONCE = 1 << 24  # merged in memory
+_BYTES_OF_A_TOKEN = 6  # ids of 2 bytes are held three times
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Coverage:
         self._waiting = []
 
 
-def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Unit[TokensSpec]]:
+def plan(config: CorpusConfig, parts: Sequence[Part], trained: Finished) -> list[Unit[TokensSpec]]:
     """One unit for each group of parts."""
     units = []
     together = {source.name: source.together for source in config.sources}
@@ -135,13 +139,9 @@ def plan(config: CorpusConfig, parts: list[Part], trained: Finished) -> list[Uni
         settings = [config.seed, spec.together, config.rows.end_of_document, config.pairs, config.tokenizer.layout]
         inputs = [settings, [checksum for part in group for checksum in part.checksums], trained.checksums]
         size = sum(part.text_bytes for part in group)
-        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size, _tokens(config, size)))
+        memory = _BYTES_OF_A_TOKEN * math.ceil(config.tokenizer.tokens_per_byte * size)
+        units.append(Unit(group[0].name, spec, fingerprint(inputs), (output,), size, memory))
     return units
-
-
-def _tokens(config: CorpusConfig, text_bytes: int) -> int:
-    """The number of tokens of so much text, at most about."""
-    return math.ceil(config.tokenizer.tokens_per_byte * text_bytes)
 
 
 def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
@@ -342,13 +342,25 @@ STAGE = Stage(
     4,
     tokenize,
     "lower characters_per_part",
-    memory=6,  # ids of 2 bytes are held three times
+    plan=lambda build: plan(build.config, parts_of(left(build)), *build.of(tokenizer_stage.STAGE)),
     unit="a part, or a group of small ones",
     reads=(DOCUMENTS, TOKENIZER),
     writes=TOKENS,
-    units=lambda amounts: len(amounts.groups_left),
-    most=lambda amounts: _tokens(amounts.config, largest(amounts.groups_left)),
-    sized_by="token",
-    merge=merge_tokens,
-    readers=lambda amounts: amounts.shards,
+    memory=f"{_BYTES_OF_A_TOKEN} bytes for each token",
+)
+
+
+def buckets_of(config: CorpusConfig, tokenized: Sequence[Finished[TokensResult]]) -> list[TokenBucket]:
+    """The buckets of all splits; each becomes a shard. The number of a split's tokens gives its number of buckets."""
+    buckets = []
+    for split in SPLITS:
+        count = config.buckets(sum(unit.result.tokens[split] for unit in tokenized))
+        buckets += [TokenBucket(split, number, count) for number in range(count)]
+    return buckets
+
+
+MERGED = merged(
+    STAGE,
+    merge_tokens,
+    lambda build: (outputs_of(build.of(STAGE)), len(buckets_of(build.config, build.of(STAGE)))),
 )

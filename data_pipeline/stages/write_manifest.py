@@ -12,7 +12,6 @@ from data_pipeline.base import hub
 from data_pipeline.base.arrow_tables import table_of
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.packages import code_version, offering
-from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.corpus import (
     FORMAT_VERSION,
@@ -31,8 +30,9 @@ from data_pipeline.corpus.tokenizer import in_corpus
 from data_pipeline.engine.work_units import Finished
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.stages import documents, shards
+from data_pipeline.stages.dedup import left
 from data_pipeline.stages.shards import ShardResult
-from data_pipeline.stages.table import Built
+from data_pipeline.stages.stage import Build
 
 BLOCKS = "blocks.parquet"
 _BLOCK_SCHEMA = pa.schema(
@@ -42,29 +42,30 @@ _BLOCK_SCHEMA = pa.schema(
 )
 
 
-def write(config: CorpusConfig, corpus: Store, built: Built) -> None:
+def write(build: Build) -> None:
     """Writes blocks.parquet and lineage.parquet, then manifest.json, which completes the corpus."""
+    config, corpus = build.config, build.store
     tokenizer = in_corpus(corpus, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
-    for unit in built.of(shards.STAGE):
+    for unit in build.of(shards.STAGE):
         splits.setdefault(unit.result.split, []).append(unit)
     blocks = [
         (unit.result.split, name, *astuple(block))
-        for unit in built.of(shards.STAGE)
+        for unit in build.of(shards.STAGE)
         for name in unit.outputs
         for block in unit.result.blocks
     ]
     lineage = Lineage(
         [
             InputEntry(unit.result.source, read.file, read.bytes, read.sha256, read.status)
-            for unit in built.of(documents.STAGE)
+            for unit in build.of(documents.STAGE)
             for read in unit.result.inputs
             if read.range.start == 0
         ],
         [
             DocumentsEntry(name, unit.outputs[name].bytes, unit.outputs[name].sha256)
-            for unit in built.left
+            for unit in left(build)
             for name in unit.result.files
         ],
     )
@@ -75,7 +76,7 @@ def write(config: CorpusConfig, corpus: Store, built: Built) -> None:
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
         "rows": rows,
         "seed": config.seed,
-        "shards": [checksum for unit in built.of(shards.STAGE) for checksum in unit.checksums],
+        "shards": [checksum for unit in build.of(shards.STAGE) for checksum in unit.checksums],
     }
     written = Manifest(
         format_version=FORMAT_VERSION,

@@ -31,6 +31,11 @@ class Step(Section):
     prepared: ClassVar[bool] = False
 
     @property
+    def memory(self) -> int:
+        """The bytes that a worker holds for the step, whatever its documents."""
+        return 0
+
+    @property
     def identity(self) -> list[object]:
         """All that the step's result depends on: settings, version, the package that offers it, contents of files."""
         ships = type(self).__module__.startswith("data_pipeline.")  # a look-up takes 7 ms

@@ -12,7 +12,7 @@ from data_pipeline.corpus.documents import all_documents
 from data_pipeline.loading.reader import BlockStore
 from data_pipeline.sources import plain_text
 from data_pipeline.stages import tokens
-from data_pipeline.stages.stage import DOCUMENTS
+from data_pipeline.stages.kinds import DOCUMENTS
 
 _SEARCHED = 200_000  # documents
 

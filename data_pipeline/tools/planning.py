@@ -13,25 +13,34 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from data_pipeline.base import stores
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted, duration, human_size
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.paths import opening
 from data_pipeline.base.processes import available_memory
 from data_pipeline.config import CorpusConfig, SourceConfig
+from data_pipeline.engine.work_units import Finished, Output, Result, Unit
 from data_pipeline.engine.workers import are_small, without_ray
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
-from data_pipeline.stages import report, table, tokenizer
-from data_pipeline.stages.documents import inputs_of_units
+from data_pipeline.stages import documents, evaluation_sets, report, shards, table, tokenizer, tokens
+from data_pipeline.stages.dedup import LAST, KeysResult, KeysSpec
+from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.evaluation_sets import EvaluationSetsResult, ReadSet
 from data_pipeline.stages.inputs import InputFile, files_of, list_files
-from data_pipeline.stages.parts import Part
+from data_pipeline.stages.kinds import KEYS, NGRAMS, SHARDS, TOKENS
+from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart
 from data_pipeline.stages.pipeline import build
-from data_pipeline.stages.stage import KEYS, NGRAMS, SHARDS, TOKENS, Amounts
+from data_pipeline.stages.stage import AnyStage, Build
+from data_pipeline.stages.tokenizer import Candidates
+from data_pipeline.stages.tokens import TokensResult
+from data_pipeline.text.document import Tally
 
 _SAMPLES = (1_000_000, 4_000_000)  # stored bytes of each source; the first build is slower because of imports
 _PIECES = 1000  # of the calibration's tokenizer, at most
@@ -72,7 +81,7 @@ class Forecast:
     disk: float
     worker_memory: float
     tokenizer_memory: float
-    memory: dict[str, float]
+    memory: dict[str, int]
     warnings: list[str] = field(default_factory=list)
 
 
@@ -81,17 +90,17 @@ def calibrate(config: CorpusConfig, sizes: tuple[int, ...] = _SAMPLES) -> report
 
     Builds once for each of `sizes`, the bytes of a source. Raises UserError if the build fails.
     """
-    tokenizer, quiet = config.tokenizer, io.StringIO()
-    if tokenizer.is_trained:
-        fewer = {"vocab_size": min(_PIECES, tokenizer.pieces), "sample_bytes": 1_000_000}
-        tokenizer = tokenizer.model_copy(update=fewer)
+    trained, quiet = config.tokenizer, io.StringIO()
+    if trained.is_trained:
+        fewer = {"vocab_size": min(_PIECES, trained.pieces), "sample_bytes": 1_000_000}
+        trained = trained.model_copy(update=fewer)
     with tempfile.TemporaryDirectory() as temporary, without_ray():
         for size in sizes:
             folder = Path(temporary, str(size))
             sources = [
                 _sampled(source, folder / "sources" / source.name, size, config.output) for source in config.sources
             ]
-            changed = {"sources": sources, "output": str(folder / "corpus"), "tokenizer": tokenizer}
+            changed = {"sources": sources, "output": str(folder / "corpus"), "tokenizer": trained}
             try:
                 with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
                     found = report.read(build(config.model_copy(update=changed)))
@@ -118,13 +127,10 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
 
     A build that is too small for a cluster has one worker. Raises UserError if the report has other sources or steps.
     """
-    stages = table.stages_of(config, with_urls := bool(found.with_urls))
-    needed = {name for name, stage in stages.items() if stage.writes in (KEYS, NGRAMS, SHARDS)}
-    lacks = {one.name for one in config.sources} - set(found.sources) | needed - {stage.name for stage in found.stages}
-    if lacks:
-        raise UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
     files = files_of(config)
     size = sum(file.bytes for file in files)
+    if lacks := {one.name for one in config.sources} - set(found.sources):
+        raise _of_another_kind(lacks)
     workers = 1 if are_small(size, config.ray) else workers or config.ray.num_cpus or os.cpu_count() or 1
     per_byte = {name: one.text_bytes / max(1, one.bytes) for name, one in found.sources.items()}
     text = sum(file.bytes * per_byte[file.source.name] for file in files)
@@ -134,18 +140,25 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
     pieces = config.tokenizer.pieces if config.tokenizer.is_trained else found.pieces
     longer = 1 + _LONGER * math.log2(max(1.0, pieces / max(1, found.pieces)))
     held_out = config.split.validation_fraction
-    tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
-    by_split = {"train": round((1 - held_out) * tokens), "validation": round(held_out * tokens)}
-    inputs = inputs_of_units(config, open_store(config.output), files, save=False)
-    amounts = _amounts(config, found, inputs, growth, by_split)
-    units = table.units_of(amounts, with_urls)
+    all_tokens = growth / longer * sum(one.tokens + one.dropped_tokens for one in found.splits.values())
+    by_split = {"train": round((1 - held_out) * all_tokens), "validation": round(held_out * all_tokens)}
+    planned = _planned(config, files, _Expected(found, growth, by_split))
+    measured_stages = {one.name: one for one in found.stages}
+    if (
+        lacks := {
+            stage.name
+            for stage, _ in planned
+            if stage.writes in (KEYS, NGRAMS, SHARDS) and stage.writes not in stage.reads
+        }
+        - measured_stages.keys()
+    ):
+        raise _of_another_kind(lacks)
 
     forecasts = []
-    for one in found.stages:
-        stage = table.stage_named(one.name)
-        if stage is None or not units.get(one.name):
+    for stage, units in planned:
+        if (one := measured_stages.get(stage.name)) is None:
             continue
-        grown = growths.get(table.measure_of(one.name), growth)
+        grown = growths.get(stage.reads[0].of, growth)
         core_seconds = grown * one.megabytes / (one.megabytes_per_core_second or math.inf)
         disk = grown * 1e6 * one.written_megabytes / (longer if stage.writes in (TOKENS, SHARDS) else 1.0)
         if stage is tokenizer.STAGE:
@@ -154,10 +167,10 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
             core_seconds = max(0.0, trained - measured_on) / _TRAINING
             core_seconds += one.core_seconds * min(1.0, trained / max(1, measured_on))
             disk = 1e6 * one.written_megabytes
-        at_once = min(workers, units[one.name])
+        at_once = min(workers, len(units))
         forecasts.append(StageForecast(one.name, grown * one.megabytes, core_seconds, core_seconds / at_once, disk))
     worker_memory = psutil.Process().memory_info().rss + _WORKER  # a worker has the same imports
-    memory = {name: stage.memory * stage.most(amounts) for name, stage in stages.items()}
+    memory = {stage.name: max(unit.memory for unit in units) for stage, units in planned}
     forecast = Forecast(
         name=config.name,
         inputs=len(files),
@@ -171,7 +184,7 @@ def forecast_build(config: CorpusConfig, found: report.Report, measured: str, wo
         tokenizer_memory=worker_memory + memory[tokenizer.STAGE.name],
         memory=memory,
     )
-    return replace(forecast, warnings=list(_warnings(config, forecast, inputs)))
+    return replace(forecast, warnings=list(_warnings(config, forecast, planned)))
 
 
 def as_text(found: Forecast) -> str:
@@ -195,35 +208,83 @@ def as_text(found: Forecast) -> str:
     return "\n".join([*lines, *(f"warning: {warning}" for warning in found.warnings)])
 
 
-def _amounts(
-    config: CorpusConfig,
-    found: report.Report,
-    inputs: list[list[tuple[InputFile, Range]]],
-    growth: float,
-    tokens: dict[str, int],
-) -> Amounts:
-    read, kept = list[Part](), list[Part]()
-    for unit in inputs:
-        of_source = found.sources[unit[0][0].source.name]
-        share = sum((piece.stop or file.bytes) - piece.start for file, piece in unit) / max(1, of_source.bytes)
-        for parts, text in ((read, of_source.text_read_bytes), (kept, of_source.text_bytes)):
-            count = max(1, math.ceil(share * text / config.characters_per_part))
-            size, documents = round(share * text / count), {"train": round(share * of_source.kept / count)}
-            part = Part("", unit[0][0].source.name, "", size, documents, characters=size, checksums=[])
-            parts += [part] * count
-    return Amounts(
-        config=config,
-        inputs=len(inputs),
-        parts=read,
-        left=kept,
-        documents=round(growth * found.documents.read),
-        keys={one.name.removesuffix("-keys"): round(growth * one.keys) for one in found.stages if one.keys is not None},
-        tokens=tokens,
-        sets=sum(one.bytes for one in found.evaluation_sets.values()),
-    )
+def _of_another_kind(lacks: set[str]) -> UserError:
+    return UserError(f"--speeds: the report lacks {', '.join(sorted(lacks))}; name a corpus of the same kind")
 
 
-def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[InputFile, Range]]]) -> Iterator[str]:
+Planned = list[tuple[AnyStage, list[Unit[Any]]]]
+
+
+def _planned(config: CorpusConfig, files: list[InputFile], expected: "_Expected") -> Planned:
+    """The units of each stage that has any, as a build would plan them if its units had the results `expected`."""
+    planned: Planned = []
+    with tempfile.TemporaryDirectory() as folder:  # for lists of files; nothing is written to the corpus
+        build = Build(config, LocalStore(Path(folder)), files)
+        for stage in table.stages_of(config):
+            units = stage.plan(build)
+            if units:
+                planned.append((stage, units))
+            build.units[stage.name] = expected.finished(stage, units, build)
+    return planned
+
+
+class _Expected:
+    """The results that the units of a build are expected to have, by the report of a measured build.
+
+    `growth`: how much more text the build has than the measured build; `tokens`: its tokens by split.
+    """
+
+    def __init__(self, found: report.Report, growth: float, tokens: dict[str, int]):
+        self._sources, self._tokens, self._with_urls = found.sources, tokens, min(1, found.with_urls)
+        self._keys = {one.name: round(growth * one.keys) for one in found.stages if one.keys is not None}
+
+    def finished(self, stage: AnyStage, units: list[Unit[Any]], build: Build) -> list[Finished[Any]]:
+        """The `units` of `stage` with their results."""
+        done = []
+        for number, unit in enumerate(units):
+            result = self._result(stage, unit, build.config, first=number == 0)
+            outputs = {name: Output(0, "") for name in (*unit.outputs, *result.files)}
+            done.append(Finished(unit.name, "", result, outputs, 0.0, 0.0))
+        if stage is shards.COUNT and not units:  # rows give shards their numbers, not their size
+            buckets = tokens.buckets_of(build.config, build.of(tokens.STAGE))
+            done = [Finished("", "", shards.RowsResult(0), {}, 0.0, 0.0)] * len(buckets)
+        return done
+
+    def _result(self, stage: AnyStage, unit: Unit[Any], config: CorpusConfig, first: bool) -> Result:
+        """The result of a unit. The `first` has all keys or tokens of a stage, since plans take their sum."""
+        if stage is documents.STAGE:
+            source = self._sources[unit.spec.name]
+            part = unit.bytes / max(1, source.bytes)
+            read = self._parts(unit, unit.spec.name, part * source.text_read_bytes, part * source.read, config)
+            return DocumentsResult(source=unit.spec.name, inputs=[], **vars(read))
+        if stage is LAST:
+            name, size = unit.spec.parts[0].source, sum(part.text_bytes for part in unit.spec.parts)
+            part = size / max(1, self._sources[name].text_read_bytes)
+            return self._parts(unit, name, part * self._sources[name].text_bytes, part * self._sources[name].kept)
+        if isinstance(unit.spec, KeysSpec):
+            return KeysResult(self._keys.get(stage.name, 0) if first else 0)
+        if stage is tokens.STAGE:
+            return TokensResult({split: first * count for split, count in self._tokens.items()})
+        if stage is tokenizer.SAMPLING:
+            return Candidates(0, 0)
+        if stage is evaluation_sets.STAGE:
+            return EvaluationSetsResult([ReadSet("", unit.bytes, 0, 0)])
+        return Result()
+
+    def _parts(
+        self, unit: Unit[Any], source: str, text: float, documents: float, config: CorpusConfig | None = None
+    ) -> PartsResult:
+        """The result of a unit that writes parts, as many as `config` asks for."""
+        count = max(1, math.ceil(text / config.characters_per_part)) if config else 1
+        size, of_each = round(text / count), {"train": round(documents / count)}
+        written = [
+            WrittenPart(f"{unit.name}_{number:05d}", source, unit.name, size, of_each, characters=size)
+            for number in range(count)
+        ]
+        return PartsResult.of(Tally(), written, Histograms(with_urls=self._with_urls))
+
+
+def _warnings(config: CorpusConfig, found: Forecast, planned: Planned) -> Iterator[str]:
     free, output = available_memory(), open_store(config.output).disk.absolute()
     there = next(path for path in (output, *output.parents) if path.exists())
     if "://" not in config.output and found.disk > (room := shutil.disk_usage(there).free):
@@ -234,12 +295,13 @@ def _warnings(config: CorpusConfig, found: Forecast, inputs: list[list[tuple[Inp
     ):
         if needed > free:
             yield f"{what} {human_size(needed)} of memory, and {human_size(free)} are free here; lower {key}"
-    for name, stage in table.stages_of(config).items():
-        if stage is not tokenizer.STAGE and (asked := found.memory.get(name, 0)) > free:
+    for stage, _ in planned:
+        if stage is not tokenizer.STAGE and (asked := found.memory[stage.name]) > free:
             sizes = f"{human_size(asked)} of memory at most, and {human_size(free)} are free here"
-            yield f"{name}: {sizes}; {stage.way_out}"
-    whole = [file for unit in inputs for file, piece in unit if piece == Range()]
-    largest = max(whole, key=lambda file: file.bytes, default=None)
-    together = sum((piece.stop or file.bytes) - piece.start for unit in inputs for file, piece in unit)
-    if largest and largest.bytes > 2 * together / found.workers:
-        yield f"{largest.name}: one worker reads its {human_size(largest.bytes)} alone, while the others wait"
+            yield f"{stage.name}: {sizes}; {stage.way_out}"
+    reading = next(units for stage, units in planned if stage is documents.STAGE)
+    alone = [unit for unit in reading if len(unit.spec.inputs) == 1 and unit.spec.inputs[0].range == Range()]
+    largest = max(alone, key=lambda unit: unit.bytes, default=None)
+    if largest and largest.bytes > 2 * sum(unit.bytes for unit in reading) / found.workers:
+        alone_with = f"one worker reads its {human_size(largest.bytes)} alone, while the others wait"
+        yield f"{largest.spec.inputs[0].file}: {alone_with}"

@@ -10,7 +10,7 @@ from data_pipeline.base.errors import FailedError, UserError, one_line
 from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
 from data_pipeline.stages.dropped import COLUMNS
-from data_pipeline.stages.stage import DOCUMENTS, DROPPED
+from data_pipeline.stages.kinds import DOCUMENTS, DROPPED
 from data_pipeline.text.document import normalize_url
 
 _KEPT = ("id", "url", "language", "split", "text")

@@ -162,16 +162,18 @@ VECTORS = np.array([[0, 0], [1, 0], [0, 1]], dtype="<f4")
 OUTPUTS = np.array([[4, -4], [-4, 4]], dtype="<f4")
 
 
-def write_model(path: Path, kind=3, outputs=OUTPUTS) -> Path:
+def write_model(path: Path, kind=3, outputs=OUTPUTS, buckets=0) -> Path:
     """A page with r times "river", c times "casino" and n words and an EOS token in all that the model knows is "good"
-    with probability 1 / (1 + exp(-8 (r - c) / n)). Kind 3 is a classifier, 1 word vectors."""
+    with probability 1 / (1 + exp(-8 (r - c) / n)). Kind 3 is a classifier, 1 word vectors. `buckets` of n-grams take 8
+    bytes each, and nothing looks at them."""
     entries = [(word, 0) for word in WORDS] + [(label, 1) for label in LABELS]
     softmax, magic, version = 3, 793_712_314, 12
-    settings = [VECTORS.shape[1], 5, 5, 1, 5, 1, softmax, kind, 0, 0, 0, 100]
+    settings = [VECTORS.shape[1], 5, 5, 1, 5, 1, softmax, kind, buckets, 0, 0, 100]
     content = struct.pack("<2i12id", magic, version, *settings, 1e-4)
     content += struct.pack("<3i2q", len(entries), len(WORDS), len(LABELS), 100, -1)
     content += b"".join(name.encode() + b"\0" + struct.pack("<qb", 5, type_) for name, type_ in entries)
-    for matrix in (VECTORS, outputs):
+    vectors = np.concatenate([VECTORS, np.zeros((buckets, 2), "<f4")])
+    for matrix in (vectors, outputs):
         content += struct.pack("<?2q", False, *matrix.shape) + matrix.tobytes()
     path.write_bytes(content)
     return path

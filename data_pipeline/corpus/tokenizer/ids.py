@@ -16,9 +16,8 @@ from pydantic import Field
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.json_file import read_json
 from data_pipeline.corpus.tokenizer.config import TokenizerConfig
-from data_pipeline.corpus.tokenizer.text_model import TextModel
+from data_pipeline.corpus.tokenizer.text_model import TextModel, read_saved
 from data_pipeline.text.vocabulary import Vocabulary
 
 MODEL = "ids.json"
@@ -44,11 +43,7 @@ class Ids(TextModel):
 
     @classmethod
     def read(cls, directory: Path) -> "Ids":
-        path = directory / MODEL
-        try:
-            return cls(**asdict(read_json(path, _Saved)))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file or directory") from None
+        return cls(**asdict(read_saved(directory / MODEL, _Saved)))
 
     def glue(self, first: int) -> str:
         return self.gap

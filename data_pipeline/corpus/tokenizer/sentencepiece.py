@@ -70,7 +70,7 @@ class SentencePiece(TextModel):
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise FailedError(f"{origin}: not a sentencepiece model") from None
-        if self.own_sentinels:  # pieces of which no text may consist
+        if self.own_sentinels:  # no text may contain these pieces
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._of_text.SerializeToString())
         special = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
         if special != (PAD, EOS, UNK):

@@ -21,9 +21,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.config_file import LocalPath
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.json_file import read_json
 from data_pipeline.corpus.tokenizer.config import TrainedConfig
-from data_pipeline.corpus.tokenizer.text_model import TextModel, ends_sentence, read_file, starts_word
+from data_pipeline.corpus.tokenizer.text_model import TextModel, ends_sentence, read_file, read_saved, starts_word
 from data_pipeline.text.vocabulary import Vocabulary
 
 PAD, EOS, UNK = 0, 1, 2
@@ -61,11 +60,7 @@ class Symbols(TextModel):
 
     @classmethod
     def read(cls, directory: Path) -> "Symbols":
-        path = directory / MODEL
-        try:
-            return cls(**asdict(read_json(path, _Saved)))
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file or directory") from None
+        return cls(**asdict(read_saved(directory / MODEL, _Saved)))
 
     def glue(self, first: int) -> str:
         return self.gap

@@ -17,9 +17,11 @@ import numpy as np
 import tokenizers
 
 from data_pipeline.base.errors import FailedError, UserError
+from data_pipeline.base.json_file import read_json
 from data_pipeline.text.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
+Saved = TypeVar("Saved")
 _PART_CHARACTERS = 1_000_000
 _SPACE = re.compile(r"[^\S\x1c-\x1f]")  # the four are white space for Python, but for no tokenizer
 _CUT = re.compile(rf"(?<=\S){_SPACE.pattern}")
@@ -124,6 +126,14 @@ class TextModel(Protocol):
         uncovered[[*self.byte_ids, *([] if self.vocabulary.unk is None else [self.vocabulary.unk])]] = True
         encoded = zip(seen.counts.items(), self.encode([*seen.counts]), strict=True)
         return {character: count for (character, count), ids in encoded if uncovered[ids].any()}
+
+
+def read_saved(path: Path, kind: type[Saved]) -> Saved:
+    """The content of a JSON file. Raises UserError if the file is missing, FailedError if it is damaged."""
+    try:
+        return read_json(path, kind)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file or directory") from None
 
 
 def read_file(path: Path) -> str:

@@ -31,6 +31,7 @@ _HEADER = struct.Struct("<2i12id3i2q")  # magic, version; 12 settings and one mo
 _COUNT_AND_TYPE, _FLAG, _SHAPE, _NUMBER, _QUANTISER = map(struct.Struct, ("<qb", "<?", "<2q", "<i", "<4i"))
 _LABEL = 1  # the type of a label among the dictionary's entries
 _CENTROIDS = 256  # of each part of a quantised vector
+_MEMORY = 2  # bytes of a loaded model for each byte of its file: 1 for vectors, more for words
 
 
 class ClassifierConfig(Section):
@@ -52,6 +53,10 @@ class Classifier(ClassifierConfig, Rule):
     @cached_property
     def _score(self) -> Scorer:
         return scorer(self)
+
+    @property
+    def memory(self) -> int:
+        return _MEMORY * Path(self.path).stat().st_size
 
     @property
     def contents(self) -> list[str]:

@@ -299,7 +299,7 @@ def test_a_plan_has_the_stages_of_the_build(folder, corpora):
     planned = forecast_build(config, found, "of it", workers=2)
     done = [stage.name for stage in found.stages]
     assert [stage.name for stage in planned.stages] == done
-    assert done == [name for name in table.stages_of(config) if name in done]  # in the order of the table
+    assert done == [stage.name for stage in table.stages_of(config) if stage.name in done]  # in the order of the table
 
 
 def test_evaluation_sets_of_an_earlier_build_are_not_read_again(tmp_path, monkeypatch):

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.local_store import LocalStore
-from data_pipeline.config import CorpusConfig, RayConfig
+from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.documents import SCHEMA
 from data_pipeline.dedup.config import DedupConfig
 from data_pipeline.dedup.equal import EqualDocuments, EqualLines, EqualSpans, sentences_of
-from data_pipeline.dedup.keys import KeyBucket, Keys, merge_keys, write_duplicates
+from data_pipeline.dedup.keys import KeyBucket, Keys, write_duplicates
 from data_pipeline.dedup.minhash import Clusters, MinHashConfig, NearDuplicates
 from data_pipeline.dedup.newest_url import NewestUrl
 from data_pipeline.dedup.places import Span
@@ -33,8 +33,10 @@ from data_pipeline.dedup.registry import STEPS, key_steps
 from data_pipeline.dedup.step import KeyStep
 from data_pipeline.dedup.substrings import EqualSubstrings, SubstringsConfig
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.merging import merge, write_names
+from data_pipeline.engine.merging import write_names
 from data_pipeline.stages import report
+from data_pipeline.stages.dedup import Comparing
+from data_pipeline.stages.stage import Build
 from data_pipeline.stages.table import forget
 from data_pipeline.text.cleaning.bad_words import BadWords
 from data_pipeline.text.document import Document, Dropped, Tally, normalize_url
@@ -444,13 +446,32 @@ def test_a_step_that_is_off_takes_no_other_steps_files_with_it(tmp_path, monkeyp
     for name in [*other, *own]:
         (tmp_path / ".stages" / name).mkdir(parents=True)
     dedup = DedupConfig(urls=None, lines=False, custom=[Fuzzy()])
-    forget(LocalStore(tmp_path), plain(tmp_path, "x", "text", dedup=dedup))
+    config = plain(tmp_path, "x", "text", dedup=dedup)
+    forget(LocalStore(tmp_path), config)
     assert {folder.name for folder in (tmp_path / ".stages").iterdir()} == set(other)
 
     (tmp_path / ".stages/lines-fuzzy-keys-merged-sites-keys").mkdir()
-    merge("lines-fuzzy-keys", merge_keys, {}, 1, LocalStore(tmp_path), RayConfig())
+    Comparing("lines-fuzzy", Fuzzy).merged_keys.run(Build(config, LocalStore(tmp_path), []))
     left = {folder.name for folder in (tmp_path / ".stages").iterdir()}
     assert left == {*other, "lines-fuzzy-keys-merged-sites-keys"} - {"lines-fuzzy-keys-merged"}
+
+
+def test_a_build_removes_the_files_of_stages_that_it_no_longer_needs(tmp_path):
+    """Stages of URLs need a document with a URL, the others the setting. Without deduplication, no parts are left."""
+    pages = [page("One text.", "http://a.org"), page("Another text.")]
+    kept = {"driver", "workers", "documents", "deduplicated", "plans", "timings", "complete", "revisions.json"}
+
+    def folders(**dedup: object) -> set[str]:
+        corpus = cleaned(tmp_path, [pages], cleaning={"profile": "none"}, dedup={**OFF, **dedup})
+        return {path.name for path in (corpus / ".stages").iterdir()} - kept
+
+    steps = {f"{step}-{kind}" for step in ("urls", "lines") for kind in ("keys", "duplicates")}
+    assert folders(urls="newest", lines=True) == steps
+    pages[0]["url"] = ""
+    assert folders(urls="newest", lines=True) == {"lines-keys", "lines-duplicates"}
+    assert folders() == set()
+    assert not [*(tmp_path / "corpus/.stages/documents").glob("*.parquet")]
+    assert not (tmp_path / "corpus/.stages/deduplicated").exists()
 
 
 def test_a_line_too_long_beside_an_empty_one_leaves_no_text(tmp_path):

@@ -429,12 +429,12 @@ def without(spec: Work, file: str, reason: str) -> Work:
 
 
 # One unit asks for more than any machine has: Ray waits for ever for what no node has.
-DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, memory=1, cpus=1000)
+DIVISION = Stage("division", 1, fail_or_not, "lower key.of_it", without, cpus=1000)
 
 
 def do_all(folder: Path) -> None:
     corpus = LocalStore(folder)
-    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),), size=by << 60) for by in (0, 1)]
+    units = [Unit(f"by-{by}", Work("divide", by=by, output=str(by)), "", (str(by),), memory=by << 60) for by in (0, 1)]
     units += [Unit("read", Work("read", output="2"), "", ("2",))]
     units += [Unit("allocate", Work("allocate"), ""), Unit("be_killed", Work("be_killed", times=9), "")]
     units += [Unit("be_killed_once", Work("be_killed", times=1), "", ("tries-1",))]

@@ -23,13 +23,13 @@ from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys, minhash
 from data_pipeline.engine import merging
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.work_units import Finished, Output, read_finished
+from data_pipeline.engine.work_units import Finished, Output, Result, read_finished
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import parts, report, shards, tokens
 from data_pipeline.stages.documents import STAGE as DOCUMENTS_STAGE
+from data_pipeline.stages.kinds import PARTS
 from data_pipeline.stages.parts import Histograms, WrittenPart
 from data_pipeline.stages.pipeline import build, keep_only
-from data_pipeline.stages.stage import PARTS
 from data_pipeline.stages.tokenizer import Sample, TokenizerResult
 from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult
 from data_pipeline.text.document import Document
@@ -147,14 +147,14 @@ def test_documents_with_a_url_are_counted():
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, size, units):
     assert merging.group_size(files, readers) == size
-    assert merging.merging_units(files, readers) == units
-    left = files
-    if units:
-        whole = merging.untouched(files, readers, size)
-        assert units == -(-(files - whole) // size)
-        left = whole + units
-    assert left <= 1024
-    assert left * readers <= 1e6
+    names = {str(number): "" for number in range(files)}
+    planned = merging.plan("", names, readers)
+    assert len(planned) == units
+    done = [Finished(unit.name, "", Result(), {unit.outputs[0]: Output(1, "")}, 1.0, 1.0) for unit in planned]
+    left = merging.to_read(names, done, readers)
+    assert [*left[: len(left) - units], *(name for unit in planned for name in unit.spec.files)] == [*names]
+    assert len(left) <= 1024
+    assert len(left) * readers <= 1e6
 
 
 @each(

@@ -9,14 +9,17 @@ import pytest
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import UserError
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
-from data_pipeline.dedup.decontamination import DecontaminationConfig
+from data_pipeline.dedup.minhash import NearDuplicates
 from data_pipeline.engine.work_units import Unit
-from data_pipeline.stages import evaluation_sets, report, table, tokenizer
-from data_pipeline.stages.dedup import clusters_of
-from data_pipeline.stages.stage import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
+from data_pipeline.stages import dedup, documents, evaluation_sets, report, table, tokenizer
+from data_pipeline.stages.inputs import files_of
+from data_pipeline.stages.kinds import DROPPED, DUPLICATES, INPUTS, KINDS, SETS
+from data_pipeline.stages.parts import Part
 from data_pipeline.tools import planning
 from tests.conftest import SAMPLES
+from tests.support.builds import plain, write_model
 from tests.support.in_process import done_here
 
 
@@ -72,8 +75,7 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
     assert workers.endswith("100.0 MB are free here; lower ray.num_cpus")
     keys = [replace(found.stages[0], name=f"{step}-keys", keys=10) for step in ("urls", "minhash")]
     found = replace(found, stages=[*found.stages, *keys])
-    documents = {"kept": 180, "read": 10**6, "dropped": {}}
-    found = replace(found, documents=report.DocumentCounts(**documents))
+    found = replace(found, sources={"c4": replace(found.sources["c4"], read=10**6)})
     near = settings(small_corpus, "dedup.minhash=true", "dedup.urls=newest")
     planned = planning.forecast_build(near, found, "", workers=1)
     assert planned.memory["minhash-clusters"] == pytest.approx(160e6, rel=0.01)
@@ -83,7 +85,7 @@ def test_what_will_fail_is_said(small_corpus, monkeypatch):
 
 def test_each_stage_reads_what_earlier_ones_write_and_the_page_has_all():
     there = {INPUTS, SETS}
-    stages = table.all_stages()
+    stages = table.stages({"minhash": NearDuplicates})
     for stage in stages:
         # the keys of the first step need no earlier step's duplicates
         assert there | {DUPLICATES} >= {*stage.reads}, stage.name
@@ -95,13 +97,23 @@ def test_each_stage_reads_what_earlier_ones_write_and_the_page_has_all():
 
 
 def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
-    """160 bytes for each document that is clustered, 150 for each word of an evaluation set, which has 5 letters."""
+    """150 bytes for each word of an evaluation set, which has 5 letters, and 60 where the n-grams are looked for; 3 for
+    each byte of text whose lines are duplicates; 2 for each byte of a classifier's file."""
     (tmp_path / "items.txt").write_text("abcd " * 2000)
-    sets = DecontaminationConfig(sets=[{"name": "a", "path": str(tmp_path / "items.txt"), "format": "text"}])
-    (unit,) = evaluation_sets.plan(sets)
+    model = write_model(tmp_path / "model.bin")
+    sets = [{"name": "a", "path": str(tmp_path / "items.txt"), "format": "text"}]
+    steps = [{"step": "classifier", "path": str(model), "label": "good"}, "lines", "substrings"]
+    config = plain(tmp_path, tmp_path / "items.txt", "text", steps=[*steps, {"step": "decontamination", "sets": sets}])
+    (reading,) = documents.plan(config, LocalStore(tmp_path), files_of(config))
+    assert documents.STAGE.needs(reading).memory == 2 * model.stat().st_size
+    (unit,) = evaluation_sets.plan(config.searched_for)
     assert evaluation_sets.STAGE.needs(unit).memory == 2000 * 150
-    assert clusters_of("minhash").needs(Unit("", None, "", size=10**6)).memory == 160 * 10**6
-    assert tokenizer.STAGE.needs(Unit("", None, "", size=50)).cpus == 8
+    part = Part("a", "text", "", 1000, {}, 1000, checksums=["same"])
+    work = dedup.Work(config, [part], dedup.steps_after_reading(config), [], set_bytes=10_000)
+    decided = dedup.Decided([""], "", "")
+    memory = [dedup.plan(work, [decided] * number)[0].memory for number in range(4)]
+    assert memory == [2500, 5500, 25_000, 20_000 + 2000 * 60]  # lines, anchors, substrings, the last stage
+    assert tokenizer.STAGE.needs(Unit("", None, "")).cpus == 8
 
 
 @pytest.mark.slow
