@@ -2,8 +2,9 @@
 
 A bucket is a range of hashes, and reads a slice of every file. 56,000 files × 4,200 buckets would be 235 million opens.
 So groups of neighbouring files are merged first, each into one file in the same order; every file is then opened once,
-and a bucket opens only merged files. The bytes that a bucket reads stay the same. Merging is a stage like any other,
-whose units are committed, kept, redone and repaired.
+and a bucket opens only merged files. The bytes that a bucket reads stay the same. A store says how many opens there may
+be: in a folder 1,000,000, which take one core 17 minutes at 1 ms each, and fewer in a bucket. Merging is a stage like
+any other, whose units are committed, kept, redone and repaired.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Stage, Unit, outputs_of, run
 
 _MOST_FILES = 1024  # opens of one reader
-_MOST_OPENS = 1_000_000  # of all readers together: 17 minutes of one core at 1 ms each
 MERGE_BYTES = 500_000_000  # memory of a unit, at most
 _MERGED = "-merged"  # ends the name of the stage
 
@@ -33,32 +33,33 @@ class MergeSpec:
     output: str
 
 
-def group_size(files: int, readers: int) -> int:
-    """How many files are merged into one; at most 1 if each of `readers` can open all `files` itself.
+def group_size(files: int, readers: int, opens: int) -> int:
+    """How many files are merged into one; at most 1 if each of `readers` can open all `files` itself, and all readers
+    together open at most `opens`.
 
     Groups are as small as possible, so that many units can merge at the same time.
     """
-    return -(-files // _enough(readers))
+    return -(-files // _enough(readers, opens))
 
 
-def _enough(readers: int) -> int:
+def _enough(readers: int, opens: int) -> int:
     """How many files each of `readers` can open itself."""
-    return min(_MOST_FILES, max(1, _MOST_OPENS // max(1, readers)))
+    return min(_MOST_FILES, max(1, opens // max(1, readers)))
 
 
-def untouched(files: int, readers: int, size: int) -> int:
+def untouched(files: int, readers: int, opens: int, size: int) -> int:
     """How many of the first `files` stay unmerged, while the others are merged in groups of `size`.
 
     The unmerged files come first: a reader knows the unit of an unmerged file only by its position in the list.
     """
-    too_many = files - _enough(readers)
+    too_many = files - _enough(readers, opens)
     return max(0, files - size * -(-too_many // (size - 1))) if too_many > 0 else 0
 
 
-def merging_units(files: int, readers: int) -> int:
+def merging_units(files: int, readers: int, opens: int) -> int:
     """How many units merge `files`; 0 if they aren't merged."""
-    size = group_size(files, readers)
-    return -(-(files - untouched(files, readers, size)) // size) if size > 1 else 0
+    size = group_size(files, readers, opens)
+    return -(-(files - untouched(files, readers, opens, size)) // size) if size > 1 else 0
 
 
 def merge(
@@ -75,12 +76,13 @@ def merge(
     units by the name of their stage, "tokens-merged"; no units if nothing is merged. Merged files that are no longer
     needed are removed.
     """
-    name, size = merged_name(written_by), group_size(len(files), readers)
+    name, opens = merged_name(written_by), corpus.most_opens
+    size = group_size(len(files), readers, opens)
     if size <= 1:
         if name in corpus.folders(".stages"):
             corpus.delete_folder(f".stages/{name}")
         return list(files), {}
-    first = untouched(len(files), readers, size)
+    first = untouched(len(files), readers, opens, size)
     stage = Stage(name, 1, work, "lower ray.num_cpus", memory=MERGE_BYTES)
     units = run(stage, plan(name, files, size, first), corpus, ray_config)
     return [*islice(files, first), *outputs_of(units)], {name: units}

@@ -137,7 +137,7 @@ def decide_bucket(context: Context, spec: BucketSpec) -> Result:
 def keys_of(step: type[KeyStep], name: str) -> Stage[KeysSpec, KeysResult]:
     return Stage(
         f"{name}-keys",
-        3,  # the version of the keys' and the table's form; a step has a version of its own
+        4,  # the version of the keys' and the table's form; a step has a version of its own
         gather_keys,
         "lower characters_per_part",
         memory=2.5,  # a line counts as 40 characters; its key has 24 bytes and is held four times
@@ -155,7 +155,7 @@ def keys_of(step: type[KeyStep], name: str) -> Stage[KeysSpec, KeysResult]:
 def buckets_of(step: type[KeyStep], name: str) -> Stage[BucketSpec, Result]:
     return Stage(
         f"{name}-duplicates",
-        2,
+        3,
         decide_bucket,
         "lower dedup.keys_per_bucket",
         memory=120,  # of any step
@@ -174,7 +174,7 @@ def buckets_of(step: type[KeyStep], name: str) -> Stage[BucketSpec, Result]:
 def clusters_of(name: str) -> Stage[ClustersSpec, Result]:
     return Stage(
         f"{name}-clusters",
-        3,
+        4,
         find_clusters,
         "raise dedup.minhash.rows",
         memory=MEMORY_PER_DOCUMENT,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from data_pipeline.base.formatting import human_size, markdown
+from data_pipeline.base.open_store import open_store
 from data_pipeline.base.store import Store
 from data_pipeline.config import CorpusConfig
 from data_pipeline.engine.merging import MERGE_BYTES, merged_name, merging_units, unmerged_name
@@ -61,10 +62,10 @@ def measure_of(name: str) -> str:
 
 def units_of(amounts: Amounts, with_urls: bool) -> dict[str, int]:
     """How many units each stage has, and the stage that merges its files."""
-    found = {}
+    found, opens = {}, open_store(amounts.config.output).most_opens
     for stage in stages_of(amounts.config, with_urls).values():
         found[stage.name] = number = stage.units(amounts)
-        if stage.merge and (units := merging_units(number, stage.readers(amounts))):
+        if stage.merge and (units := merging_units(number, stage.readers(amounts), opens)):
             found[merged_name(stage.name)] = units
     return found
 
