@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from botocore.exceptions import EndpointConnectionError
 
 import data_pipeline
 
@@ -116,16 +117,16 @@ def make_bucket(url: str) -> None:
         try:
             system.mkdir("bucket")
             return
-        except OSError:
+        except (OSError, EndpointConnectionError):
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)
 
 
 @contextmanager
-def counting(url: str) -> Iterator[tuple[str, Counter[str]]]:
-    """The address of a proxy before the server at `url`, and its requests by method; listings are "LIST"."""
-    asked: Counter[str] = Counter()
+def counting(url: str) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
+    """The address of a proxy before the server at `url`, and its requests by method and folder; listings are "LIST"."""
+    asked: Counter[tuple[str, str]] = Counter()
     lock = threading.Lock()
     host = url.removeprefix("http://")
 
@@ -134,7 +135,8 @@ def counting(url: str) -> Iterator[tuple[str, Counter[str]]]:
 
         def forward(self) -> None:
             with lock:
-                asked["LIST" if "list-type" in self.path else self.command] += 1
+                method = "LIST" if "list-type" in self.path else self.command
+                asked[method, self.path.partition("?")[0].rpartition("/")[0]] += 1
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             connection = http.client.HTTPConnection(host)
             connection.request(self.command, self.path, body, dict(self.headers))
@@ -194,8 +196,11 @@ def main() -> None:
                 for build in ("first", "again"):
                     asked.clear()
                     seconds_of(corpus_file, "s3://bucket/counted", proxy)
-                    rows += [(build, method, str(count)) for method, count in sorted(asked.items())]
-                    print(f"requests, {build}: {dict(asked)}, {asked.total()} in all", flush=True)
+                    methods: Counter[str] = Counter()
+                    for (method, _), count in asked.items():
+                        methods[method] += count
+                    rows += [(build, method, str(count)) for method, count in sorted(methods.items())]
+                    print(f"requests, {build}: {dict(methods)}, {methods.total()} in all", flush=True)
         records = (folder / "built/0/.stages").glob("*/finished.jsonl")
         units = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in records)
     rows.append(("first", "units", str(units)))

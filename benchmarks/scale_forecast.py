@@ -23,6 +23,7 @@ import scale_rows
 
 from data_pipeline.base.config_file import load
 from data_pipeline.base.json_file import read_json
+from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup.keys import KeyBucket
 from data_pipeline.engine import merging
@@ -101,8 +102,10 @@ def stage_time(
     return StageTime(name, units, unit, math.ceil(units / workers) * unit, units / per_second, read)
 
 
-def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -> Iterator[StageTime]:
-    """Each stage of C4's build. Units are counted by the functions that plan them."""
+def forecast(
+    config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int, opens: int = LocalStore.most_opens
+) -> Iterator[StageTime]:
+    """Each stage of C4's build. Units are counted by the functions that plan them. `opens`: the store's."""
 
     def times(name: str, units: int, text: float, read: float | None = None, stage: str = "") -> StageTime:
         """`stage`: the one whose speed is meant."""
@@ -119,10 +122,10 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
         keys = round(speeds.keys[f"{step}-keys"] * crawl.read / 1e6)
         buckets, of_keys = KeyBucket.enough(keys, config.dedup.keys_per_bucket), _BYTES_OF_A_KEY * keys
         yield times(f"{step}-keys", len(read), crawl.read, _BYTES_OF_A_URL * keys if step == "urls" else None)
-        if units := _merging_units(len(read), buckets):
+        if units := merging_units(len(read), buckets, opens):
             yield times(f"{step}-keys-merged", units, crawl.read, of_keys, f"{step}-duplicates")
         yield times(f"{step}-duplicates", buckets, crawl.read, of_keys)
-        if units := _merging_units(buckets, len(read)):
+        if units := merging_units(buckets, len(read), opens):
             yield times(f"{step}-duplicates-merged", units, crawl.read, 0.0, f"{step}-duplicates")
     yield times("deduplicated", len(read), crawl.read)
     kept = [_part(round(crawl.kept / len(read)), crawl.documents / len(read))] * len(read)
@@ -132,13 +135,14 @@ def forecast(config: CorpusConfig, crawl: Crawl, speeds: Speeds, workers: int) -
     yield stage_time("tokenizer", 1, trained, sample, 1, speeds.units_per_second)
     groups, buckets = len(grouped(kept, config)), config.buckets(crawl.tokens)
     yield times("tokens", groups, crawl.kept)
-    if units := _merging_units(groups, buckets):
+    if units := merging_units(groups, buckets, opens):
         yield times("tokens-merged", units, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens, "shards")
     yield times("shards", buckets, crawl.kept, _BYTES_OF_A_TOKEN * crawl.tokens)
 
 
-def _merging_units(files: int, readers: int) -> int:
-    return len(merging.plan("", {str(number): "" for number in range(files)}, readers))
+def merging_units(files: int, readers: int, opens: int) -> int:
+    """How many units merge `files`; 0 if they aren't merged."""
+    return len(merging.plan("", {str(number): "" for number in range(files)}, readers, opens))
 
 
 def _part(size: int, documents: float) -> Part:

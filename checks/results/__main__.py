@@ -30,9 +30,12 @@ WHOLE = {
 def computed(folder: Path) -> dict[str, Rows]:
     marks = {one.mark or "" for page in folder.glob("*.md") for one in tables(page.read_text(encoding="utf-8"))}
     files = {mark: printed(folder / mark) for mark in marks if (folder / mark).is_file()}
-    forecast = importlib.import_module("scale_forecast").cells(folder)
+    arithmetic = {
+        "scale-c4": importlib.import_module("scale_forecast").cells(folder),
+        "scale-bucket": importlib.import_module("bucket_requests").cells(folder),
+    }
     from_data = {name: function(folder) for name, function in TABLES.items()}
-    return files | gpu.computed(folder) | from_data | {"scale-c4": forecast}
+    return files | gpu.computed(folder) | from_data | arithmetic
 
 
 def problems(folder: Path) -> list[str]:

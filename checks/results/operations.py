@@ -213,6 +213,20 @@ def _object_storage(folder: Path) -> Iterator[list[str]]:
     yield [None, *(number(value, 2) for value in (median(ratios), min(ratios), max(ratios)))]
 
 
+@table("scale-bucket-requests")
+def _bucket_requests(folder: Path) -> Iterator[list[str]]:
+    """By the folder of the files that are read; looks for the claim depend on how long a build takes."""
+    codes: dict[str, dict[str, int]] = {"before": {}, "after": {}}
+    for row in rows_of(folder / "scale/bucket-requests.csv"):
+        if not row["files of"].endswith("claims"):
+            codes[row["code"]][row["files of"]] = int(row["requests"])
+    found = [*codes.values()]
+    many = [name for name in found[0] if max(one[name] for one in found) > len(found[0])]
+    yield from ([f"`{name}`", *(str(one[name]) for one in found)] for name in many)
+    yield ["others", *(str(sum(count for name, count in one.items() if name not in many)) for one in found)]
+    yield ["**all**", *(str(sum(one.values())) for one in found)]
+
+
 @table("operations-requests")
 def _requests(folder: Path) -> Iterator[list[str]]:
     rows = rows_of(folder / "operations/object-storage.csv")

@@ -17,7 +17,6 @@ from data_pipeline.base.errors import FailedError, one_line
 from data_pipeline.base.store import ReadRanges, Store
 
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
-_HEAD = 16_384  # bytes of the first read: the header and, in a small file, the arrays
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
 
 
@@ -40,16 +39,25 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[st
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, metadata)
 
 
+def write_in_order(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a file of `arrays`, whose values have equal sizes, in this order. `Arrays` reads the first with the
+    header, if they are small."""
+    with growing_arrays(path, {name: (array.dtype, array.shape) for name, array in arrays.items()}) as append:
+        for name, array in arrays.items():
+            append(name, array)
+
+
 class Arrays:
     """The arrays of a file; only what is asked for is read. Raises FailedError if the file is damaged.
 
+    The first request reads the header and, up to `Store.least_read` bytes, arrays.
     Each request opens the file. `opened` is for several requests to a file that needn't stay open after them.
     """
 
     def __init__(self, corpus: Store, name: str, read: ReadRanges | None = None):
         self._where, self._read = corpus.at(name), read or (lambda ranges: corpus.ranges(name, ranges))
         try:
-            (head,) = self._read([(0, _HEAD)])
+            (head,) = self._read([(0, corpus.least_read)])
             (size,) = struct.unpack_from("<Q", head)
             self._start = 8 + size
             if self._start > len(head):
@@ -112,8 +120,8 @@ class Arrays:
 def growing_arrays(
     path: Path, shapes: Mapping[str, tuple[Any, tuple[int, ...]]]
 ) -> Iterator[Callable[[str, np.ndarray], None]]:
-    """A safetensors file for arrays of `shapes`, (dtype, shape) by name. Yields a function that appends values to the
-    array of a name; the arrays grow piece by piece and in any order.
+    """A safetensors file for arrays of `shapes`, (dtype, shape) by name; arrays of large values come first in the file.
+    Yields a function that appends values to the array of a name; the arrays grow piece by piece and in any order.
 
     Raises ValueError if an array gets more values than its shape has room for, or isn't full at the end of the block.
     """
@@ -122,7 +130,7 @@ def growing_arrays(
     at: dict[str, int] = {}
     ends: dict[str, int] = {}
     end = 0
-    for name in sorted(shapes, key=lambda name: (-dtypes[name].itemsize, name)):  # so all are aligned
+    for name in sorted(shapes, key=lambda name: -dtypes[name].itemsize):  # so all are aligned
         dtype, shape = dtypes[name], shapes[name][1]
         at[name], end = end, end + dtype.itemsize * math.prod(shape)
         ends[name] = end

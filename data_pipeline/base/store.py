@@ -31,6 +31,10 @@ class Store(abc.ABC):
 
     seconds_between_appends = 0.0
     """How long lines should be collected before they are appended; in a bucket, each append makes an object."""
+    most_opens = 1_000_000
+    """How often the units of a stage may open files of other units. With more, files are merged first."""
+    least_read = 16_384
+    """Bytes that take about as long to read as one byte."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and str(other) == str(self)

@@ -25,7 +25,7 @@ WAIT_SECONDS = 300.0  # for a store that doesn't answer
 LISTING_SECONDS = 15.0  # WAIT_SECONDS at the start of a build, when the address may be wrong
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
 _SILENT = 2.0  # seconds of failures before a warning
-READ_AHEAD = 4 << 20  # bytes of a remote file that are requested at once
+READ_AHEAD = 16 << 20  # bytes of a remote file that are requested at once
 
 # Temporary failures, by the package and name of their class. `_is_temporary` has those that are an OSError.
 _TEMPORARY = {
@@ -158,12 +158,12 @@ def open_file(
 ) -> BinaryIO:
     """The file at a path or URL, opened for reading at any position. A remote file is read `retried`.
 
-    `beginning`: the file's first `READ_AHEAD` bytes, or all of a smaller file, if they were read before. `retried`:
+    `beginning`: the file's first `read_ahead` bytes, or all of a smaller file, if they were read before. `retried`:
     a function with the parameters `attempt` and `url` of `with_retries`. Opening and reading raise what it raises.
     `read_ahead`: bytes of a remote file that are fetched beyond those that are read. `checksum`: is updated by all
     reads.
     """
-    if 0 < len(beginning) < READ_AHEAD:
+    if 0 < len(beginning) < read_ahead:
         return io.BytesIO(beginning)
     found, inside = filesystem(path)
     if not is_local(found):

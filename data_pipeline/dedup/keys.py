@@ -13,21 +13,21 @@ too, sorted by unit.
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from hashlib import md5
 from pathlib import Path
 from struct import Struct
 
 import numpy as np
 
-from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_arrays
+from data_pipeline.base.safetensors_file import Arrays, growing_arrays, write_in_order
 from data_pipeline.base.store import Store
 from data_pipeline.engine.context import Context
 from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.work_units import Result
 
 _LEAST_SLOTS, _MOST_SLOTS = 4096, 1 << 20  # 8 MB of each file
-_KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 20, 1 << 22  # merged in memory
+_KEYS_AT_ONCE, _DUPLICATES_AT_ONCE = 1 << 21, 1 << 22  # merged in memory
 _FIRST_WORD = Struct(">Q").unpack_from
 NO_DOCUMENT = 2**32 - 1  # the number of a page that cleaning dropped; it may still be the newest of its URL
 
@@ -64,11 +64,11 @@ class Keys:
         starts = np.searchsorted(hashes, np.arange(slots, dtype=np.uint64) * np.uint64(2**64 // slots))
         pairs = np.stack([table[duplicates, -1], table[copies, -1]], axis=1)
         arrays = {
-            "keys": table[kept],
             "slots": np.append(starts, len(kept)).astype(np.int64),
+            "keys": table[kept],
             "duplicates": pairs[pairs[:, 0] >> np.uint64(32) != NO_DOCUMENT],
         }
-        write_arrays(path, arrays)
+        write_in_order(path, arrays)
         return len(kept)
 
 
@@ -120,8 +120,11 @@ class KeyBucket:
         size = (file.shape("slots")[0] - 1) // self.count
         bounds = (self.number * size, (self.number + 1) * size)
         start, stop = (int(slot[0]) for slot in file.slices(*(("slots", at, at + 1) for at in bounds)))
-        keys, *units = file.slices(*((array, start, stop) for array in ("keys", "units") if array in file))
-        return keys, units[0].astype(np.uint64) if units else np.full(stop - start, unit, np.uint64)
+        if "merged" in file:
+            (found,) = file.slices(("merged", start, stop))
+            return found[:, :-1], found[:, -1]
+        (keys,) = file.slices(("keys", start, stop))
+        return keys, np.full(stop - start, unit, np.uint64)
 
 
 def merge_signatures(context: Context, spec: MergeSpec) -> Result:
@@ -131,27 +134,46 @@ def merge_signatures(context: Context, spec: MergeSpec) -> Result:
 
 
 def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
-    """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
+    """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file.
+
+    The array `merged` has the unit of each key in its last column.
+    """
     corpus = context.store
-    opened = [Arrays(corpus, name) for name in spec.files]
-    slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
-    number, width = int(slots[-1]), opened[0].shape("keys")[1]
+    files = corpus.each(partial(Arrays, corpus), spec.files)
+    number, width = sum(file.shape("keys")[0] for file in files), files[0].shape("keys")[1]
+    slots = np.zeros(files[0].shape("slots"), np.int64)
+    count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
+    parts: list[_Part] = []
+    for unit, file in enumerate(files, spec.first):
+        of_file = file["slots"]  # one array at a time: each may have 8 MB
+        slots += of_file
+        parts.append(_Part(unit, file, of_file[:: (len(slots) - 1) // count].tolist()))
     shapes = {
-        "keys": (np.uint64, (number, width)),
-        "units": (np.uint32, (number,)),
         "slots": (np.int64, slots.shape),
+        "merged": (np.uint64, (number, width + 1)),
         **{name: (np.uint64, values.shape) for name, values in pairs.items()},
     }
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for name, values in {"slots": slots, **pairs}.items():
             append(name, values)
-        count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
-        for bucket in (KeyBucket(bucket, count) for bucket in range(count)):
-            table, units = _joined([bucket.slice_of(file, unit) for unit, file in enumerate(opened, spec.first)])
-            order = np.argsort(table[:, 0], kind="stable")
-            append("keys", table[order])
-            append("units", units[order])
+        for bucket in range(count):
+            table = np.concatenate(corpus.each(partial(_Part.keys, bucket=bucket), parts))
+            append("merged", table[np.argsort(table[:, 0], kind="stable")])
     return Result()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file that is merged. `starts`: where each bucket's keys begin, and where the last bucket's keys end."""
+
+    unit: int
+    file: Arrays
+    starts: list[int]
+
+    def keys(self, bucket: int) -> np.ndarray:
+        """The keys (n, words) of a bucket, with the unit in one more column."""
+        (keys,) = self.file.slices(("keys", self.starts[bucket], self.starts[bucket + 1]))
+        return np.column_stack([keys, np.full(len(keys), self.unit, np.uint64)])
 
 
 def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -185,20 +207,19 @@ def write_duplicates(
     units, positions = units[are_documents], positions[are_documents]
     order = np.lexsort((positions, units))
     starts = np.searchsorted(units[order], np.arange(count + 1, dtype=np.uint64))
-    arrays = {"duplicates": positions[order], "starts": starts.astype(np.int64)}
-    if kept is not None:
-        arrays["kept"] = kept[are_documents][order]
-    write_arrays(path, arrays)
+    columns = [positions, *([] if kept is None else [kept[are_documents]])]
+    duplicates = np.column_stack([column[order] for column in columns])
+    write_in_order(path, {"starts": starts.astype(np.int64), "duplicates": duplicates})
 
 
 def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
     """Merges files of duplicates. Each file has all units and a range of hashes."""
     corpus = context.store
-    opened = [Arrays(corpus, name) for name in spec.files]
+    opened = corpus.each(partial(Arrays, corpus), spec.files)
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
-    columns = [name for name in ("duplicates", "kept") if name in opened[0]]
-    shapes = {**{name: (np.uint64, (int(starts[-1]),)) for name in columns}, "starts": (np.int64, starts.shape)}
+    shape = int(starts[-1]), opened[0].shape("duplicates")[1]
+    shapes = {"starts": (np.int64, starts.shape), "duplicates": (np.uint64, shape)}
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         append("starts", starts)
         unit = 0
@@ -208,11 +229,10 @@ def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
             found, units_of = [], []
             for file in opened:
                 (bounds,) = file.slices(("starts", unit, until + 1))
-                found.append(file.slices(*((name, int(bounds[0]), int(bounds[-1])) for name in columns)))
+                found += file.slices(("duplicates", int(bounds[0]), int(bounds[-1])))
                 units_of.append(np.repeat(np.arange(unit, until), np.diff(bounds)))
             by_unit = np.argsort(np.concatenate(units_of), kind="stable")
-            for name, values in zip(columns, zip(*found, strict=True), strict=True):
-                append(name, np.concatenate(values)[by_unit])
+            append("duplicates", np.concatenate(found)[by_unit])
             unit = until
     return Result()
 
@@ -233,14 +253,9 @@ class Found:
 def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
     """The duplicates in `unit`, from the unit's file of `keys` and the files of the buckets. `kept`: whether they name
     the documents that stay."""
-    slices = corpus.each(lambda name: _decided(corpus, name, unit, kept), decided)
-    positions = [own[0] for own in slices]
-    stays = {
-        position >> 32: document
-        for own in slices
-        if kept
-        for position, document in zip(*map(np.ndarray.tolist, own), strict=True)
-    }
+    listed = _listed(corpus, decided, unit)
+    positions = [own[:, 0] for own in listed]
+    stays = {position >> 32: document for own in listed if kept for position, document in own.tolist()}
     if keys:
         within = Arrays(corpus, keys)["duplicates"]
         positions.append(within[:, 0])
@@ -259,12 +274,16 @@ def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -
     `decided`: the files of the buckets, which list these positions, and the positions of kept copies.
     """
     within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
-    listed = corpus.each(lambda name: _decided(corpus, name, unit, kept=False)[0], decided)
-    return np.unique(np.concatenate([within.ravel(), *listed]))
+    listed = _listed(corpus, decided, unit)
+    return np.unique(np.concatenate([within.ravel(), *(own[:, 0] for own in listed)]))
 
 
-def _decided(corpus: Store, name: str, unit: int, kept: bool) -> list[np.ndarray]:
-    """The positions in `unit` that a file of a bucket lists and, if asked, the documents that stay."""
-    with Arrays.opened(corpus, name) as file:
-        start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
-        return file.slices(*((array, start, stop) for array in ("duplicates", *(["kept"] if kept else []))))
+def _listed(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
+    """What each file of a bucket lists of `unit`: positions (n, 1), or positions and the documents that stay (n, 2)."""
+
+    def of_file(name: str) -> np.ndarray:
+        with Arrays.opened(corpus, name) as file:
+            start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
+            return file.slices(("duplicates", start, stop))[0]
+
+    return corpus.each(of_file, decided)

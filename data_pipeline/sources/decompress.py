@@ -76,14 +76,15 @@ def decompressed(
 
 
 @contextlib.contextmanager
-def open_file(path: str, checksum: stores.Checksum | None = None) -> Iterator[Any]:
+def open_file(path: str, checksum: stores.Checksum | None = None, read_ahead: int = stores.READ_AHEAD) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
+    `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
     Errors of reading the file pass through. If a remote store doesn't answer, requests are retried; then
     StoreUnavailable is raised.
     """
     with opening(path):
-        opened = stores.open_file(path, checksum=checksum)
+        opened = stores.open_file(path, checksum=checksum, read_ahead=read_ahead)
     with opened as file:
         yield file
 

@@ -126,7 +126,7 @@ def refuse_other_format(file: Input, declared: str) -> None:
 def _head(path: str) -> bytes:
     """The first bytes of the content of the file at `path`; b"" if they can't be read."""
     try:
-        with open_file(path) as file, decompressed(file, path, verified=False) as stream:
+        with open_file(path, read_ahead=_HEAD) as file, decompressed(file, path, verified=False) as stream:
             return stream.read(_HEAD)
     except StoreError:
         raise

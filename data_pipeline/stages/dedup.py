@@ -295,7 +295,7 @@ class Comparing:
         self.name, self.step = name, step
         self.keys = Stage(
             f"{name}-keys",
-            3,  # the version of the keys' and the table's form; a step has a version of its own
+            4,  # the version of the keys' and the table's form; a step has a version of its own
             gather_keys,
             "lower characters_per_part",
             plan=self._plan_keys,
@@ -311,7 +311,7 @@ class Comparing:
         )
         self.duplicates = Stage(
             f"{name}-duplicates",
-            2,
+            3,
             decide_bucket,
             "lower dedup.keys_per_bucket",
             plan=self._plan_duplicates,
@@ -327,7 +327,7 @@ class Comparing:
         )
         self.clusters = Stage(
             f"{name}-clusters",
-            3,
+            4,
             find_clusters,
             "raise dedup.minhash.rows",
             plan=self._plan_clusters,
@@ -346,7 +346,7 @@ class Comparing:
         """What the step has decided, after its stages."""
         gathered = build.of(self.keys)
         last = build.of(self.clusters) or build.of(self.duplicates)
-        found_in = to_read(outputs_of(last), build.of(self.merged_duplicates), len(gathered))
+        found_in = to_read(outputs_of(last), build.of(self.merged_duplicates), len(gathered), build.store.most_opens)
         checksums = fingerprint([[unit.checksums for unit in gathered], [unit.checksums for unit in last]])
         return Decided([*self._files(build)], write_names(build.store, found_in), checksums)
 
@@ -395,7 +395,8 @@ class Comparing:
 
     def _listed(self, build: Build) -> str:
         """The list of the files of keys, merged or not (`write_names`)."""
-        return write_names(build.store, to_read(self._files(build), build.of(self.merged_keys), self._buckets(build)))
+        files, merged, opens = self._files(build), build.of(self.merged_keys), build.store.most_opens
+        return write_names(build.store, to_read(files, merged, self._buckets(build), opens))
 
     def _buckets(self, build: Build) -> int:
         """The number of buckets of the keys. Raises UserError if there can't be so many."""

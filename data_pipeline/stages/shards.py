@@ -206,7 +206,7 @@ def _buckets(build: Build) -> tuple[list[tuple[RowsSpec, str]], list[str]]:
     """The spec and the fingerprint of each bucket, and the files of tokens, merged or not."""
     tokenized, (trained,) = build.of(tokens.STAGE), build.of(tokenizer_stage.STAGE)
     readers = len(buckets_of(build.config, tokenized))
-    files = to_read(outputs_of(tokenized), build.of(tokens.MERGED), readers)
+    files = to_read(outputs_of(tokenized), build.of(tokens.MERGED), readers, build.store.most_opens)
     return specs_of(build.config, build.store, tokenized, files, trained), files
 
 

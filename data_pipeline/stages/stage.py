@@ -89,7 +89,7 @@ def merged(
         1,
         work,
         "lower ray.num_cpus",
-        plan=lambda build: merging.plan(name, *to_merge(build)),
+        plan=lambda build: merging.plan(name, *to_merge(build), build.store.most_opens),
         unit="a group of files, if there are too many for their readers",
         reads=(stage.writes,),
         writes=stage.writes,

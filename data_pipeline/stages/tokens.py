@@ -44,7 +44,8 @@ _ENCODE_CHARACTERS = 8_000_000  # encoded at once
 _LEAST_CHARACTERS = _ENCODE_CHARACTERS // 512  # what a document counts as at least: at most 512 are encoded at once
 _ORDER_BITS = 12  # of a hash: the place in a run of documents that stay together
 _CHARACTERS_IN_RESULT = 1000
-_TOKENS_AT_ONCE = 1 << 24  # merged in memory
+_BYTES_AT_ONCE = 1 << 27  # of tokens, merged in memory
+_LAST = 2**64 - 1  # the hash in the row of an index that ends the last document
 _BYTES_OF_A_TOKEN = 6  # ids of 2 bytes are held three times
 
 
@@ -145,7 +146,11 @@ def plan(config: CorpusConfig, parts: Sequence[Part], trained: Finished) -> list
 
 
 def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
-    """Writes the token ids of a unit's documents, by split and in the order of hashes."""
+    """Writes the token ids of a unit's documents, by split and in the order of hashes.
+
+    A row of the index is a document: its hash, where its tokens begin and, in pairs, the number of tokens before the
+    target. One more row has the end of the last document.
+    """
     corpus, config, pairs = context.store, spec.config, spec.config.pairs
     model = context.cached("tokenizer", lambda: tokenizer.in_corpus(corpus, **config.tokenizer.layout))
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
@@ -169,17 +174,17 @@ def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     for split in SPLITS:
         order = np.argsort(np.array(hashes[split], dtype=np.uint64), kind="stable")
         pieces = [tokens[split][position] for position in order]
-        lengths = np.array([0, *(len(piece) for piece in pieces)], dtype=np.int64)
-        arrays[f"{split}.hashes"] = np.array(hashes[split], dtype=np.uint64)[order]
-        arrays[f"{split}.offsets"] = np.cumsum(lengths)
-        arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
+        columns = [np.append(np.array(hashes[split], dtype=np.uint64)[order], np.uint64(_LAST))]
+        columns.append(np.cumsum([0, *(len(piece) for piece in pieces)], dtype=np.uint64))
         if pairs:
-            arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
+            columns.append(np.append(np.array(targets[split], dtype=np.uint64)[order], np.uint64(0)))
+        arrays[f"{split}.index"] = np.column_stack(columns)
+        arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
     with corpus.put(spec.output) as path:
         write_arrays(path, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
     return TokensResult(
-        {split: int(arrays[f"{split}.offsets"][-1]) for split in SPLITS},
+        {split: len(arrays[f"{split}.tokens"]) for split in SPLITS},
         {str(power): n for power, n in sorted(powers.items())},
         coverage.tokens,
         coverage.characters,
@@ -227,18 +232,19 @@ class TokenBucket:
         return -(-(self.number << 64) // self.count), -(-((self.number + 1) << 64) // self.count) - 1
 
 
-def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
-    """(number of the first, hashes (n,)) of the bucket's documents in a token file.
+def _found(file: Arrays, bucket: TokenBucket) -> np.ndarray:
+    """The rows (n + 1, columns) of the index of a token file that have the bucket's n documents and the row after them.
 
-    Hashes are spread evenly, so the place of a bucket's hashes is nearly known. If the estimate is wrong, more hashes
+    Hashes are spread evenly, so the place of a bucket's hashes is nearly known. If the estimate is wrong, more rows
     are read.
     """
-    name, (low, high) = f"{bucket.split}.hashes", bucket.bounds
-    total = file.shape(name)[0]
+    name, (low, high) = f"{bucket.split}.index", bucket.bounds
+    total = file.shape(name)[0] - 1
     more = 64 + 4 * math.isqrt(total)
     start, stop = max(0, (total * low >> 64) - more), min(total, (total * (high + 1) >> 64) + more)
     while True:
-        (hashes,) = file.slices((name, start, stop))
+        (rows,) = file.slices((name, start, stop + 1))
+        hashes = rows[:-1, 0]
         before = start > 0 and (not len(hashes) or int(hashes[0]) >= low)
         after = stop < total and (not len(hashes) or int(hashes[-1]) <= high)
         if not before and not after:
@@ -247,7 +253,7 @@ def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
         start, stop = max(0, start - before * more), min(total, stop + after * more)
     first = int(np.searchsorted(hashes, np.uint64(low)))
     last = int(np.searchsorted(hashes, np.uint64(high), side="right"))
-    return start + first, hashes[first:last]
+    return rows[first : last + 1]
 
 
 def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
@@ -257,8 +263,9 @@ def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBuc
     for name in files:
         with Arrays.opened(corpus, name) as file:
             for split, tokens in counts.items():
-                hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
-                np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
+                index = file[f"{split}.index"]
+                lengths = np.diff(index[:, 1].astype(np.int64))
+                np.add.at(tokens, bucket_numbers(index[:-1, 0], len(tokens)), lengths)
     return [int(counts[bucket.split][bucket.number]) for bucket in buckets]
 
 
@@ -284,25 +291,27 @@ def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     files = corpus.each(partial(Arrays, corpus), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:
-        for array in ("hashes", "offsets", "tokens", "targets"):
-            if (name := f"{split}.{array}") in files[0]:
-                length = sum(file.shape(name)[0] for file in files)
-                length -= len(files) - 1 if array == "offsets" else 0  # each file has one offset more than documents
-                shapes[name] = files[0].dtype(name), (length,)
+        index, ids = f"{split}.index", f"{split}.tokens"
+        length = sum(file.shape(index)[0] - 1 for file in files) + 1
+        shapes[index] = np.uint64, (length, files[0].shape(index)[1])
+        shapes[ids] = files[0].dtype(ids), (sum(file.shape(ids)[0] for file in files),)
     with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for split in SPLITS:
-            ranges = max(1, -(-shapes[f"{split}.tokens"][1][0] // _TOKENS_AT_ONCE))
-            end = 0
-            append(f"{split}.offsets", np.zeros(1, np.int64))
+            index, ids = f"{split}.index", f"{split}.tokens"
+            kind, (total,) = shapes[ids]
+            ranges, end = max(1, -(-total * np.dtype(kind).itemsize // _BYTES_AT_ONCE)), 0
             for number in range(ranges):
                 own = partial(_documents, bucket=TokenBucket(split, number, ranges))
                 hashes, documents = _gathered(corpus.each(own, files))
-                append(f"{split}.hashes", hashes)
-                append(f"{split}.offsets", end + documents.starts[1:])
-                append(f"{split}.tokens", documents.tokens)
-                if documents.targets is not None and f"{split}.targets" in shapes:
-                    append(f"{split}.targets", documents.targets)
-                end += int(documents.starts[-1])
+                if not len(hashes):
+                    continue
+                columns = [hashes, end + documents.starts[:-1].astype(np.uint64)]
+                if documents.targets is not None:
+                    columns.append(documents.targets.astype(np.uint64))
+                append(index, np.column_stack(columns))
+                append(ids, documents.tokens)
+                end += len(documents.tokens)
+            append(index, np.array([_LAST, end, 0][: shapes[index][1][1]], np.uint64))
     return Result()
 
 
@@ -311,14 +320,12 @@ _Documents = tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]
 
 def _documents(file: Arrays, bucket: TokenBucket) -> _Documents:
     """(hashes (n,), tokens of each document, [starts of targets (n,)]) of a bucket in a token file."""
-    first, hashes = _found(file, bucket)
+    index = _found(file, bucket)
+    hashes, (offsets, *targets) = index[:-1, 0], index[:, 1:].T.astype(np.int64)
     if not len(hashes):
         return hashes, [], []
-    last, targets = first + len(hashes), f"{bucket.split}.targets"
-    of_pairs = [(targets, first, last)] if targets in file else []
-    offsets, *starts = file.slices((f"{bucket.split}.offsets", first, last + 1), *of_pairs)
     (tokens,) = file.slices((f"{bucket.split}.tokens", int(offsets[0]), int(offsets[-1])))
-    return hashes, np.split(tokens, offsets[1:-1] - offsets[0]), starts
+    return hashes, np.split(tokens, offsets[1:-1] - offsets[0]), [starts[:-1] for starts in targets]
 
 
 def _gathered(found: Sequence[_Documents]) -> tuple[np.ndarray, Documents]:
@@ -339,7 +346,7 @@ def _gathered(found: Sequence[_Documents]) -> tuple[np.ndarray, Documents]:
 
 STAGE = Stage(
     "tokens",
-    4,
+    5,
     tokenize,
     "lower characters_per_part",
     plan=lambda build: plan(build.config, parts_of(left(build)), *build.of(tokenizer_stage.STAGE)),

@@ -64,7 +64,7 @@ def test_bytes_depend_neither_on_workers_nor_on_kills(tmp_path, monkeypatch):
     build.wait()
 
     done_here("data-pipeline", "build", config, f"output={whole}")
-    monkeypatch.setattr(merging, "group_size", lambda files, readers: 2)
+    monkeypatch.setattr(merging, "group_size", lambda files, readers, opens: 2)
     printed = done_here("data-pipeline", "build", config, f"output={killed}")
     for stage in ("documents: 3 of 3", "substrings-keys: 3 of 3", "deduplicated: 3 of 3", "tokenizer: 1 of 1"):
         assert f"{stage} unit" in printed  # up to date: what was finished stays

@@ -91,7 +91,7 @@ MERGING = """
 from data_pipeline.cli import main
 from data_pipeline.engine import merging
 
-merging.group_size = lambda files, readers: 2
+merging.group_size = lambda files, readers, opens: 2
 main()
 """
 

@@ -260,7 +260,7 @@ def documents_spec(path: str) -> documents.DocumentsSpec:
 def test_a_bucket_that_vanishes_ends_the_unit_and_a_missing_object_is_damage(store, tmp_path):
     filesystem = store.filesystem()
     filesystem.mkdir("vanishing")
-    filesystem.pipe_file("vanishing/a.txt", b"line\n" * (1 << 21))
+    filesystem.pipe_file("vanishing/a.txt", b"line\n" * (stores.READ_AHEAD // 2))
     with stores.open_file("s3://vanishing/a.txt") as file:
         assert file.read(5) == b"line\n"
         filesystem.rm("vanishing", recursive=True)
@@ -309,10 +309,10 @@ def test_a_full_disk_of_temporary_files_is_named_and_not_that_of_the_corpus(stor
 
 def test_an_object_that_is_replaced_while_it_is_read_is_refused(store):
     filesystem = store.filesystem()
-    filesystem.pipe_file("bucket/replaced", b"a" * (10 << 20))
+    filesystem.pipe_file("bucket/replaced", b"a" * (2 * stores.READ_AHEAD))
     with stores.open_file("s3://bucket/replaced") as file:
         file.read(5)
-        filesystem.pipe_file("bucket/replaced", b"b" * (10 << 20))
+        filesystem.pipe_file("bucket/replaced", b"b" * (2 * stores.READ_AHEAD))
         with pytest.raises(StoreError, match="s3://bucket/replaced: was replaced while it was read"):
             file.read()
 

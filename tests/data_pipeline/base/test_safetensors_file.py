@@ -31,8 +31,8 @@ def token_file(path: Path, documents: int) -> None:
     """A file whose index and tokens aren't in the bytes that are read first."""
     arrays = {}
     for split in SPLITS:
-        arrays[f"{split}.hashes"] = np.linspace(0, 2**64 - 2**11, documents).astype(np.uint64)
-        arrays[f"{split}.offsets"] = np.arange(documents + 1, dtype=np.int64) * 3
+        hashes = np.linspace(0, 2**64 - 2**11, documents + 1).astype(np.uint64)
+        arrays[f"{split}.index"] = np.column_stack([hashes, np.arange(documents + 1, dtype=np.uint64) * np.uint64(3)])
         arrays[f"{split}.tokens"] = np.arange(documents * 3, dtype=np.uint16)
     write_arrays(path, arrays)
 

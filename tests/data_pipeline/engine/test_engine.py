@@ -18,6 +18,7 @@ from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.base.json_file import parse_json
 from data_pipeline.base.local_store import LocalStore
+from data_pipeline.base.object_store import ObjectStore
 from data_pipeline.base.safetensors_file import growing_arrays
 from data_pipeline.config import CorpusConfig
 from data_pipeline.dedup import keys, minhash
@@ -146,12 +147,12 @@ def test_documents_with_a_url_are_counted():
     ],
 )
 def test_files_are_merged_where_their_readers_would_open_many(files, readers, size, units):
-    assert merging.group_size(files, readers) == size
+    assert merging.group_size(files, readers, 10**6) == size
     names = {str(number): "" for number in range(files)}
-    planned = merging.plan("", names, readers)
+    planned = merging.plan("", names, readers, 10**6)
     assert len(planned) == units
     done = [Finished(unit.name, "", Result(), {unit.outputs[0]: Output(1, "")}, 1.0, 1.0) for unit in planned]
-    left = merging.to_read(names, done, readers)
+    left = merging.to_read(names, done, readers, 10**6)
     assert [*left[: len(left) - units], *(name for unit in planned for name in unit.spec.files)] == [*names]
     assert len(left) <= 1024
     assert len(left) * readers <= 1e6
@@ -161,9 +162,19 @@ def test_files_are_merged_where_their_readers_would_open_many(files, readers, si
     "files, readers, size, whole", [(1025, 1, 2, 1023), (282, 4194, 2, 194), (56_000, 256, 55, 0), (7, 250_000, 2, 1)]
 )
 def test_merging_merges_only_surplus_files(files, readers, size, whole):
-    assert merging.untouched(files, readers, size) == whole
+    assert merging.untouched(files, readers, 10**6, size) == whole
     groups = -(-(files - whole) // size)
     assert whole + groups <= min(1024, 10**6 // readers) < whole + groups + size
+
+
+def test_a_bucket_merges_more_than_a_folder():
+    """C4's 5,143 files of keys of lines and its 1,024 buckets of hashes. Each opening of a file is a few requests."""
+    units = {store: merging.merging_units(5143, 1024, store.most_opens) for store in (LocalStore, ObjectStore)}
+    assert units == {LocalStore: 834, ObjectStore: 96}
+    for store, merged in units.items():
+        size = merging.group_size(5143, 1024, store.most_opens)
+        whole = merging.untouched(5143, 1024, store.most_opens, size)
+        assert 1024 * (whole + merged) <= store.most_opens
 
 
 def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp_path, monkeypatch):
@@ -177,7 +188,7 @@ def test_a_build_that_merges_some_files_has_the_same_bytes(config, unmerged, tmp
 
 def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
     """Those of other tokens and of keys are in the builds below."""
-    monkeypatch.setattr(tokens, "_TOKENS_AT_ONCE", 50)
+    monkeypatch.setattr(tokens, "_BYTES_AT_ONCE", 100)
     chance, files = np.random.default_rng(3), []
     same = np.sort(chance.integers(0, 2**64, 6, np.uint64))  # hashes that files share: their order decides
     for number, documents in enumerate([12, 0, 30, 1, 7]):
@@ -185,10 +196,10 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
         for split, count in zip(SPLITS, (documents, documents // 4), strict=True):
             hashes = np.sort(np.concatenate([chance.integers(0, 2**64, count, np.uint64), same[: count // 5]]))
             lengths = chance.integers(0, 9, len(hashes))
-            arrays[f"{split}.hashes"] = hashes
-            arrays[f"{split}.offsets"] = np.cumsum([0, *lengths]).astype(np.int64)
+            ends, last = np.cumsum([0, *lengths]), np.uint64(2**64 - 1)
+            index = [np.append(hashes, last), ends, np.append(lengths // 2, 0)]
+            arrays[f"{split}.index"] = np.column_stack([column.astype(np.uint64) for column in index])
             arrays[f"{split}.tokens"] = chance.integers(0, 60_000, lengths.sum()).astype(np.uint16)
-            arrays[f"{split}.targets"] = lengths // 2
         files.append(f"{number}.safetensors")
         save_file(arrays, tmp_path / files[-1])
     tokens.merge_tokens(Context(LocalStore(tmp_path)), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
@@ -249,8 +260,8 @@ def unmerged(config) -> dict[str, str]:
 def grouped(monkeypatch) -> list[int]:
     """The size of groups, to be changed, by which all files are merged."""
     sizes = [1]
-    monkeypatch.setattr(merging, "group_size", lambda files, readers: sizes[0])
-    for module, bound, number in ((tokens, "TOKENS", 500), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
+    monkeypatch.setattr(merging, "group_size", lambda files, readers, opens: sizes[0])
+    for module, bound, number in ((tokens, "BYTES", 1000), (keys, "KEYS", 100), (keys, "DUPLICATES", 10)):
         monkeypatch.setattr(module, f"_{bound}_AT_ONCE", number)  # so that files are merged in several pieces
     return sizes
 

@@ -28,6 +28,9 @@ from data_pipeline.base.safetensors_file import Arrays, write_arrays
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import in_corpus
+from data_pipeline.dedup import keys
+from data_pipeline.engine.context import Context
+from data_pipeline.engine.merging import MergeSpec
 from data_pipeline.engine.records import Records
 from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.stages.inputs import WRITTEN
@@ -369,13 +372,64 @@ def test_small_files_take_one_request_and_the_tokenizer_none_but_those_of_its_fi
     assert store.asked == {"GET": 4}
 
 
-@pytest.mark.parametrize("size", [stores.READ_AHEAD - 1, stores.READ_AHEAD, 3 * stores.READ_AHEAD // 2])
+def test_ranges_that_are_near_each_other_take_one_request(store):
+    corpus, content = Bucket("s3://bucket/ranges"), np.random.default_rng(0).bytes(2_000_000)
+    corpus.write("a", content)
+    near, far = corpus.least_read, corpus.least_read + 1
+    for ranges, requests in (
+        ([(0, 10), (10 + near, 20 + near)], 1),
+        ([(0, 10), (10 + far, 20 + far)], 2),
+        ([(50, 60), (0, 55), (3, 3), (1_999_990, 2_000_050)], 2),  # in any order; empty ones, and beyond the end
+        ([], 0),
+    ):
+        store.asked.clear()
+        assert corpus.ranges("a", ranges) == [content[start:stop] for start, stop in ranges]
+        assert store.asked["GET"] == requests
+
+
+def test_a_bucket_of_hashes_takes_two_requests_a_file_and_a_unit_that_merges_one_more_for_each_range(
+    store, monkeypatch
+):
+    """The index of a file comes with its header. The files of a bucket are larger than what is read with it."""
+    corpus, chance = Bucket("s3://bucket/slices"), np.random.default_rng(0)
+    for number in range(4):
+        found = keys.Keys(1, 1)
+        found.extend(np.column_stack([chance.integers(0, 2**64, 30_000, np.uint64)] * 3))
+        with corpus.put(f"keys/{number}") as path:
+            found.write(path, 4096)
+        places = np.sort(chance.integers(0, 2**40, 60_000, np.uint64))
+        with corpus.put(f"duplicates/{number}") as path:
+            keys.write_duplicates(path, np.arange(60_000, dtype=np.uint64) % 8, places, 8, kept=places)
+    names = [f"keys/{number}" for number in range(4)]
+    monkeypatch.setattr(keys, "_KEYS_AT_ONCE", 40_000)  # 120,000 keys, in four ranges: the first comes with the header
+    for spec, work, requests in (
+        (MergeSpec(tuple(names), 0, "merged"), keys.merge_keys, 4 * (1 + 3)),
+        (MergeSpec(tuple(f"duplicates/{number}" for number in range(4)), 0, "few"), keys.merge_duplicates, 4 * 2),
+    ):
+        store.asked.clear()
+        work(Context(corpus), spec)
+        assert store.asked["GET"] == requests
+    store.asked.clear()
+    (apart, units), (merged, of_merged) = (keys.KeyBucket(2, 4).read(corpus, files) for files in (names, ["merged"]))
+    assert store.asked["GET"] == 2 * 4 + 2
+    order, in_merged = np.lexsort([*apart.T, units]), np.lexsort([*merged.T, of_merged])
+    assert (apart[order] == merged[in_merged]).all()
+    assert (units[order] == of_merged[in_merged]).all()
+    store.asked.clear()
+    keys.read_duplicates(corpus, None, ["few"], 7, kept=True)
+    assert store.asked["GET"] == 2
+
+
+@pytest.mark.parametrize(
+    "size", [object_store.READ_AHEAD - 1, object_store.READ_AHEAD, 3 * object_store.READ_AHEAD // 2]
+)
 def test_a_file_reads_the_same_whatever_is_asked_for_around_the_end_of_its_beginning(store, size):
     content = np.random.default_rng(0).bytes(size)
     corpus = Bucket("s3://bucket/large")
     corpus.write("a", content)
     with corpus.readable("a") as file:
-        for at, count in [(size - 8, 8), (0, 10), (stores.READ_AHEAD - 5, 20), (stores.READ_AHEAD - 3, -1), (size, 4)]:
+        end = object_store.READ_AHEAD
+        for at, count in [(size - 8, 8), (0, 10), (end - 5, 20), (end - 3, -1), (size, 4)]:
             file.seek(at)
             assert file.read(count) == content[at : at + count if count >= 0 else None]
             assert file.tell() == min(size, at + count if count >= 0 else size)
@@ -392,9 +446,9 @@ def test_a_store_that_goes_away_while_a_file_is_read_is_waited_for_once(store, m
     monkeypatch.setattr(stores, "_S3_TRIES", 1)  # s3fs pauses between its own, too
     monkeypatch.setattr(stores, "time", clock)
     corpus = Bucket("s3://bucket/away while it is read")
-    corpus.write("a", bytes(3 * stores.READ_AHEAD))
+    corpus.write("a", bytes(3 * object_store.READ_AHEAD))
     with corpus.readable("a") as file:
-        file.seek(2 * stores.READ_AHEAD)
+        file.seek(2 * object_store.READ_AHEAD)
         store.away = True
         with pytest.raises(StoreUnavailable, match="s3://bucket/away while it is read/a: unavailable for"):
             file.read(1)
