@@ -21,9 +21,10 @@ from launch.protocol import Start
 from pretrain.config import RunConfig
 from pretrain.config.batch import BatchPlan
 from pretrain.hardware import count_gpus
-from pretrain.run import node_memory, rank_environment, restarts, status
+from pretrain.run import rank_environment, restarts, status
 from pretrain.run.restarts import AttemptRecord
 from pretrain.run.status import Status
+from pretrain.run.world import node_name
 from pretrain.training.preflight import NOT_FRESH, is_finished, note_death, preflight, unchecked
 from pretrain.training.tracking import tracker
 
@@ -93,7 +94,7 @@ def launch_local(run: Run, ranks: int | None, dry_run: bool = False) -> int:
         raise UserError(f"--ranks: {ranks}, but {has}; DS_ACCELERATOR=cpu in the environment trains on the CPU")
     ranks = ranks or gpus or 1
     if not dry_run:
-        return launch(run, [Node(node_memory.node_name(), ranks)], Access(), here=True).code
+        return launch(run, [Node(node_name(), ranks)], Access(), here=True).code
     config, folder = load(run.path, run.overrides, RunConfig), run.path.parent
     if not unchecked(config, ranks, folder):
         setup = preflight(config, ranks, run.fresh, may_train=True, folder=folder)

@@ -31,11 +31,11 @@ def _is_encoder_decoder(export: Path) -> bool:
     return bool(_config(export).get("is_encoder_decoder"))
 
 
-def _model(export: Path) -> Any:
+def _model(export: Path, **settings: Any) -> Any:
     import transformers
 
     kind = "AutoModelForSeq2SeqLM" if _is_encoder_decoder(export) else "AutoModelForCausalLM"
-    return getattr(transformers, kind).from_pretrained(export, trust_remote_code=True).eval()
+    return getattr(transformers, kind).from_pretrained(export, trust_remote_code=True, **settings).eval()
 
 
 def _tokenizer(export: Path) -> Any:
@@ -91,7 +91,7 @@ def in_onnxruntime(export: Path, prompts: list[str]) -> Rows:
     import onnxruntime
     import torch
 
-    model, encoder_decoder = _model(export), _is_encoder_decoder(export)
+    model, encoder_decoder = _model(export, attn_implementation="eager"), _is_encoder_decoder(export)
     names = ["input_ids", "attention_mask", *(["decoder_input_ids"] if encoder_decoder else [])]
 
     class Logits(torch.nn.Module):
@@ -105,7 +105,7 @@ def in_onnxruntime(export: Path, prompts: list[str]) -> Rows:
     example = tuple(torch.ones((1, length), dtype=torch.long) for length in (7, 7, 5)[: len(names)])
     length, targets = torch.export.Dim("length", min=2), torch.export.Dim("targets", min=2)
     axes = ({1: length}, {1: length}, {1: targets})[: len(names)]
-    program = torch.onnx.export(Logits(), example, input_names=names, dynamic_shapes=(axes,), dynamo=True)
+    program = torch.onnx.export(Logits().eval(), example, input_names=names, dynamic_shapes=(axes,), dynamo=True)
     path = export.with_name(f"{export.name}.onnx")
     program.save(str(path))
     options = onnxruntime.SessionOptions()
@@ -133,7 +133,7 @@ def in_optimum(export: Path, prompts: list[str]) -> Rows:
     from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 
     kind = ORTModelForSeq2SeqLM if _is_encoder_decoder(export) else ORTModelForCausalLM
-    return _generated(kind.from_pretrained(export, export=True), export, prompts)
+    return _generated(kind.from_pretrained(export, export=True, trust_remote_code=True), export, prompts)
 
 
 def in_llama_cpp(export: Path, prompts: list[str]) -> Rows:
@@ -214,11 +214,8 @@ def in_peft(export: Path, prompts: list[str]) -> Rows:
 
     torch.manual_seed(0)
     model, tokenizer = _model(export), _tokenizer(export)
-    names = [name.rpartition(".")[2] for name, part in model.named_modules() if "Linear" in type(part).__name__]
-    names += [name.rpartition(".")[2] for name, part in model.named_modules() if type(part).__name__ == "Conv1D"]
     kind = "SEQ_2_SEQ_LM" if _is_encoder_decoder(export) else "CAUSAL_LM"
-    targets = sorted({name for name in names if name != "lm_head"})
-    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=kind, r=4, target_modules=targets, lora_dropout=0.0))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=kind, r=4, target_modules="all-linear"))
     trained = [one for one in adapted.parameters() if one.requires_grad]
     optimizer, losses = torch.optim.AdamW(trained, lr=1e-2), []
     ids = tokenizer(prompts[0], return_tensors="pt").input_ids
@@ -231,7 +228,11 @@ def in_peft(export: Path, prompts: list[str]) -> Rows:
     with_lora = _generated(adapted.eval(), export, prompts)
     merged = export.with_name(f"{export.name}-merged")
     shutil.copytree(export, merged, dirs_exist_ok=True)
-    adapted.merge_and_unload().save_pretrained(merged)
+    ties = model.config.tie_word_embeddings
+    plain = adapted.merge_and_unload()
+    # peft compares the output with the encoder's embedding, and unties a T5Gemma, whose output is the decoder's
+    plain.config.tie_word_embeddings = ties
+    plain.save_pretrained(merged)
     same = sum(one == other for one, other in zip(_generated(_model(merged), merged, prompts), with_lora, strict=True))
     return [losses[0], losses[-1], same]
 

@@ -25,9 +25,8 @@ from data_pipeline.base.processes import importing
 from pretrain.engine.memory import keep_freed_memory
 from pretrain.hardware import ACCELERATOR, device_type, local_gpu, rank_threads
 from pretrain.run import heartbeat, rank_logs, watchdog
-from pretrain.run.node_memory import node_name
 from pretrain.run.rank_environment import LOOPBACK, RankEnvironment, be_the_only_rank, is_launched, rank_environment
-from pretrain.run.world import World
+from pretrain.run.world import World, node_name
 
 T = TypeVar("T")
 _of_threads: list[dist.ProcessGroup] = []

@@ -244,7 +244,8 @@ def _write_byt5(tokenizer: Tokenizer, hf: HFModel, directory: Path) -> None:
         "tokenizer_class": BYT5,
         "extra_ids": 0,  # the tokens above the bytes are named below
         "added_tokens_decoder": added,
-        "extra_special_tokens": [name for id_, name in sorted(names.items()) if id_ >= tokenizer.vocab_size],
+        # transformers 5 calls this `extra_special_tokens`, and reads transformers 4's name too
+        "additional_special_tokens": [name for id_, name in sorted(names.items()) if id_ >= tokenizer.vocab_size],
         **{f"{role}_token": names[id_] for role, id_ in roles.items() if id_ is not None},
     }
     if hf.model_type == "t5gemma2":  # as in _write_fast

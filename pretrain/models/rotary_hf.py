@@ -40,10 +40,12 @@ class RotarySettings:
             raise UserError(f"num_heads: {stack.num_heads} must divide d_model {stack.d_model} in transformers")
         theirs = to_theirs(stack, HEADS)
         rotation = {"rope_type": "default", "rope_theta": config.rope_base}
-        theirs["rope_parameters"] = rotation
+        # transformers 4 reads the bases beside `rope_parameters`, and takes its defaults where it finds none
+        theirs |= {"rope_parameters": rotation, "rope_theta": config.rope_base}
         if self.two_bases:
             local = config.window_rope_base or config.rope_base
             theirs["rope_parameters"] = {GLOBAL: rotation, LOCAL: {**rotation, "rope_theta": local}}
+            theirs["rope_local_base_freq"] = local
         if self.windows:
             if config.sliding_window == 1:
                 raise UserError("transformers can't generate with sliding_window: 1: its cache holds 2 tokens or more")

@@ -1,16 +1,10 @@
-"""The name of this node, and a directory in its memory for the heartbeats of ranks."""
+"""A directory in this node's memory for the heartbeats of ranks."""
 
 import os
-import socket
 import tempfile
 from pathlib import Path
 
 _MEMORY = "/dev/shm"
-
-
-def node_name() -> str:
-    """The name of this node. A machine may be several nodes of SLURM."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def new_directory() -> Path:

@@ -1,8 +1,13 @@
 """The ranks of a run and their nodes, and which rank this process is."""
 
+import os
+import socket
 from dataclasses import dataclass
 
-from pretrain.run.node_memory import node_name
+
+def node_name() -> str:
+    """The name of this node. A machine may be several nodes of SLURM."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @dataclass(frozen=True)

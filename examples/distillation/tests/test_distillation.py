@@ -13,6 +13,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.example_rows import balanced
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
+from data_pipeline.corpus.objectives.text_to_text import TextToText
 from data_pipeline.corpus.tokenizer import Tokenizer
 from data_pipeline.corpus.tokenizer.sentencepiece import SentencePiece
 from data_pipeline.loading.batch_layout import IGNORE_INDEX
@@ -104,27 +105,41 @@ TEACHERS: dict[str, dict[str, object]] = {
 }
 
 
+def parameters(model: Model) -> int:
+    return sum(one.numel() for one in model.parameters())
+
+
 def encoder_decoder(family: str, vocab_size: int = VOCABULARY.size, **changes) -> Model:
     torch.manual_seed(2)
     widths = {"d_model": 24, "d_ff": 48, "num_heads": 4, "vocab_size": vocab_size}
     return randomise(models.build(parse({**TEACHERS[family], **widths, **changes})), std=0.3)
 
 
-def span_batch(packed: bool):
-    """Rows of span corruption of several lengths, padded, or two examples in each row."""
+OBJECTIVES = {
+    "span corruption": SpanCorruption(inputs_length=12, noise_density=0.3),
+    "text to text": TextToText(inputs_length=12, targets_length=9),
+}
+
+
+def batch_of(objective: str, packed: bool):
+    """Rows of several lengths, padded, or two examples in each row. In pairs, one to eight tokens are the target."""
     rows, keys = ragged_rows([12, 8, 4, 10, 12, 6, 12, 9])
-    examples = SpanCorruption(inputs_length=12, noise_density=0.3).apply(rows, keys, VOCABULARY, {})
+    columns = {"target_start": np.array([4, 3, 2, 5, 11, 5, 8, 2])}
+    examples = OBJECTIVES[objective].apply(rows, keys, VOCABULARY, columns)
     return as_batch(balanced(examples, 2) if packed else examples, PAD)
 
 
 @each("family", ["t5", "vanilla", "t5gemma2"])
+@each("objective", OBJECTIVES)
 @each("packed", [False, True])
-def test_the_loss_of_an_encoder_decoder_as_teacher_is_that_of_a_plain_loop(family, packed):
+def test_the_loss_of_an_encoder_decoder_as_teacher_is_that_of_a_plain_loop(family, objective, packed):
     """Over the examples and their targets, one at a time, in fp64: each model reads an example alone."""
-    teacher, student = encoder_decoder(family), randomise(models.build(step_config().model), std=0.3)
+    small = step_config().model.model_copy(update={"tie_embeddings": True})
+    teacher, student = encoder_decoder(family), randomise(models.build(small), std=0.3)
+    assert parameters(student) < parameters(teacher)
     settings = step_config().wrapper
-    found = Distillation(student, teacher, VOCABULARY.size, settings)(**span_batch(packed))
-    alone = span_batch(packed=False)
+    found = Distillation(student, teacher, VOCABULARY.size, settings)(**batch_of(objective, packed))
+    alone = batch_of(objective, packed=False)
     weight, temperature, sums = settings.weight, settings.temperature, torch.zeros(3, dtype=torch.float64)
     for ids, labels, mask in zip(
         alone["encoder_input_ids"], alone["labels"], alone["encoder_attention_mask"], strict=True

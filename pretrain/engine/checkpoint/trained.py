@@ -86,7 +86,9 @@ def save_weights(
     """Writes the checkpoint `out`, which must not exist or must be empty. It appears only when it is complete.
 
     `state`: the model's `state_dict()`; the checkpoint keeps its parameters and buffers. The file MODEL in the
-    checkpoint is the `model:` section of a run file; run files may extend it. `origin`: the index of a checkpoint whose
+    checkpoint is the `model:` section of a run file; run files may extend it. MODEL has every key of the architecture,
+    null too, so that a file merged before leaves none of its own. It has a key of training or of random weights if the
+    value isn't the default. `origin`: the index of a checkpoint whose
     step and data the new checkpoint takes over; None: step 0. `run_file`: the run file to copy.
     """
     progress = origin.train_state if origin else TrainState.new()
@@ -94,7 +96,8 @@ def save_weights(
     names = [name for name, _ in model.named_parameters()]
     with new_directory(out) as partial:
         tokenizers.save(tokenizer, partial)
-        settings = {"family": config.family, **config.model_dump(exclude_defaults=True)}
+        others = config.model_dump(include={*config.training_only, *config.initial_only}, exclude_defaults=True)
+        settings = {"family": config.family, **config.architecture(), **others}
         (partial / MODEL).write_text(yaml.safe_dump({"model": settings}, sort_keys=False), encoding="utf-8")
         parameters = {f"{PARAMETER}/{name}": state[name] for name in names}
         write_weights(parameters, partial / f"{rank_file(0)}.safetensors")

@@ -315,6 +315,19 @@ def config(name, **changes):
     return parse({"family": family, "vocab_size": 500, **settings, **changes})
 
 
+def test_transformers_4_finds_the_bases_of_rotations_under_its_names():
+    """transformers 5 has them in `rope_parameters`, which 4 doesn't read."""
+
+    def exported(name, **changes):
+        chosen = config(name, **changes)
+        return to_hf(hf_model_of(chosen), chosen, build(chosen).state_dict()).config
+
+    assert exported("Llama", rope_base=5e5)["rope_theta"] == 5e5
+    assert exported("T5Gemma", bos_id=2, rope_base=1e5)["decoder"]["rope_theta"] == 1e5
+    gemma = exported("Gemma 3", rope_base=1e6, window_rope_base=2e4)
+    assert (gemma["rope_theta"], gemma["rope_local_base_freq"]) == (1e6, 2e4)
+
+
 @each("d_kv, base", [(64, 1e4), (128, 5e5), (256, 1e6)])
 def test_rotations_are_those_of_transformers_to_the_bit(d_kv, base):
     settings = {"head_dim": d_kv, "rope_parameters": {"rope_type": "default", "rope_theta": base}}

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.base import stores
+from data_pipeline.base.atomic import write_json
 from data_pipeline.base.config_file import load as load_run
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
@@ -25,6 +26,7 @@ from pretrain.engine.checkpoint import tensors
 from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.export import card, export, import_, load_state, tokenizer_files
 from pretrain.export.card import LICENCES, Lineage
+from pretrain.models import build, parse
 from pretrain.models.state_dict_adapter import hf_models
 from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
@@ -38,6 +40,7 @@ from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.large_tensors import LargeTensors
 from tests.support.runs import run_file
 from tests.support.slow import slow
+from tests.support.small_families import FAMILIES, STACK
 from tests.support.small_models import MODELS, as_at_the_start
 from tests.support.tables import each
 
@@ -404,6 +407,46 @@ def checkpoint(spiece, tmp_path) -> Path:
     export(model.state_dict(), model.config, tokenizer_of(spiece), tmp_path / "first")
     import_(tmp_path / "first", tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
+
+
+HEADS = {"head_dim": 32, "query_pre_attn_scalar": 24}
+# Models without keys that a run file before them sets, and the keys.
+EXTENDED: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "t5": ({**FAMILIES["t5"], "tie_embeddings": True}, {"tie_embeddings": False, "scale_outputs": True}),
+    "t5gemma": (FAMILIES["t5gemma"], {"encoder": HEADS, "decoder": HEADS, "rope_base": 1e6}),
+    "t5gemma2": (FAMILIES["t5gemma2"], {**HEADS, "window_rope_base": 1e5, "mup": {"base_width": 32}}),
+    "modern": (
+        {"family": "modern", "encoder": STACK, "decoder": STACK},
+        {"encoder": HEADS, "attention_softcap": 5.0, "sliding_window": 4, "tie_embeddings": "none"},
+    ),
+}
+
+
+@each("family", EXTENDED)
+def test_a_run_file_that_extends_an_import_has_the_imported_model(family, small_corpus, tmp_path):
+    """The file before it sets keys that are null or other in the model. It still says how the run trains."""
+    settings, before = EXTENDED[family]
+    tokenizer = open_corpus(small_corpus).tokenizer
+    model = randomise(build(parse({**settings, "vocab_size": tokenizer.size, "pad_vocab_to_multiple_of": 128})))
+    export(model.state_dict(), model.config, tokenizer, tmp_path / "exported")
+    imported = import_(tmp_path / "exported", tmp_path / "start")
+    write_json(tmp_path / "base.yaml", {"model": {"family": family, **before, "z_loss": 1e-4}})
+    path = run_file(
+        tmp_path,
+        small_corpus,
+        extends=["base.yaml", "start/model.yaml"],
+        model={},
+        checkpoint={"init_from": str(tmp_path / "start")},
+    )
+    prepared = prepare(load_run(path, [], RunConfig), World.on_this_node()).model
+    assert prepared == imported.model_copy(update={"z_loss": 1e-4})
+
+    again = TrainedModel.open(tmp_path / "start")
+    export(again.model.state_dict(), again.model.config, again.tokenizer, tmp_path / "once more")
+    assert import_(tmp_path / "once more", tmp_path / "again") == imported
+    first, second = files_of(tmp_path / "start"), files_of(tmp_path / "again")
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
 
 
 def test_an_export_is_for_sentence_transformers_too(checkpoint, tmp_path):
