@@ -110,6 +110,11 @@ class Objective(Section):
         raise NotImplementedError
 
     @property
+    def whole_length(self) -> int:
+        """Maximum number of tokens of a row that is a whole document."""
+        return self.raw_length
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(inputs, targets): the maximum number of tokens of each, with special tokens."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ _SHIPPED = {
     "iid_denoising": f"{_HERE}.iid_denoising:IidDenoising",
     "prefix_lm": f"{_HERE}.language_modelling:PrefixLM",
     "full_lm": f"{_HERE}.language_modelling:FullLM",
+    "infilling": f"{_HERE}.infilling:Infilling",
     "ul2": f"{_HERE}.ul2:UL2",
     "denoising": f"{_HERE}.denoising:Denoising",
     "causal_lm": f"{_HERE}.language_modelling:CausalLM",
