@@ -76,9 +76,9 @@ def _metrics(smiles: list[str], everything: bool) -> dict[str, float]:
 
 def _moses() -> types.ModuleType:
     """The package moses of the wheel molsets, with the two names that it misses today."""
-    import pandas
+    import pandas  # with the two below 3 s, and `measured` needs none of them
     import torch
-    from rdkit import rdBase
+    from rdkit import rdBase  # README.md says how to install it
 
     torch.set_num_threads(_THREADS)
     rdBase.DisableLog("rdApp.*")
@@ -87,7 +87,7 @@ def _moses() -> types.ModuleType:
     sys.modules.setdefault("rdkit.six", six)
     if not hasattr(pandas.DataFrame, "append"):  # gone in pandas 2
         pandas.DataFrame.append = lambda one, other, sort=False: pandas.concat([one, other], sort=sort)
-    import moses.metrics.metrics
+    import moses.metrics.metrics  # only now does it find both names
 
     return moses
 
