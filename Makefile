@@ -69,7 +69,8 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/fault_hunting/pyproject.toml \
 		examples/distillation/pyproject.toml \
 		examples/pii/pyproject.toml \
-		examples/lion/pyproject.toml
+		examples/lion/pyproject.toml \
+		examples/molecules/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" \
@@ -79,7 +80,8 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		--editable examples/fault_hunting \
 		--editable examples/distillation \
 		--editable examples/pii \
-		--editable examples/lion
+		--editable examples/lion \
+		--editable examples/molecules
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, pip takes one; some files are for other Pythons
 	touch $@
 

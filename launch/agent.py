@@ -22,7 +22,7 @@ from data_pipeline.base.errors import UserError
 from data_pipeline.base.processes import Process, ProcessGroup, caught
 from launch.protocol import TIMEOUT_SECONDS, Connection, Event, Machine, Start
 from pretrain.hardware import ACCELERATOR, count_gpus, free_port, threads_per_rank
-from pretrain.run import heartbeat, node_memory, rank_logs, watchdog
+from pretrain.run import heartbeat, rank_logs, watchdog
 from pretrain.run.heartbeat import Heartbeat, Message
 
 _LAST_LINES = 10
@@ -188,7 +188,7 @@ class Ranks:
 
     def __init__(self, asked: Start, environment: Mapping[str, str]):
         self._asked, self._logs = asked, Path(asked.logs)
-        self._directory = node_memory.new_directory()
+        self._directory = heartbeat.new_directory()
         own = {rank_logs.SUPERVISED: asked.logs, heartbeat.DIRECTORY: str(self._directory)}
         self._group = ProcessGroup()
         self._processes: dict[int, Process] = {}

@@ -87,8 +87,8 @@ def rows_of_tokens(tokens: int, rules: Rules) -> tuple[np.ndarray, dict[str, np.
     objective = rules.objective
     columns: dict[str, np.ndarray] = {}
     if isinstance(objective, UL2):
-        most = np.arange(tokens // int(objective.raw_lengths.min()) + 1)
-        drawn = objective.draw(row_keys(rules.seed, f"denoiser/{rules.key}", 0, most))
+        most = tokens // int(objective.raw_lengths.min()) + 1
+        drawn = objective.draw(_keys_of_denoisers(rules, most))
         ends = np.cumsum(objective.raw_lengths[drawn], dtype=np.int64)
         rows = int(np.searchsorted(ends, tokens, side="right"))
         offsets = np.append(0, ends[:rows])
@@ -111,7 +111,7 @@ def complete_documents(documents: Documents, rules: Rules) -> Rows:
     """
     if isinstance(rules.objective, TextToText):
         return _pairs(documents, rules.objective)
-    longest = rules.objective.raw_length
+    longest = rules.objective.whole_length
     ends_sentence = rules.vocabulary.sentence_ends[documents.tokens]
     starts: list[int] = []
     ends: list[int] = []
@@ -129,7 +129,15 @@ def complete_documents(documents: Documents, rules: Rules) -> Rows:
     tokens = documents.tokens[np.repeat(kept, lengths)]
     offsets = np.append(0, np.cumsum(lengths[kept]))
     first = np.isin(np.array(starts, dtype=np.int64)[kept], documents.starts[:-1])
-    return Rows(tokens, offsets, offsets[:-1][first], len(documents.tokens) - len(tokens))
+    objective, columns = rules.objective, dict[str, np.ndarray]()
+    if isinstance(objective, UL2):
+        columns["denoiser"] = objective.draw(_keys_of_denoisers(rules, len(offsets) - 1))
+    return Rows(tokens, offsets, offsets[:-1][first], len(documents.tokens) - len(tokens), columns)
+
+
+def _keys_of_denoisers(rules: Rules, rows: int) -> np.ndarray:
+    """(rows,) uint64: the keys by which UL2 draws the denoisers of a bucket's first rows."""
+    return row_keys(rules.seed, f"denoiser/{rules.key}", 0, np.arange(rows))
 
 
 def _pairs(documents: Documents, objective: TextToText) -> Rows:

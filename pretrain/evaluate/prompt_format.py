@@ -22,7 +22,13 @@ FORMS: dict[str, str] = {
     "copy": "<s> context <mask> </s> → <s> context continuation </s>, as in BART's denoising",
 }
 """The forms of an encoder-decoder's prompt. In a target, the part before the continuation isn't scored."""
-_OBJECTIVE_FORMS = {"span_corruption": "blank", "iid_denoising": "blank", "ul2": "blank", "denoising": "copy"}
+_OBJECTIVE_FORMS = {
+    "span_corruption": "blank",
+    "iid_denoising": "blank",
+    "infilling": "blank",
+    "ul2": "blank",
+    "denoising": "copy",
+}
 _FIRST, _PIECE, _PREFIX = 16, 128, 384  # see `windows`
 _PARTS = 3  # sentinels that `causal_infilling` needs
 

@@ -338,7 +338,7 @@ def _fills_spans(tokenizer: Tokenizer, hf: HFModel, objective: str | None) -> bo
 
     Only for sentencepiece: elsewhere transformers' mask token would no longer absorb the space before it.
     """
-    learnt = objective in ("span_corruption", "iid_denoising", "ul2")
+    learnt = objective in ("span_corruption", "iid_denoising", "infilling", "ul2")
     likely = objective is None and tokenizer.vocabulary.mask is None and hf.encoder_decoder
     return isinstance(tokenizer.model, SentencePiece) and tokenizer.sentinels > 0 and (learnt or likely)
 

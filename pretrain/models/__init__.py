@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     from pretrain.models.model import Model
 
 _HERE = "pretrain.models"
-_DENOISING = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "ul2", "denoising", "text_to_text")
+_DENOISING = (
+    "span_corruption",
+    "iid_denoising",
+    "prefix_lm",
+    "full_lm",
+    "infilling",
+    "ul2",
+    "denoising",
+    "text_to_text",
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Literal, NamedTuple
 from data_pipeline.base.errors import UserError
 
 DIRECTORY = "PRETRAIN_HEARTBEATS"  # variable of ranks: the directory on their node
+_MEMORY = "/dev/shm"
 
 
 class Signs(ctypes.Structure):
@@ -39,6 +41,11 @@ class Signs(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("process", "step", "marks")),
         *((name, ctypes.c_double) for name in ("beat", "marked", "first_step")),
     )
+
+
+def new_directory() -> Path:
+    """A new directory of this user alone. It is in memory, if there is such a file system: heartbeats need no disk."""
+    return Path(tempfile.mkdtemp(prefix="encdec-pretrain-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,11 @@ class Objective(Section):
         raise NotImplementedError
 
     @property
+    def whole_length(self) -> int:
+        """Maximum number of tokens of a row that is a whole document."""
+        return self.raw_length
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(inputs, targets): the maximum number of tokens of each, with special tokens."""
         raise NotImplementedError
@@ -248,6 +253,7 @@ _SHIPPED = {
     "iid_denoising": f"{_HERE}.iid_denoising:IidDenoising",
     "prefix_lm": f"{_HERE}.language_modelling:PrefixLM",
     "full_lm": f"{_HERE}.language_modelling:FullLM",
+    "infilling": f"{_HERE}.infilling:Infilling",
     "ul2": f"{_HERE}.ul2:UL2",
     "denoising": f"{_HERE}.denoising:Denoising",
     "causal_lm": f"{_HERE}.language_modelling:CausalLM",

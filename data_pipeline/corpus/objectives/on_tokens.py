@@ -42,11 +42,10 @@ def objective(name: str, tokenizer: Tokenizer, /, *, seed: int = 0, **settings: 
     if made.columns and not isinstance(made, UL2):
         raise UserError(f"{name}: expected an objective of one text, but this one needs pairs of texts")
 
-    most = int(made.raw_lengths.min()) if isinstance(made, UL2) else made.raw_length
-
     def apply(tokens: Sequence[int], row: int = 0, epoch: int = 0) -> tuple[list[int], list[int]]:
         given = arguments.token_ids(tokens, tokenizer.size)
-        if len(given) > most or not made.accepts(len(given)):
+        if len(given) > made.whole_length or not made.accepts(len(given)):
+            most = made.whole_length
             expected = f"at most {most:,} tokens" if len(given) > most else "tokens that the objective can split"
             raise UserError(f"{name}: expected {expected}, got {len(given):,}")
         ids, epoch = np.array([arguments.integer("row", row, 0)]), arguments.integer("epoch", epoch, 0)

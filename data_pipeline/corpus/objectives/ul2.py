@@ -1,5 +1,6 @@
-"""UL2: a mixture of denoisers (Tay et al. 2022). A token before the inputs tells the model which one."""
+"""UL2: a mixture of denoisers (Tay et al. 2022). A token before the inputs may tell the model which one."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -7,8 +8,17 @@ import numpy as np
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from data_pipeline.base.config_file import Section
+from data_pipeline.corpus.objectives.infilling import Infilling
 from data_pipeline.corpus.objectives.language_modelling import PrefixLM
-from data_pipeline.corpus.objectives.objective import Columns, Examples, Objective, Padded, together
+from data_pipeline.corpus.objectives.objective import (
+    Columns,
+    Examples,
+    Objective,
+    Padded,
+    Stretch,
+    concatenated,
+    together,
+)
 from data_pipeline.corpus.objectives.randomness import random_bits
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.text.vocabulary import Vocabulary
@@ -20,16 +30,16 @@ _DENOISER = 100  # stream of random numbers; the denoisers use the same keys, wi
 class Denoiser(Section):
     """One objective of the mixture, drawn in proportion to its `rate`."""
 
-    mode: Mode
-    """R: regular. S: sequential. X: extreme. Selects the token before the inputs."""
-    denoiser: Annotated[SpanCorruption | PrefixLM, Field(discriminator="name")]
-    """The objective, `span_corruption` or `prefix_lm`, with its keys."""
+    mode: Mode | None = None
+    """R: regular. S: sequential. X: extreme. Selects the token before the inputs. null: no token."""
+    denoiser: Annotated[SpanCorruption | PrefixLM | Infilling, Field(discriminator="name")]
+    """The objective, `span_corruption`, `prefix_lm` or `infilling`, with its keys."""
     rate: float = Field(1.0, gt=0, le=1e9, allow_inf_nan=False)
     """The denoiser's share of the rows, relative to the other rates."""
 
     @field_validator("denoiser")
     @classmethod
-    def _has_one_example_a_row(cls, denoiser: SpanCorruption | PrefixLM) -> SpanCorruption | PrefixLM:
+    def _has_one_example_a_row(cls, denoiser: Objective) -> Objective:
         if isinstance(denoiser, PrefixLM) and denoiser.packed:
             raise ValueError("packed rows hold two examples; only the first would begin with the mode's token")
         return denoiser
@@ -69,11 +79,10 @@ class UL2(Objective):
         X        [X] Thank you for <0> to your <1> </s>             →  <0> inviting me <1> party last week </s>
 
     A row's denoiser is drawn when the row is cut, since rows of denoisers have different lengths: 568, 588, 512, 766,
-    908, 600 and 1006 tokens for the paper's table 1. As in the paper's code, a denoiser's lengths don't count the
-    mode's token, so inputs have one token more than in the settings: 513.
+    908, 600 and 1006 tokens for the paper's table 1. If rows are whole documents, they have at most the smallest of
+    these lengths. As in the paper's code, a denoiser's lengths don't count the mode's token, so inputs have one token
+    more than in the settings: 513.
     """
-
-    packings = ("concatenate",)
 
     name: Literal["ul2"] = "ul2"
     denoisers: Denoisers = TABLE_1
@@ -83,10 +92,14 @@ class UL2(Objective):
 
     @model_validator(mode="after")
     def _modes_have_tokens(self) -> "UL2":
-        missing = sorted({denoiser.mode for denoiser in self.denoisers} - set(self.mode_tokens))
+        missing = sorted(self._modes - set(self.mode_tokens))
         if missing:
             raise ValueError(f"mode_tokens: no token for mode {', '.join(missing)}")
         return self
+
+    @property
+    def _modes(self) -> set[Mode]:
+        return {denoiser.mode for denoiser in self.denoisers if denoiser.mode}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,17 +116,22 @@ class UL2(Objective):
         return int(self.raw_lengths.max())
 
     @property
+    def whole_length(self) -> int:
+        """The smallest of the denoisers' lengths: a denoiser is drawn without regard to the document's length."""
+        return int(self.raw_lengths.min())
+
+    @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, targets): the maximum over denoisers and a mode's token; 513 and 512 for the paper's table 1."""
-        inputs, targets = zip(*(denoiser.denoiser.shape for denoiser in self.denoisers), strict=True)
-        return max(inputs) + 1, max(targets)
+        """(inputs, targets): the maximum over denoisers, with a mode's token; 513 and 512 for the paper's table 1."""
+        shapes = [(denoiser.denoiser.shape, denoiser.mode is not None) for denoiser in self.denoisers]
+        return max(inputs + begun for (inputs, _), begun in shapes), max(targets for (_, targets), _ in shapes)
 
     @property
     def sentinels(self) -> int:
         return max(denoiser.denoiser.sentinels for denoiser in self.denoisers)
 
     def problems(self, vocabulary: Vocabulary) -> list[str]:
-        tokens = [self.mode_tokens[mode] for mode in sorted({denoiser.mode for denoiser in self.denoisers})]
+        tokens = [self.mode_tokens[mode] for mode in sorted(self._modes)]
         missing = [token for token in tokens if token not in vocabulary.special]
         absent = [f"mode_tokens: the vocabulary has no special token {token}" for token in missing]
         return super().problems(vocabulary) + absent
@@ -139,9 +157,9 @@ class UL2(Objective):
             chosen = np.flatnonzero(numbers == number)
             lengths = rows.lengths[chosen]
             own = Padded(rows.values[chosen, : lengths.max()], lengths)
-            parts.append((chosen, self.denoisers[number].denoiser.apply(own, keys[chosen], vocabulary, columns)))
-        examples = together(parts, vocabulary.pad)
-        modes = [vocabulary.special[self.mode_tokens[denoiser.mode]] for denoiser in self.denoisers]
-        inputs = examples.inputs
-        begun = np.concatenate([np.array(modes, dtype=inputs.values.dtype)[numbers][:, None], inputs.values], axis=1)
-        return Examples(Padded(begun, inputs.lengths + 1), examples.targets)
+            made = self.denoisers[number].denoiser.apply(own, keys[chosen], vocabulary, columns)
+            if mode := self.denoisers[number].mode:
+                token, whole = vocabulary.special[self.mode_tokens[mode]], Stretch(0 * lengths, made.inputs.lengths)
+                made = replace(made, inputs=concatenated(made.inputs, vocabulary.pad, token, whole))
+            parts.append((chosen, made))
+        return together(parts, vocabulary.pad)

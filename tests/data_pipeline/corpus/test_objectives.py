@@ -21,6 +21,7 @@ from data_pipeline.corpus.example_rows import balanced
 from data_pipeline.corpus.objectives import iid_denoising
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
+from data_pipeline.corpus.objectives.infilling import Infilling
 from data_pipeline.corpus.objectives.language_modelling import CausalInfilling, CausalLM, FullLM, PrefixLM
 from data_pipeline.corpus.objectives.masked_lm import MaskedLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
@@ -58,6 +59,7 @@ SHORT, LONG = [20, 3, 2, 20, 9, 4], [64, 12, 40, 64, 12, 4, 34, 64, 62, 6]
         (PrefixLM(length=64, noise_density=0.2), 64, LONG),
         (PrefixLM(length=34, packed=True), 64, LONG),
         (FullLM(length=65), 64, LONG),
+        (Infilling(length=65, whole_rate=0.3), 64, LONG),
         (IidDenoising(inputs_length=64), 63, [63, 1, 40, 63, 2, 7, 63, 30, 5, 63]),
         (SpanCorruption(inputs_length=64), 70, [70, 12, 41, 70, 12, 2, 33, 70, 69, 5]),
         (SpanCorruption(inputs_length=64, random_roll=True), 69, [69, 12, 41, 69, 12, 2, 33, 69, 68, 5]),
@@ -99,6 +101,17 @@ def split(examples: Examples) -> list[list[int]]:
     return [[*inputs[:-1], *targets[:-1]] for inputs, targets in sides]
 
 
+def filled(examples: Examples) -> list[list[int]]:
+    """The span in its place; it has a token or more."""
+    rows = []
+    for inputs, targets in sides_of(examples):
+        place = inputs.index(FIRST_SENTINEL)
+        assert (targets[0], inputs[-1], targets[-1]) == (FIRST_SENTINEL, EOS, EOS)
+        assert len(targets) > 2
+        rows.append([*inputs[:place], *targets[1:-1], *inputs[place + 1 : -1]])
+    return rows
+
+
 LENGTHS, DENSITIES = st.integers(8, 120), st.floats(0.05, 0.45)
 SPANS = {"inputs_length": st.integers(16, 200), "mean_span_length": st.floats(2.0, 8.0), "random_roll": st.booleans()}
 
@@ -110,6 +123,7 @@ SPANS = {"inputs_length": st.integers(16, 200), "mean_span_length": st.floats(2.
         (st.builds(CausalInfilling, length=LENGTHS, fim_rate=st.just(1.0)), middle_last),
         (st.builds(PrefixLM, length=LENGTHS, noise_density=DENSITIES), split),
         (st.builds(FullLM, length=LENGTHS), split),
+        (st.builds(Infilling, length=LENGTHS, whole_rate=st.floats(0, 1)), filled),
         (st.builds(IidDenoising, inputs_length=LENGTHS, noise_density=st.floats(0.01, 0.95)), restored),
         (st.builds(SpanCorruption, noise_density=DENSITIES, **SPANS), restored),
     ],
@@ -158,6 +172,7 @@ def test_inputs_and_targets_give_back_the_row(objectives, give_back):
         (PrefixLM(noise_density=0.25), 512, (512, 256), 0),
         (PrefixLM(packed=True), 1020, (512, 512), 0),
         (FullLM(), 511, (1, 512), 0),
+        (Infilling(), 511, (512, 513), 1),
         (MaskedLM(), 510, (512, 512), 0),
         (MaskedLM(length=128), 126, (128, 128), 0),
         (Denoising(length=512), 510, (512, 512), 0),
@@ -198,6 +213,7 @@ def test_the_limits_of_iid_denoising_are_those_of_the_counts_distribution():
         (PrefixLM(length=10), 12, range(2, 11)),
         (PrefixLM(length=7, packed=True), 12, range(4, 12, 2)),
         (FullLM(length=10), 12, range(1, 10)),
+        (Infilling(length=10), 12, range(1, 10)),
         (UL2(), 1100, range(2, 1100)),  # a tail may be longer than another denoiser's rows
         (MaskedLM(length=7), 8, range(1, 6)),
         (Denoising(length=512), 520, range(1, 511)),
@@ -231,6 +247,8 @@ def mixture(mode: str, denoiser: dict[str, object], **more: object) -> dict[str,
         (PrefixLM, {"packed": True, "noise_density": 0.25}, "half of their tokens"),
         (PrefixLM, {"packed": True, "length": 3}, "can't hold parts of two examples"),
         (FullLM, {"length": 1}, "length"),
+        (Infilling, {"length": 1}, "length"),
+        (Infilling, {"whole_rate": 1.5}, "whole_rate"),
         (InOneRow, {"of": PrefixLM(length=40, packed=True)}, "hold two examples"),
         (MaskedLM, {"mask_ratio": 0.0}, "greater than 0"),
         (MaskedLM, {"mask_share": 0.8, "random_share": 0.3}, "random_share: with mask_share 0.8 it can be 0.2 at most"),
@@ -239,7 +257,7 @@ def mixture(mode: str, denoiser: dict[str, object], **more: object) -> dict[str,
         (UL2, mixture("R", {"name": "span_corruption"}, rate=0.0), "greater than 0"),
         (UL2, mixture("Q", {"name": "span_corruption"}), "'R', 'S' or 'X'"),
         (UL2, mixture("S", {"name": "prefix_lm", "packed": True}), "two examples"),
-        (UL2, mixture("S", {"name": "full_lm"}), "span_corruption.*prefix_lm"),
+        (UL2, mixture("S", {"name": "full_lm"}), "span_corruption.*prefix_lm.*infilling"),
         (UL2, {"mode_tokens": {"R": "[R]", "X": "[X]"}}, "mode_tokens: no token for mode S"),
         *(
             (Denoising, wrong, next(iter(wrong)))
@@ -280,6 +298,24 @@ def test_rows_whose_middle_comes_last_are_chosen_at_the_rate_and_cut_anywhere():
     assert np.abs(np.mean(cut, axis=0) - 17 / 3).max() < 0.6  # of two uniform cuts, each part has a third on average
     assert {lengths[0] for lengths in cut} == set(range(18))
     assert sum(one == row for one, row in zip(read, as_lists(rows), strict=True)) == 4000 - len(cut)
+
+
+def test_all_spans_are_equally_likely_and_whole_rows_come_at_their_rate():
+    """A row of 4 tokens has 10 spans, one of which is the whole row."""
+    rows, keys = make_rows(40_000, 4)
+    spans = Counter(zip(*spans_of(Infilling(length=5), rows, keys), strict=True))
+    assert set(spans) == {(start, end) for end in range(1, 5) for start in range(end)}
+    assert max(abs(count / 40_000 - 0.1) for count in spans.values()) < 4 * math.sqrt(0.09 / 40_000)
+    starts, ends = spans_of(Infilling(length=5, whole_rate=0.5), rows, keys)
+    whole = np.mean((starts == 0) & (ends == 4))
+    assert abs(whole - 0.55) < 4 * math.sqrt(0.25 / 40_000)
+
+
+def spans_of(objective: Infilling, rows: Padded, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The starts and ends (n,) of the masked spans."""
+    examples = objective.apply(rows, keys, VOCABULARY, {})
+    starts = np.argmax(examples.inputs.values == FIRST_SENTINEL, axis=1)
+    return starts, starts + examples.targets.lengths - 2
 
 
 # ---- randomness
@@ -385,6 +421,19 @@ def test_mixtures_of_ones_own_as_a_config_file_has_them():
     assert rows.lengths.tolist() == [128, 141, 141]
     assert objective.apply(rows, keys, vocabulary, columns).inputs.values[:, 0].tolist() == [8, 7, 7]
     assert (objective.shape, objective.problems(vocabulary)) == ((129, 128), [])
+
+
+def test_a_mixture_without_modes_needs_no_tokens_of_them():
+    denoisers = [
+        {"denoiser": {"name": "infilling", "length": 64, "whole_rate": 1.0}},
+        {"denoiser": {"name": "prefix_lm", "length": 63}, "mode": "S"},
+    ]
+    objective = UL2.model_validate({"denoisers": denoisers, "mode_tokens": {"S": "[S]"}})
+    rows, keys, columns = rows_of(objective, [0, 1, 0])
+    examples = objective.apply(rows, keys, replace(VOCABULARY, special={"[S]": S}), columns)
+    assert [row[0] for row in as_lists(examples.inputs)] == [FIRST_SENTINEL, S, FIRST_SENTINEL]
+    assert as_lists(examples.targets)[2] == [FIRST_SENTINEL, *as_lists(rows)[2], EOS]
+    assert (objective.shape, objective.problems(VOCABULARY)) == ((64, 65), [])
 
 
 def test_a_vocabulary_without_mode_tokens_or_enough_sentinels_is_refused():

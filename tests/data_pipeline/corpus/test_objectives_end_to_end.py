@@ -25,6 +25,10 @@ DENOISERS = [
     {"mode": "S", "denoiser": {"name": "prefix_lm", "length": 30, "noise_density": 0.25}, "rate": 2},
     {"mode": "X", "denoiser": {"name": "span_corruption", "inputs_length": 32, "noise_density": 0.5}},
 ]
+WITHOUT_MODES = [
+    {"denoiser": {"name": "span_corruption", "inputs_length": 64}},
+    {"denoiser": {"name": "infilling", "length": 60, "whole_rate": 0.5}, "rate": 2},
+]
 OBJECTIVES = {
     "span_corruption": ({"name": "span_corruption", "inputs_length": 32}, "concatenate"),
     "rolled": ({"name": "span_corruption", "inputs_length": 32, "random_roll": True}, "concatenate"),
@@ -33,6 +37,8 @@ OBJECTIVES = {
     "packed_prefix_lm": ({"name": "prefix_lm", "length": 32, "packed": True}, "concatenate"),
     "full_lm": ({"name": "full_lm", "length": 32}, "concatenate"),
     "ul2": ({"name": "ul2", "denoisers": DENOISERS}, "concatenate"),
+    "infilling": ({"name": "infilling", "length": 32, "whole_rate": 0.5}, "concatenate"),
+    "mixture_of_documents": ({"name": "ul2", "denoisers": WITHOUT_MODES}, "complete_documents"),
     "bart": ({"name": "denoising", "length": 64}, "complete_documents"),
     "causal_lm": ({"name": "causal_lm", "length": 32}, "concatenate"),
     "roberta": ({"name": "masked_lm", "length": 32}, "complete_documents"),

@@ -13,8 +13,10 @@ from data_pipeline.corpus import blocks
 from data_pipeline.corpus.example_rows import balanced, best_fit
 from data_pipeline.corpus.objectives.language_modelling import CausalLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
+from data_pipeline.corpus.objectives.randomness import row_keys
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.corpus.objectives.text_to_text import TextToText
+from data_pipeline.corpus.objectives.ul2 import UL2
 from data_pipeline.corpus.packing import PACKINGS, Documents, Rules
 from data_pipeline.text.vocabulary import Vocabulary
 from tests.support.tables import each
@@ -54,6 +56,18 @@ def test_a_complete_document_is_a_row_and_a_longer_one_is_cut_at_the_last_senten
     assert rows_of(rows) == [[3, 4], [3, STOP, 4, 5, STOP], [6, 7, 8, 10, 11, 12], [5] * 6]
     assert rows.dropped == 1  # the last 5 stands alone: no next token to predict
     assert rows.documents.tolist() == [0, 2, 13]
+
+
+def test_whole_documents_of_a_mixture_fit_each_denoiser_and_are_drawn_one():
+    denoisers = [{"denoiser": {"name": "infilling", "length": length}} for length in (5, 9)]
+    mixture = UL2.model_validate({"denoisers": denoisers})
+    rows = pack("complete_documents", documents([3, 4], [5, 6, 7, 8, 10, 11], *[[7, 8]] * 100), mixture)
+    assert rows_of(rows)[:4] == [[3, 4], [5, 6, 7, 8], [10, 11], [7, 8]]  # rows of at most 4 tokens
+    assert (
+        rows.columns["denoiser"].tolist()
+        == mixture.draw(row_keys(0, "denoiser/train/0-of-1", 0, np.arange(103))).tolist()
+    )
+    assert 30 < rows.columns["denoiser"].sum() < 75
 
 
 def test_pairs_are_cut_on_each_side():
