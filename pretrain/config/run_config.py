@@ -265,23 +265,22 @@ class FaultsSection(Section):
 class MlflowSection(Section):
     """Where MLflow stores the run."""
 
-    gone = {
-        "parent": ([None], "gone; runs are grouped by tracking.mlflow.experiment"),
-        "log_system_metrics": ([True, False], "gone; leave it out: MLflow gets the run's own metrics"),
-    }
+    gone = {"parent": ([None], "gone; runs are grouped by tracking.mlflow.experiment")}
 
     uri: Annotated[str, AfterValidator(paths.mlflow_uri)] | None = None
     """MLflow's tracking URI. null: `sqlite:///runs/mlflow.db` on one machine. On several nodes or under SLURM null
     turns MLflow off: SQLite needs locks that a shared disk may lack."""
     experiment: Annotated[str, Field(min_length=1, max_length=500)] = "encdec-pretrain"
     """The run's experiment in MLflow."""
+    log_system_metrics: bool = True
+    """MLflow samples each machine's CPU, memory, GPUs, network and disk every 10 s. false: off."""
 
 
 class TrackingSection(Section):
     """Where metrics go, besides the run's metrics.jsonl."""
 
     gone = {
-        "system_metrics_seconds": ([10.0, None], "gone; leave it out: MLflow gets the run's own metrics"),
+        "system_metrics_seconds": ([10.0], "gone; tracking.mlflow.log_system_metrics: false turns system metrics off"),
         "alerts": ([None], 'gone; callbacks: [{name: "alerts:Alerts", …}] takes its keys (examples/alerts)'),
     }
 

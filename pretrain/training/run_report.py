@@ -1,8 +1,12 @@
-"""Records and prints the progress of a run: run directory, tracker, terminal. Only rank 0 writes."""
+"""Records and prints the progress of a run: run directory, tracker, terminal.
+
+Only rank 0 writes, except that the first rank of each machine sends MLflow the machine's metrics.
+"""
 
 import contextlib
 import platform
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +32,7 @@ from pretrain.run.environment import Machine
 from pretrain.run.status import Status
 from pretrain.training.prepare import PreparedRun
 from pretrain.training.tracking.mlflow_store import NOTE, TrackedRun, one_line
-from pretrain.training.tracking.tracker import Tracker
+from pretrain.training.tracking.tracker import Tracker, sample_machine
 
 if TYPE_CHECKING:
     from pretrain.evaluate.hook import EvalResult
@@ -44,6 +48,7 @@ class RunReport:
         self.run, self._stop_at_step, self.machines = run, stop_at_step, machines
         self._tracker: Tracker | None = None
         self._held = contextlib.ExitStack()  # the lock of the run directory
+        self._ended = threading.Event()
 
     @classmethod
     def open(cls, run: PreparedRun, stop_at_step: int | None) -> "RunReport":
@@ -51,6 +56,7 @@ class RunReport:
         own = environment.this_machine(run.world.rank)
         report = cls(run, stop_at_step, environment.machines(all_gather(own, dict[str, Any])))
         on_rank_0(report._lock, None)
+        report._sample_machine()
         watchdog.alive()
         return report
 
@@ -90,6 +96,7 @@ class RunReport:
         Returns the exit code: 0 or 75.
         """
         finished = step >= self.run.config.run.max_steps
+        self._ended.set()
         dist.barrier()  # before MLflow, for which only rank 0 waits
         if self._tracker is not None:
             with _naming_directory(self.run.directory):
@@ -129,10 +136,20 @@ class RunReport:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             heartbeat.tell_failed(self.run.world.rank, error)  # now: MLflow may take its time
+        self._ended.set()
         if kind is not None and self._tracker is not None:
             with watchdog.unwatched():
                 self._tracker.close("FAILED")
         self._held.close()
+
+    def _sample_machine(self) -> None:
+        """On the first rank of each machine, has MLflow sample the machine."""
+        mlflow, uri = self.run.config.tracking.mlflow, _mlflow_uri(self.run.config, self.machines)
+        host = next((one["host"] for one in self.machines if one["ranks"][0] == self.run.world.rank), None)
+        if mlflow and mlflow.log_system_metrics and uri and host:
+            node = None if len(self.machines) == 1 else host
+            arguments = (self.run.directory, uri, node, self._ended)
+            threading.Thread(target=sample_machine, args=arguments, name="system-metrics", daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -21,8 +21,10 @@ from data_pipeline.base.formatting import masked, masked_values
 from data_pipeline.base.processes import PYTHON
 from pretrain.run.metrics_file import MetricLog
 from pretrain.training.tracking.mlflow_store import (
+    FeedState,
     TrackedRun,
     absolute_uri,
+    client,
     one_line,
     with_password,
 )
@@ -32,6 +34,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 SECONDS_BEFORE_FEEDS = 2.0  # importing MLflow's client takes seconds of the processor, which the first step needs
 SECONDS_BETWEEN_FEEDS = 2.0
 SECONDS_FOR_THE_REST = 30.0  # limit of the last feed
+SECONDS_BETWEEN_MONITORS = 10.0
 LONGEST_PAUSE = 120.0
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,23 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Closes as finished, as failed after an exception, as killed after Ctrl-C or a call of exit."""
         self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
+
+
+def sample_machine(run_dir: Path, uri: str, node: str | None, ended: threading.Event) -> None:
+    """`tracking.mlflow.log_system_metrics`: MLflow's own monitor samples this machine until `ended` is set.
+
+    The monitor sends its samples straight to MLflow, as system/NAME, or system/NODE/NAME with a `node`. It waits until
+    rank 0 has created the run. If MLflow doesn't answer, the samples until then are lost, and another monitor begins.
+    """
+    while not ended.wait(SECONDS_BETWEEN_MONITORS):
+        with contextlib.suppress(Exception):  # rank 0 reports an MLflow that is away; a disk may answer later
+            if (state := FeedState.load(run_dir)) and state.tracking_uri == masked(absolute_uri(uri)):
+                client(uri)  # sets MLflow's timeouts and its logger
+                from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor  # 4 s and 175 MB
+
+                SystemMetricsMonitor(
+                    state.run_id, resume_logging=True, node_id=node, tracking_uri=absolute_uri(uri)
+                ).monitor()
 
 
 def record_end(run_dir: Path, ended: float | None = None, status: Status = "FAILED") -> bool:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -23,7 +24,7 @@ from pretrain.training.tracking import tracker as tracking
 from pretrain.training.tracking.dashboard import dashboard
 from pretrain.training.tracking.feeder import Feeder
 from pretrain.training.tracking.mlflow_store import NOTE, FeedState, TrackedRun
-from pretrain.training.tracking.tracker import Tracker, sync
+from pretrain.training.tracking.tracker import Tracker, sample_machine, sync
 from tests.support.mlflow_server import Server, answers
 from tests.support.ports import free_port
 from tests.support.tables import each
@@ -312,6 +313,63 @@ def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, clien
     assert [text for text in written if "hunter2" in text] == []
     with pytest.raises(UserError, match="isn't recorded; give --uri with it"):
         sync(tmp_path / "two")
+
+
+# ---- system metrics
+
+
+@pytest.fixture
+def _sample_often(monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_MONITORS", 0.05)
+
+
+@contextlib.contextmanager
+def sampling(run_dir, uri, *nodes):
+    """MLflow samples machines with these names, each of which is this one."""
+    ended = threading.Event()
+    threads = [threading.Thread(target=sample_machine, args=(run_dir, uri, node, ended), daemon=True) for node in nodes]
+    for thread in threads:
+        thread.start()
+    yield
+    ended.set()
+
+
+def sampled(client, run_dir, *names):
+    """The steps of these metrics, once each has one."""
+    while not FeedState.load(run_dir):
+        time.sleep(0.05)
+    while not all(found := [[step for step, _ in points(client, run_dir, name)] for name in names]):
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.usefixtures("_sample_often")
+def test_mlflow_samples_each_machine_of_a_run(tmp_path, uri, client):
+    """Both machines are this one; the second attempt is on one machine."""
+    names = ("cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_usage_percentage")
+    nodes = ("node-1", "node-2")
+    with start(tmp_path, uri), sampling(tmp_path, uri, *nodes):
+        two = sampled(client, tmp_path, *(f"system/{node}/{one}" for node in nodes for one in names))
+    with start(tmp_path, uri, attempt=2), sampling(tmp_path, uri, None):
+        one = sampled(client, tmp_path, *(f"system/{name}" for name in names))
+    assert {steps[0] for steps in two} == {0}
+    assert min(steps[0] for steps in one) > 0  # the first attempt's steps are continued
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_sample_often")
+def test_samples_begin_again_when_a_server_comes_back(tmp_path, serve, caplog):
+    server, run, cpu = serve(), tmp_path / "run", "system/cpu_utilization_percentage"
+    client = MlflowClient(serve.uri)
+    with start(run, serve.uri) as tracker, sampling(run, serve.uri, None):
+        (before,) = sampled(client, run, cpu)
+        server.kill()
+        tracker.log(1, {"loss": 1.0})
+        wait_for_failure(caplog)
+        serve()
+        while len(points(client, run, cpu)) < len(before) + 50:
+            time.sleep(0.05)
 
 
 # ---- a server that dies and comes back
