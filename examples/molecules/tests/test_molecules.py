@@ -78,7 +78,7 @@ def test_a_blank_and_its_rest_are_the_molecule():
         assert (one.before[-1], one.after[0], one.middle.count("(")) == ("(", ")", one.middle.count(")"))
     assert decoration.branch("c1ccc(-c2ccccc2)cc1", random.Random(0)).middle == "-c2ccccc2"
     assert decoration.branch("c1cc(C2CC2)c(OCc3ccccc3)cc1", random.Random(0)) is not None
-    assert decoration.branch("CC(C1)CC1", random.Random(0)) is None  # the ring goes on outside
+    assert decoration.branch("CC(C1)CC1", random.Random(0)) is None  # the ring closes outside
     assert decoration.branch("CCO", random.Random(0)) is None
 
 
