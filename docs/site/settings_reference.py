@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
@@ -41,7 +42,7 @@ for the directory of the sample texts.
 """
 
 
-PACKAGES = ("diagnostics", "distillation", "double_decoder", "lion", "pii")
+PACKAGES = sorted(page.parent.name for page in Path(__file__).parents[2].glob("examples/*/settings.md"))
 """The packages in `examples` that add keys; each has a page beside its code."""
 
 
