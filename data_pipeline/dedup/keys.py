@@ -106,14 +106,14 @@ class KeyBucket:
         """The number of slots of files with up to `keys` in all: enough for their buckets, unless these are tiny."""
         return min(_MOST_SLOTS, max(_LEAST_SLOTS, KeyBucket.enough(keys, keys_per_bucket)))
 
-    def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, store: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
 
         def slice_of(one: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
-            with Arrays.opened(corpus, one[1]) as file:
+            with Arrays.opened(store, one[1]) as file:
                 return self.slice_of(file, one[0])
 
-        return _joined(corpus.each(slice_of, enumerate(files)))
+        return _joined(store.each(slice_of, enumerate(files)))
 
     def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file of `unit`, or of a merged file."""
@@ -132,8 +132,8 @@ def merge_signatures(context: Context, spec: MergeSpec) -> Result:
 
 def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray] = {}) -> Result:
     """Merges the files of keys of neighbouring units. `pairs`: more arrays for the merged file."""
-    corpus = context.store
-    opened = [Arrays(corpus, name) for name in spec.files]
+    store = context.store
+    opened = [Arrays(store, name) for name in spec.files]
     slots = reduce(np.add, (file["slots"] for file in opened))  # one array at a time: each may have 8 MB
     number, width = int(slots[-1]), opened[0].shape("keys")[1]
     shapes = {
@@ -142,7 +142,7 @@ def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray
         "slots": (np.int64, slots.shape),
         **{name: (np.uint64, values.shape) for name, values in pairs.items()},
     }
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for name, values in {"slots": slots, **pairs}.items():
             append(name, values)
         count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
@@ -158,13 +158,13 @@ def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
     return np.concatenate([keys for keys, _ in slices]), np.concatenate([units for _, units in slices])
 
 
-def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
+def pairs_within(store: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
     """For each file: pairs (n, 2) of documents with equal keys in one unit, as unit << 32 | document.
 
     `first`: the unit of the first of `files`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             inside = "inside" in file
             found = file["inside" if inside else "duplicates"]
         if inside:
@@ -193,13 +193,13 @@ def write_duplicates(
 
 def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
     """Merges files of duplicates. Each file has all units and a range of hashes."""
-    corpus = context.store
-    opened = [Arrays(corpus, name) for name in spec.files]
+    store = context.store
+    opened = [Arrays(store, name) for name in spec.files]
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
     columns = [name for name in ("duplicates", "kept") if name in opened[0]]
     shapes = {**{name: (np.uint64, (int(starts[-1]),)) for name in columns}, "starts": (np.int64, starts.shape)}
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         append("starts", starts)
         unit = 0
         while unit < units:
@@ -230,10 +230,10 @@ class Found:
     kept: Mapping[int, int]
 
 
-def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
+def read_duplicates(store: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
     """The duplicates in `unit`, from the unit's file of `keys` and the files of the buckets. `kept`: whether they name
     the documents that stay."""
-    slices = corpus.each(lambda name: _decided(corpus, name, unit, kept), decided)
+    slices = store.each(lambda name: _decided(store, name, unit, kept), decided)
     positions = [own[0] for own in slices]
     stays = {
         position >> 32: document
@@ -242,7 +242,7 @@ def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], uni
         for position, document in zip(*map(np.ndarray.tolist, own), strict=True)
     }
     if keys:
-        within = Arrays(corpus, keys)["duplicates"]
+        within = Arrays(store, keys)["duplicates"]
         positions.append(within[:, 0])
         for position, copy in within.tolist() if kept else ():  # the copy in this unit may be a duplicate of another
             stays[position >> 32] = stays.get(copy >> 32, unit << 32 | copy >> 32)
@@ -253,18 +253,18 @@ def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], uni
     return Found(items, stays)
 
 
-def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
+def read_repeated(store: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
     """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several units.
 
     `decided`: the files of the buckets, which list these positions, and the positions of kept copies.
     """
-    within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
-    listed = corpus.each(lambda name: _decided(corpus, name, unit, kept=False)[0], decided)
+    within = Arrays(store, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
+    listed = store.each(lambda name: _decided(store, name, unit, kept=False)[0], decided)
     return np.unique(np.concatenate([within.ravel(), *listed]))
 
 
-def _decided(corpus: Store, name: str, unit: int, kept: bool) -> list[np.ndarray]:
+def _decided(store: Store, name: str, unit: int, kept: bool) -> list[np.ndarray]:
     """The positions in `unit` that a file of a bucket lists and, if asked, the documents that stay."""
-    with Arrays.opened(corpus, name) as file:
+    with Arrays.opened(store, name) as file:
         start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
         return file.slices(*((array, start, stop) for array in ("duplicates", *(["kept"] if kept else []))))

@@ -146,13 +146,13 @@ def plan(config: CorpusConfig, parts: Sequence[Part], trained: Finished) -> list
 
 def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     """Writes the token ids of a unit's documents, by split and in the order of hashes."""
-    corpus, config, pairs = context.store, spec.config, spec.config.pairs
-    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(corpus, **config.tokenizer.layout))
+    store, config, pairs = context.store, spec.config, spec.config.pairs
+    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(store, **config.tokenizer.layout))
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
-    documents = read_documents(corpus, spec.parts, ["id", "split", "text", "target"])
+    documents = read_documents(store, spec.parts, ["id", "split", "text", "target"])
     end = np.array([model.vocabulary.eos] if config.rows.end_of_document else [], dtype)
     coverage = Coverage(model.model)
     for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):
@@ -175,7 +175,7 @@ def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
         if pairs:
             arrays[f"{split}.targets"] = np.array(targets[split], dtype=np.int64)[order]
-    with corpus.put(spec.output) as path:
+    with store.put(spec.output) as path:
         write_arrays(path, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
     return TokensResult(
@@ -250,12 +250,12 @@ def _found(file: Arrays, bucket: TokenBucket) -> tuple[int, np.ndarray]:
     return start + first, hashes[first:last]
 
 
-def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
+def count_tokens(store: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
     """Number of tokens in each of `buckets`, which are all buckets. The time grows with the number of documents, not
     with files times buckets."""
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             for split, tokens in counts.items():
                 hashes, offsets = (file[f"{split}.{array}"] for array in ("hashes", "offsets"))
                 np.add.at(tokens, bucket_numbers(hashes, len(tokens)), np.diff(offsets))
@@ -268,20 +268,20 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
-def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
+def read_bucket(store: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
 
     def of_file(name: str) -> _Documents:
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             return _documents(file, bucket)
 
-    return _gathered(corpus.each(of_file, files))[1]
+    return _gathered(store.each(of_file, files))[1]
 
 
 def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     """Merges token files, a range of hashes at a time."""
-    corpus = context.store
-    files = corpus.each(partial(Arrays, corpus), spec.files)
+    store = context.store
+    files = store.each(partial(Arrays, store), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:
         for array in ("hashes", "offsets", "tokens", "targets"):
@@ -289,14 +289,14 @@ def merge_tokens(context: Context, spec: MergeSpec) -> Result:
                 length = sum(file.shape(name)[0] for file in files)
                 length -= len(files) - 1 if array == "offsets" else 0  # each file has one offset more than documents
                 shapes[name] = files[0].dtype(name), (length,)
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for split in SPLITS:
             ranges = max(1, -(-shapes[f"{split}.tokens"][1][0] // _TOKENS_AT_ONCE))
             end = 0
             append(f"{split}.offsets", np.zeros(1, np.int64))
             for number in range(ranges):
                 own = partial(_documents, bucket=TokenBucket(split, number, ranges))
-                hashes, documents = _gathered(corpus.each(own, files))
+                hashes, documents = _gathered(store.each(own, files))
                 append(f"{split}.hashes", hashes)
                 append(f"{split}.offsets", end + documents.starts[1:])
                 append(f"{split}.tokens", documents.tokens)
