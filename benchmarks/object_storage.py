@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from botocore.exceptions import EndpointConnectionError
 
 import data_pipeline
 
@@ -117,7 +116,7 @@ def make_bucket(url: str) -> None:
         try:
             system.mkdir("bucket")
             return
-        except (OSError, EndpointConnectionError):
+        except Exception:  # of the connection, or of a library below s3fs
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)

@@ -66,9 +66,9 @@ class RowsFile:
 
 
 @contextlib.contextmanager
-def rows_file(corpus: Store, name: str, schema: pa.Schema) -> Iterator[RowsFile]:
-    """A Parquet file that appears in `corpus` when the block succeeds."""
-    with corpus.put(name) as path, pq.ParquetWriter(path, schema, compression="zstd") as writer:
+def rows_file(store: Store, name: str, schema: pa.Schema) -> Iterator[RowsFile]:
+    """A Parquet file that appears in `store` when the block succeeds."""
+    with store.put(name) as path, pq.ParquetWriter(path, schema, compression="zstd") as writer:
         file = RowsFile(writer)
         yield file
         file.flush()

@@ -54,10 +54,10 @@ class Arrays:
     Each request opens the file. `opened` is for several requests to a file that needn't stay open after them.
     """
 
-    def __init__(self, corpus: Store, name: str, read: ReadRanges | None = None):
-        self._where, self._read = corpus.at(name), read or (lambda ranges: corpus.ranges(name, ranges))
+    def __init__(self, store: Store, name: str, read: ReadRanges | None = None):
+        self._where, self._read = store.at(name), read or (lambda ranges: store.ranges(name, ranges))
         try:
-            (head,) = self._read([(0, corpus.least_read)])
+            (head,) = self._read([(0, store.least_read)])
             (size,) = struct.unpack_from("<Q", head)
             self._start = 8 + size
             if self._start > len(head):
@@ -73,10 +73,10 @@ class Arrays:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, corpus: Store, name: str) -> Iterator["Arrays"]:
+    def opened(cls, store: Store, name: str) -> Iterator["Arrays"]:
         """The arrays of a file that a folder opens once for all requests within the block."""
-        with corpus.opened(name) as read:
-            yield cls(corpus, name, read)
+        with store.opened(name) as read:
+            yield cls(store, name, read)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)

@@ -16,18 +16,18 @@ SCHEMA = pa.schema(
 )
 
 
-def all_documents(corpus: Store, *columns: str) -> Iterator[Document]:
+def all_documents(store: Store, *columns: str) -> Iterator[Document]:
     """The documents of a finished corpus with the fields `columns`, or all fields; none if this copy has none."""
-    names = sorted(name for name in corpus.names("documents") if name.endswith(".parquet"))
-    return read_documents(corpus, names, list(columns) or list(Document.__slots__))
+    names = sorted(name for name in store.names("documents") if name.endswith(".parquet"))
+    return read_documents(store, names, list(columns) or list(Document.__slots__))
 
 
-def read_documents(corpus: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
+def read_documents(store: Store, parts: Iterable[str], columns: list[str]) -> Iterator[Document]:
     """The documents of `parts` with only the fields `columns`. Holds one row group in memory."""
     for part in parts:
-        path = corpus.at(part)
+        path = store.at(part)
         with _readable(path):
-            opened = pq.ParquetFile(corpus.readable(part))
+            opened = pq.ParquetFile(store.readable(part))
         with opened as file:
             for group in range(file.num_row_groups):
                 with _readable(path):

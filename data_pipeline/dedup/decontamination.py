@@ -315,14 +315,14 @@ class Index:
         of_set, file, line = self._items[item].tolist()
         return f"{self._sets[of_set]}, {self._files[file]} line {line}"
 
-    def write(self, corpus: Store) -> None:
+    def write(self, store: Store) -> None:
         names = {"names": json.dumps([self._sets, self._files])}  # one entry: their order isn't fixed
-        with corpus.put(INDEX) as path:
+        with store.put(INDEX) as path:
             write_arrays(path, {**self.ngrams.arrays, "where": self._items}, names)
 
     @classmethod
-    def read(cls, corpus: Store) -> "Index":
-        file = Arrays(corpus, INDEX)
+    def read(cls, store: Store) -> "Index":
+        file = Arrays(store, INDEX)
         arrays = {name: file[name] for name in file}
         sets, files = json.loads(file.metadata["names"])
         return cls(Ngrams(arrays), arrays["where"], sets, files)

@@ -106,14 +106,14 @@ class KeyBucket:
         """The number of slots of files with up to `keys` in all: enough for their buckets, unless these are tiny."""
         return min(_MOST_SLOTS, max(_LEAST_SLOTS, KeyBucket.enough(keys, keys_per_bucket)))
 
-    def read(self, corpus: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, store: Store, files: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(keys (n, words), unit number of each (n,)) from this bucket's slice of every file, merged or not."""
 
         def slice_of(one: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
-            with Arrays.opened(corpus, one[1]) as file:
+            with Arrays.opened(store, one[1]) as file:
                 return self.slice_of(file, one[0])
 
-        return _joined(corpus.each(slice_of, enumerate(files)))
+        return _joined(store.each(slice_of, enumerate(files)))
 
     def slice_of(self, file: Arrays, unit: int) -> tuple[np.ndarray, np.ndarray]:
         """This bucket's slice of an open file of `unit`, or of a merged file."""
@@ -138,8 +138,8 @@ def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray
 
     The array `merged` has the unit of each key in its last column.
     """
-    corpus = context.store
-    files = corpus.each(partial(Arrays, corpus), spec.files)
+    store = context.store
+    files = store.each(partial(Arrays, store), spec.files)
     number, width = sum(file.shape("keys")[0] for file in files), files[0].shape("keys")[1]
     slots = np.zeros(files[0].shape("slots"), np.int64)
     count = min(len(slots) - 1, KeyBucket.enough(number, _KEYS_AT_ONCE))
@@ -153,11 +153,11 @@ def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray
         "merged": (np.uint64, (number, width + 1)),
         **{name: (np.uint64, values.shape) for name, values in pairs.items()},
     }
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for name, values in {"slots": slots, **pairs}.items():
             append(name, values)
         for bucket in range(count):
-            table = np.concatenate(corpus.each(partial(_Part.keys, bucket=bucket), parts))
+            table = np.concatenate(store.each(partial(_Part.keys, bucket=bucket), parts))
             append("merged", table[np.argsort(table[:, 0], kind="stable")])
     return Result()
 
@@ -180,13 +180,13 @@ def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
     return np.concatenate([keys for keys, _ in slices]), np.concatenate([units for _, units in slices])
 
 
-def pairs_within(corpus: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
+def pairs_within(store: Store, files: Sequence[str], first: int = 0) -> Iterator[np.ndarray]:
     """For each file: pairs (n, 2) of documents with equal keys in one unit, as unit << 32 | document.
 
     `first`: the unit of the first of `files`, unless they are merged.
     """
     for unit, name in enumerate(files, first):
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             inside = "inside" in file
             found = file["inside" if inside else "duplicates"]
         if inside:
@@ -214,13 +214,13 @@ def write_duplicates(
 
 def merge_duplicates(context: Context, spec: MergeSpec) -> Result:
     """Merges files of duplicates. Each file has all units and a range of hashes."""
-    corpus = context.store
-    opened = corpus.each(partial(Arrays, corpus), spec.files)
+    store = context.store
+    opened = store.each(partial(Arrays, store), spec.files)
     starts = reduce(np.add, (file["starts"] for file in opened))
     units = len(starts) - 1
     shape = int(starts[-1]), opened[0].shape("duplicates")[1]
     shapes = {"starts": (np.int64, starts.shape), "duplicates": (np.uint64, shape)}
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         append("starts", starts)
         unit = 0
         while unit < units:
@@ -250,14 +250,14 @@ class Found:
     kept: Mapping[int, int]
 
 
-def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
+def read_duplicates(store: Store, keys: str | None, decided: Sequence[str], unit: int, kept: bool = False) -> Found:
     """The duplicates in `unit`, from the unit's file of `keys` and the files of the buckets. `kept`: whether they name
     the documents that stay."""
-    listed = _listed(corpus, decided, unit)
+    listed = _listed(store, decided, unit)
     positions = [own[:, 0] for own in listed]
     stays = {position >> 32: document for own in listed if kept for position, document in own.tolist()}
     if keys:
-        within = Arrays(corpus, keys)["duplicates"]
+        within = Arrays(store, keys)["duplicates"]
         positions.append(within[:, 0])
         for position, copy in within.tolist() if kept else ():  # the copy in this unit may be a duplicate of another
             stays[position >> 32] = stays.get(copy >> 32, unit << 32 | copy >> 32)
@@ -268,22 +268,22 @@ def read_duplicates(corpus: Store, keys: str | None, decided: Sequence[str], uni
     return Found(items, stays)
 
 
-def read_repeated(corpus: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
+def read_repeated(store: Store, keys: str, decided: Sequence[str], unit: int) -> np.ndarray:
     """(n,): the sorted positions in `unit` whose keys occur more than once, in the unit or in several units.
 
     `decided`: the files of the buckets, which list these positions, and the positions of kept copies.
     """
-    within = Arrays(corpus, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
-    listed = _listed(corpus, decided, unit)
+    within = Arrays(store, keys)["duplicates"]  # (n, 2): duplicates within the unit, and their kept copies
+    listed = _listed(store, decided, unit)
     return np.unique(np.concatenate([within.ravel(), *(own[:, 0] for own in listed)]))
 
 
-def _listed(corpus: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
+def _listed(store: Store, decided: Sequence[str], unit: int) -> list[np.ndarray]:
     """What each file of a bucket lists of `unit`: positions (n, 1), or positions and the documents that stay (n, 2)."""
 
     def of_file(name: str) -> np.ndarray:
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             start, stop = file.slices(("starts", unit, unit + 2))[0].tolist()
             return file.slices(("duplicates", start, stop))[0]
 
-    return corpus.each(of_file, decided)
+    return store.each(of_file, decided)

@@ -114,15 +114,15 @@ class ClustersSpec:
 
 def find_clusters(context: Context, spec: ClustersSpec) -> Result:
     """Writes all documents of each connected component of the pairs as duplicates, but the one with the smallest id."""
-    corpus, clusters = context.store, Clusters()
+    store, clusters = context.store, Clusters()
     for name in spec.pairs:
-        clusters.join(Arrays(corpus, name)["pairs"])
-    for pairs in pairs_within(corpus, read_names(corpus, spec.files)):
+        clusters.join(Arrays(store, name)["pairs"])
+    for pairs in pairs_within(store, read_names(store, spec.files)):
         clusters.join(pairs)
     documents, first = clusters.members()
     duplicates, kept = documents[documents != first], first[documents != first]
     places = (duplicates & np.uint64(2**32 - 1)) << np.uint64(32)
-    with corpus.put(spec.output) as path:
+    with store.put(spec.output) as path:
         write_duplicates(path, duplicates >> np.uint64(32), places, spec.units, kept)
     return Result()
 

@@ -57,8 +57,8 @@ class Identities:
     `listed`: the file with the spans of each unit, as JSON (`write_names`).
     """
 
-    def __init__(self, corpus: Store, listed: str):
-        self._corpus, self._listed = corpus, listed
+    def __init__(self, store: Store, listed: str):
+        self._store, self._listed = store, listed
         self._places: dict[int, Places] = {}
 
     def __call__(self, document: int) -> str:
@@ -66,6 +66,6 @@ class Identities:
         if number == NO_DOCUMENT:
             return ""
         if unit not in self._places:
-            spans = read_names(self._corpus, self._listed)[unit]
+            spans = read_names(self._store, self._listed)[unit]
             self._places[unit] = Places(parse_json(spans, list[Span], self._listed))
         return self._places[unit].identity(number)

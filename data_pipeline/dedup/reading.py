@@ -72,7 +72,7 @@ class Reading:
     """Reads a unit's documents as the earlier steps left them."""
 
     def __init__(self, context: Context, earlier: Earlier):
-        self._context, self._corpus, self._earlier = context, context.store, earlier
+        self._context, self._store, self._earlier = context, context.store, earlier
 
     def columns(self, own: Sequence[str]) -> list[str]:
         """The columns to read: a step's `own`, and those that the earlier steps need."""
@@ -91,15 +91,15 @@ class Reading:
             if isinstance(one.step, Rule):
                 rows = one.step.left(self._context, rows, tally)
             elif isinstance(one.step, KeyStep) and one.step.drops:
-                found = one.step.found(self._corpus, one.keys, _names(self._corpus, one), self._earlier.unit)
+                found = one.step.found(self._store, one.keys, _names(self._store, one), self._earlier.unit)
                 rows = one.step.left(rows, found, tally)
         return rows
 
     def _changed(self, rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
         """`rows` of unchanged documents, with the table's changes."""
         name = self._earlier.changes
-        with pq.ParquetFile(self._corpus.readable(name)) as file:
-            tally.add(parse_json(file.metadata.metadata[b"counts"], Counts, self._corpus.at(name)))
+        with pq.ParquetFile(self._store.readable(name)) as file:
+            tally.add(parse_json(file.metadata.metadata[b"counts"], Counts, self._store.at(name)))
             changes = (row for group in range(file.num_row_groups) for row in file.read_row_group(group).to_pylist())
             change = next(changes, None)
             for number, document, left in rows:
@@ -128,7 +128,7 @@ class Reading:
                         table.add((number, left is None, *new), _CHARACTERS_OF_A_ROW + characters)
                 yield number, document, left
 
-        with rows_file(self._corpus, name, _SCHEMA) as table:
+        with rows_file(self._store, name, _SCHEMA) as table:
             yield (remaining := noted())
             for _ in remaining:  # rows that the block hasn't read
                 pass
@@ -139,7 +139,7 @@ class Reading:
         last = self._earlier.since[-1] if self._earlier.since else None
         if last is None or changes(last.step):
             return None
-        return read_repeated(self._corpus, last.keys, _names(self._corpus, last), self._earlier.unit)
+        return read_repeated(self._store, last.keys, _names(self._store, last), self._earlier.unit)
 
 
 def _differences(document: Document, left: Document) -> tuple[str | None, ...]:
@@ -153,5 +153,5 @@ def changes(step: Step) -> bool:
     return not isinstance(step, KeyStep) or step.drops
 
 
-def _names(corpus: Store, decision: Decision) -> Sequence[str]:
-    return read_names(corpus, decision.duplicates) if decision.duplicates else ()
+def _names(store: Store, decision: Decision) -> Sequence[str]:
+    return read_names(store, decision.duplicates) if decision.duplicates else ()

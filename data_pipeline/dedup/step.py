@@ -84,10 +84,10 @@ class KeyStep(Step):
         """Whether the step says which document stays in the place of a dropped one."""
         return self.drops and not self.shortens
 
-    def found(self, corpus: Store, keys: str, duplicates: Sequence[str], unit: int) -> Found:
+    def found(self, store: Store, keys: str, duplicates: Sequence[str], unit: int) -> Found:
         """The duplicates in a unit: those within it, in its file of `keys`, and those in the files `duplicates`."""
         own = None if self.clusters else keys  # clusters include the pairs within a unit
-        return read_duplicates(corpus, own, duplicates, unit, self.names_kept)
+        return read_duplicates(store, own, duplicates, unit, self.names_kept)
 
     def left(self, rows: Iterable[Row], found: Found, tally: Tally) -> Iterator[Row]:
         """`rows`, in order, with what the step leaves of each document. Counts what is dropped."""

@@ -54,13 +54,13 @@ def _answered(work: Callable[[Given, Attempt], Answer], given: Given, attempt: A
         return Failed(failed, may_be_of_node(error))
 
 
-def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
+def forget_damaged(store: Store, ray_config: RayConfig) -> list[str]:
     """Removes the records of units with a damaged or missing file, so that `run` does these units again.
 
     Workers read every file of every stage. Returns the names of the damaged files.
     """
-    token = corpus.begin()
-    read = {name: Records(corpus, name).read(Finished[Result]) for name in corpus.folders(".stages")}
+    token = store.begin()
+    read = {name: Records(store, name).read(Finished[Result]) for name in store.folders(".stages")}
     stages = {name: units for name, units in sorted(read.items()) if units}  # other folders are no stages
     units_of = {
         name: (stage, unit.name, output)
@@ -68,23 +68,23 @@ def forget_damaged(corpus: Store, ray_config: RayConfig) -> list[str]:
         for unit in units.values()
         for name, output in unit.outputs.items()
     }
-    check = partial(_damaged, corpus, token)
+    check = partial(_damaged, store, token)
     files = {name: output for name, (_, _, output) in units_of.items()}
     damaged = {*chain(*read_all(check, files, lambda output: output.bytes, "checking", ray_config))}
     for stage in stages:
-        Records(corpus, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
+        Records(store, stage).remove({units_of[name][1] for name in damaged if units_of[name][0] == stage})
     return [name for name in units_of if name in damaged]
 
 
-def _damaged(corpus: Store, token: str, files: dict[str, Output], attempt: Attempt) -> list[str]:
+def _damaged(store: Store, token: str, files: dict[str, Output], attempt: Attempt) -> list[str]:
     """The files whose content isn't what was written. Runs in a worker."""
-    with corpus.at_work(token):
-        return [name for name, output in files.items() if not _is_whole(corpus, name, output, attempt)]
+    with store.at_work(token):
+        return [name for name, output in files.items() if not _is_whole(store, name, output, attempt)]
 
 
-def _is_whole(corpus: Store, name: str, output: Output, attempt: Attempt) -> bool:
+def _is_whole(store: Store, name: str, output: Output, attempt: Attempt) -> bool:
     try:
-        return corpus.checksum(name) == (output.bytes, output.sha256)
+        return store.checksum(name) == (output.bytes, output.sha256)
     except OSError as error:
         if attempt.may_be_retried(error):
             raise

@@ -80,16 +80,16 @@ def to_read(files: Mapping[str, str], merged: Sequence[Finished[Result]], reader
     return [*islice(files, first), *outputs_of(merged)]
 
 
-def write_names(corpus: Store, names: Sequence[str]) -> str:
-    """Writes a list of names that many units need, so that no spec repeats it; returns the list's path in `corpus`. The
+def write_names(store: Store, names: Sequence[str]) -> str:
+    """Writes a list of names that many units need, so that no spec repeats it; returns the list's path in `store`. The
     path is a hash of the names, and an existing list is kept."""
     path = f".stages/plans/{fingerprint(list(names))}.json"
-    if corpus.read_valid_json(path, list[str]) != list(names):
-        corpus.write_json(path, list(names))
+    if store.read_valid_json(path, list[str]) != list(names):
+        store.write_json(path, list(names))
     return path
 
 
 @lru_cache(maxsize=4)
-def read_names(corpus: Store, path: str) -> tuple[str, ...]:
+def read_names(store: Store, path: str) -> tuple[str, ...]:
     """The list that `write_names` wrote. A worker reads it once for its units, whose stores are equal."""
-    return corpus.read_json(path, tuple[str, ...])
+    return store.read_json(path, tuple[str, ...])

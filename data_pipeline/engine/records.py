@@ -28,17 +28,17 @@ class _Named:
 
 
 class Records:
-    """The records of the stage `name` of `corpus`. As a context manager, gives a function that adds a unit."""
+    """The records of the stage `name` of `store`. As a context manager, gives a function that adds a unit."""
 
-    def __init__(self, corpus: Store, name: str):
-        self._corpus, self._file = corpus, f".stages/{name}/{FILE}"
+    def __init__(self, store: Store, name: str):
+        self._store, self._file = store, f".stages/{name}/{FILE}"
         self._intact: set[str] | None = None  # the names in the file, if no line is damaged
         self.waiting: list[Any] = []  # units whose lines aren't written yet
         self._flushed = 0.0
 
     def read(self, kind: Any, compacted: Callable[[Any], Any] = lambda unit: unit) -> dict[str, Any]:
         """The units, each a `kind` and then `compacted`, by name, in numerical order. Damaged lines are left out."""
-        lines = (_parsed(line, kind) for line in self._corpus.lines(self._file))
+        lines = (_parsed(line, kind) for line in self._store.lines(self._file))
         units = [unit and compacted(unit) for unit in lines]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
         self._intact = {unit.name for unit in found} if None not in units else None
@@ -48,12 +48,12 @@ class Records:
         """Removes the lines of the units `names` and damaged lines; they stay removed after a power cut."""
         if self._intact is not None and self._intact.isdisjoint(names):
             return
-        lines, kept = [*self._corpus.lines(self._file)], list[bytes]()
+        lines, kept = [*self._store.lines(self._file)], list[bytes]()
         for line in lines:
             if (unit := _parsed(line, _Named)) is not None and unit.name not in names:
                 kept.append(line)
         if len(kept) < len(lines):
-            self._corpus.replace_lines(self._file, b"".join(line + b"\n" for line in kept))
+            self._store.replace_lines(self._file, b"".join(line + b"\n" for line in kept))
         self._intact = None
 
     def __enter__(self) -> Callable[[Any], None]:
@@ -65,14 +65,14 @@ class Records:
     def _add(self, unit: Any) -> None:
         """Adds a unit; the content of its files must be on the disk."""
         self.waiting.append(unit)
-        if time.monotonic() - self._flushed > max(_SECONDS_BETWEEN_FLUSHES, self._corpus.seconds_between_appends):
+        if time.monotonic() - self._flushed > max(_SECONDS_BETWEEN_FLUSHES, self._store.seconds_between_appends):
             self._flush()
 
     def _flush(self) -> None:
         if not self.waiting:
             return
         lines = b"".join(to_json(unit) + b"\n" for unit in self.waiting)
-        self._corpus.append(self._file, lines, {name for unit in self.waiting for name in unit.outputs})
+        self._store.append(self._file, lines, {name for unit in self.waiting for name in unit.outputs})
         self.waiting, self._flushed = [], time.monotonic()
 
 

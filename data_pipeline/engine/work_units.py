@@ -138,15 +138,15 @@ def outputs_of(units: Sequence[Finished[Result]]) -> dict[str, str]:
 
 
 def run(
-    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], corpus: Store, ray_config: RayConfig
+    stage: Stage[Spec, ResultType], units: list[Unit[Spec]], store: Store, ray_config: RayConfig
 ) -> list[Finished[ResultType]]:
     """Brings all units of `stage` up to date; returns them in order. Prints what is done again and why.
 
     A failed unit doesn't stop the others, unless a remote store refuses or is away, or 20 units in a row fail alike, as
     with a bug. Raises FailedError or StoreError at the end, with one line for each failure.
     """
-    corpus.claim()  # first: workers of a killed build may still be writing
-    records = Records(corpus, stage.name)
+    store.claim()  # first: workers of a killed build may still be writing
+    records = Records(store, stage.name)
     expected = {unit.name: stage.fingerprint(unit) for unit in units}
     results: dict[str, Any] = {}
 
@@ -156,7 +156,7 @@ def run(
         return replace(unit, result=unit.result.compacted(results))
 
     done: dict[str, Finished[ResultType]] = records.read(stage.finished, compacted)
-    sizes = corpus.sizes(outputs_of([*done.values()]))
+    sizes = store.sizes(outputs_of([*done.values()]))
     reasons = {unit.name: _why_redo(done.get(unit.name), expected[unit.name], sizes) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
@@ -169,7 +169,7 @@ def run(
         finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
         try:
             with records as record:
-                finished, errors = _work_off(stage, todo, corpus, ray_config, record, compacted)
+                finished, errors = _work_off(stage, todo, store, ray_config, record, compacted)
         except StoreError as error:  # the last records couldn't be written
             errors.append(error)
         done |= finished
@@ -178,7 +178,7 @@ def run(
             _raise(errors, f"{stage.name}: {count} of {counted(len(units), 'unit')} done; the same command continues")
     if others := done.keys() - reasons.keys():  # no longer planned
         planned = outputs_of([done[unit.name] for unit in units])
-        corpus.delete(outputs_of([done[name] for name in others]).keys() - planned.keys())
+        store.delete(outputs_of([done[name] for name in others]).keys() - planned.keys())
         records.remove(others)
     return [done[unit.name] for unit in units]
 
@@ -186,7 +186,7 @@ def run(
 def _work_off(
     stage: Stage[Spec, ResultType],
     todo: list[Unit[Spec]],
-    corpus: Store,
+    store: Store,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
     compacted: Callable[[Finished[ResultType]], Finished[ResultType]],
@@ -201,7 +201,7 @@ def _work_off(
     sizes = {unit.name: unit.bytes for unit in todo}
     alike, in_a_row = "", 0  # the last unit's failure without its name, and how many units in a row have failed so
     try:
-        for name, answer in pool.shown(_performed(stage, todo, corpus, pool), stage.name, sizes):
+        for name, answer in pool.shown(_performed(stage, todo, store, pool), stage.name, sizes):
             if isinstance(answer, Failed):
                 errors.append(answer.error)
                 failure = str(answer.error).replace(name, "")
@@ -224,7 +224,7 @@ def _work_off(
     idle = max(0.0, pool.number * (seconds - waited) - busy)
     times = [round(each, 1) for each in (idle, waited, driver)]
     with contextlib.suppress(StoreError):  # `errors` has the same already
-        corpus.write_json(workers.timing_file(stage.name), workers.Timing(round(seconds, 1), pool.number, *times))
+        store.write_json(workers.timing_file(stage.name), workers.Timing(round(seconds, 1), pool.number, *times))
     return done, errors
 
 
@@ -238,14 +238,14 @@ def _why_redo(finished: Finished[Result] | None, expected: str, sizes: Mapping[s
     return ""
 
 
-def read_finished(stage: Stage[Spec, ResultType], corpus: Store) -> list[Finished[ResultType]]:
+def read_finished(stage: Stage[Spec, ResultType], store: Store) -> list[Finished[ResultType]]:
     """The committed units of `stage`, in the order of their names. Damaged records are left out."""
-    return [*Records(corpus, stage.name).read(stage.finished).values()]
+    return [*Records(store, stage.name).read(stage.finished).values()]
 
 
 def _perform(
     stage: Stage[Spec, ResultType],
-    corpus: Store,
+    store: Store,
     token: str,
     versions: dict[str, str] | None,
     unit: Unit[Spec],
@@ -256,9 +256,9 @@ def _perform(
     try:
         if versions is not None:
             fitness.check(versions)
-        with corpus.at_work(token):
-            result = stage.work(Context(corpus, attempt, f"{token} {stage.name}"), unit.spec)
-            outputs = {name: Output(*corpus.written(name)) for name in (*unit.outputs, *result.files)}
+        with store.at_work(token):
+            result = stage.work(Context(store, attempt, f"{token} {stage.name}"), unit.spec)
+            outputs = {name: Output(*store.written(name)) for name in (*unit.outputs, *result.files)}
             core_seconds, seconds = round(time.process_time() - used, 3), round(time.monotonic() - began, 3)
             done = replace(unit, inputs=fingerprint([unit.inputs, *result.again])) if result.again else unit
             return Finished(unit.name, stage.fingerprint(done), result, outputs, core_seconds, seconds)
@@ -267,14 +267,14 @@ def _perform(
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(stage, unit.name, f"out of memory on {socket.gethostname()}")
-        if failed := of_files(error, corpus.disk, KEPT):
+        if failed := of_files(error, store.disk, KEPT):
             return Failed(failed, of_node=True)
-        return _bug(stage, unit, corpus, error)
+        return _bug(stage, unit, store, error)
     except MemoryError as error:
         reason = " ".join(f"out of memory on {socket.gethostname()}: {error}".split()).rstrip(": ")
         return _out_of_memory(stage, unit.name, reason)
     except Exception as error:
-        return _bug(stage, unit, corpus, error)
+        return _bug(stage, unit, store, error)
 
 
 def _out_of_memory(stage: Stage, unit: str, reason: str) -> Failed:
@@ -282,13 +282,13 @@ def _out_of_memory(stage: Stage, unit: str, reason: str) -> Failed:
     return Failed(FailedError(f"{stage.name}: unit {unit}: {reason}; {way_out}; {KEPT}"))
 
 
-def _bug(stage: Stage, unit: Unit, corpus: Store, error: Exception) -> Failed:
+def _bug(stage: Stage, unit: Unit, store: Store, error: Exception) -> Failed:
     """Saves the traceback of an unexpected error for a bug report, and names its file."""
     name = f".stages/failures/{stage.name}-{unit.name}.txt"
     with contextlib.suppress(OSError, StoreError):  # the disk itself may be at fault
-        corpus.write(name, "".join(traceback.format_exception(error)).encode())
+        store.write(name, "".join(traceback.format_exception(error)).encode())
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {corpus.at(name)})")
+    failed = FailedError(f"{stage.name}: unit {unit.name} failed: {reason} (traceback: {store.at(name)})")
     return Failed(failed, may_be_of_node(error))
 
 
@@ -301,10 +301,10 @@ def _raise(errors: list[UserError], how_far: str) -> None:
 
 
 def _performed(
-    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], corpus: Store, pool: workers.Workers
+    stage: Stage[Spec, ResultType], todo: list[Unit[Spec]], store: Store, pool: workers.Workers
 ) -> Iterator[tuple[str, Finished[ResultType] | Failed]]:
-    token, versions = corpus.begin(), None if pool.in_process else fitness.versions()
-    perform = partial(_perform, stage, corpus, token, versions)
+    token, versions = store.begin(), None if pool.in_process else fitness.versions()
+    perform = partial(_perform, stage, store, token, versions)
     left = {unit.name: unit for unit in todo}
     while left:
         units, left = left, {}

@@ -76,28 +76,23 @@ def decompressed(
 
 
 @contextlib.contextmanager
-def open_file(path: str, checksum: stores.Checksum | None = None, read_ahead: int = stores.READ_AHEAD) -> Iterator[Any]:
+def open_file(
+    path: str,
+    checksum: stores.Checksum | None = None,
+    copied: bool = False,
+    read_ahead: int = stores.READ_AHEAD,
+) -> Iterator[Any]:
     """The file at `path` (any fsspec path) as it is stored, for random access; `UserError` if it can't be opened.
 
-    `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
+    `copied`: a remote file is first copied to a temporary file of this machine, for a format that would request parts
+    of the file more than once. `read_ahead`: bytes of a remote file that are fetched beyond those that are read.
+
     Errors of reading the file pass through. If a remote store doesn't answer, requests are retried; then
     StoreUnavailable is raised.
     """
-    with opening(path):
-        opened = stores.open_file(path, checksum=checksum, read_ahead=read_ahead)
-    with opened as file:
-        yield file
-
-
-@contextlib.contextmanager
-def open_for_random_access(path: str, copied: bool = True, checksum: stores.Checksum | None = None) -> Iterator[Any]:
-    """Like `open_file`, for a format that isn't read from start to end.
-
-    A remote file is first copied to a temporary file of this machine, since parts of it would be requested more than
-    once. `copied=False`: it is read where it is, which is quicker if little of it will be read.
-    """
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open_file(path, checksum))
+        with opening(path):
+            file = stack.enter_context(stores.open_file(path, checksum=checksum, read_ahead=read_ahead))
         if copied and not stores.is_local(stores.filesystem(path)[0]):
             file = _copy_of(file, stack)
             file.seek(0)

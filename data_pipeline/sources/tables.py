@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_pipeline.base.errors import DamagedInput, UserError, one_line
 from data_pipeline.base.formatting import first_few
-from data_pipeline.sources.decompress import Advance, advancing, open_for_random_access
+from data_pipeline.sources.decompress import Advance, advancing, open_file
 from data_pipeline.sources.format import Beginning, Format
 from data_pipeline.sources.record import FieldNames, IdsOption, Input, ReadStats, Record, record_of, text_of_ids
 
@@ -78,7 +78,7 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
         text: "Hello.", url: "https://a.org/"  ->  Record(0, "Hello.", "https://a.org/")
     """
     ordinal = 0
-    with open_for_random_access(file.path, not file.is_sample, file.checksum) as source:
+    with open_file(file.path, file.checksum, copied=not file.is_sample) as source:
         try:
             table = kind(source, advancing(file.checksum))
             columns = _columns(file.path, table.schema, Options(**file.options))
@@ -102,7 +102,7 @@ def read(kind: "type[ParquetTable] | type[ArrowTable]", file: Input, stats: Read
 
 def names(path: str) -> list[str]:
     """The names of the columns, and of the fields of structs in them: "translation", "translation.en"."""
-    with open_for_random_access(path, copied=False) as source:
+    with open_file(path) as source:
         is_parquet = source.read(len(_PARQUET)) == _PARQUET
         source.seek(0)
         return [

@@ -95,28 +95,28 @@ class BucketSpec:
 
 def gather_keys(context: Context, spec: KeysSpec) -> KeysResult:
     """Writes a step's keys of a unit's documents."""
-    corpus, step, reading = context.store, spec.step, Reading(context, spec.earlier)
+    store, step, reading = context.store, spec.step, Reading(context, spec.earlier)
     keys = Keys(step.group, step.order)
-    read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(step.columns))
+    read = read_documents(store, (part.path for part in spec.parts), reading.columns(step.columns))
     with contextlib.ExitStack() as stack:
-        tally = Tally(stack.enter_context(_dropped(corpus, spec)))
+        tally = Tally(stack.enter_context(_dropped(store, spec)))
         rows = reading.rows(read, tally)
         if spec.new_changes:
             rows = stack.enter_context(reading.write_changes(spec.new_changes, rows, tally))
         documents: Iterator[tuple[int, Document]] = ((number, left) for number, _, left in rows if left is not None)
         if step.compares_dropped_pages:
-            pages = read_documents(corpus, (part.urls for part in spec.parts), ["url", "timestamp"])
+            pages = read_documents(store, (part.urls for part in spec.parts), ["url", "timestamp"])
             documents = chain(documents, ((NO_DOCUMENT, page) for page in pages))
         step.gather(documents, keys, reading.repeated())
-    with corpus.put(spec.output) as path:
+    with store.put(spec.output) as path:
         return KeysResult(keys.write(path, spec.slots))
 
 
 def write_left(context: Context, spec: LeftSpec) -> PartsResult:
     """Writes the documents of a unit that are left after all steps; returns counts of what was dropped."""
-    corpus, histograms, reading = context.store, Histograms(), Reading(context, spec.earlier)
-    read = read_documents(corpus, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
-    with part_file(corpus, spec.output) as file, _dropped(corpus, spec) as listener:
+    store, histograms, reading = context.store, Histograms(), Reading(context, spec.earlier)
+    read = read_documents(store, (part.path for part in spec.parts), reading.columns(SCHEMA.names))
+    with part_file(store, spec.output) as file, _dropped(store, spec) as listener:
         tally = Tally(listener)
         for _, _, left in reading.rows(read, tally):
             if left is not None:
@@ -125,15 +125,15 @@ def write_left(context: Context, spec: LeftSpec) -> PartsResult:
     return PartsResult.of(tally, [file.describe(spec.output, spec.parts[0].source, spec.parts[0].first_id)], histograms)
 
 
-def _dropped(corpus: Store, spec: LeftSpec) -> contextlib.AbstractContextManager[Listener | None]:
-    return dropped.dropped_file(corpus, spec.dropped, Identities(corpus, spec.listed))
+def _dropped(store: Store, spec: LeftSpec) -> contextlib.AbstractContextManager[Listener | None]:
+    return dropped.dropped_file(store, spec.dropped, Identities(store, spec.listed))
 
 
 def decide_bucket(context: Context, spec: BucketSpec) -> Result:
     """Decides which documents, lines or spans with keys in one bucket are dropped."""
-    corpus = context.store
-    table, units = spec.bucket.read(corpus, read_names(corpus, spec.files))
-    with corpus.put(spec.output) as path:
+    store = context.store
+    table, units = spec.bucket.read(store, read_names(store, spec.files))
+    with store.put(spec.output) as path:
         spec.step.decide(table, units, path, spec.units)
     return Result()
 

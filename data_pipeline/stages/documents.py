@@ -131,7 +131,7 @@ class DocumentsResult(PartsResult):
         return [one.file for one in self.inputs if one.again]
 
 
-def plan(config: CorpusConfig, corpus: Store, files: Sequence[InputFile]) -> list[Unit[DocumentsSpec]]:
+def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list[Unit[DocumentsSpec]]:
     """A unit for each large input file or range of one, and for neighbouring small files of a source.
 
     Units are in the order of sources and then of their documents' ids. `files`: the files of all sources, in order.
@@ -148,7 +148,7 @@ def plan(config: CorpusConfig, corpus: Store, files: Sequence[InputFile]) -> lis
     sizes, before = Counter[str](), Counter[str]()  # bytes of each source
     for file in files:
         sizes[file.source.name] += file.bytes
-    for number, own in enumerate(_inputs_of_units(config, corpus, files)):
+    for number, own in enumerate(_inputs_of_units(config, store, files)):
         name = f"part-{number:05d}"
         subfolder = f"{number // _FILES_IN_FOLDER:03d}" if number >= _FILES_IN_FOLDER else ""
         source = own[0][0].source
@@ -190,21 +190,21 @@ def plan(config: CorpusConfig, corpus: Store, files: Sequence[InputFile]) -> lis
 
 
 def _inputs_of_units(
-    config: CorpusConfig, corpus: Store, files: Sequence[InputFile]
+    config: CorpusConfig, store: Store, files: Sequence[InputFile]
 ) -> Iterator[list[tuple[InputFile, Range]]]:
     """The files, or the range of one file, that each unit reads."""
     for together in shared(files, config):
         if len(together) > 1:
             yield [(file, Range()) for file in together]
         else:
-            yield from ([(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, corpus))
+            yield from ([(together[0], piece)] for piece in pieces(together[0], config.bytes_per_unit, store))
 
 
 class PartsWriter:
     """Writes the parts of a unit, as a context manager. A part ends after `characters_per_part` characters of pages."""
 
-    def __init__(self, corpus: Store, spec: DocumentsSpec):
-        self._corpus, self._spec = corpus, spec
+    def __init__(self, store: Store, spec: DocumentsSpec):
+        self._store, self._spec = store, spec
         self._stack = contextlib.ExitStack()
         self.histograms = Histograms()
         self.written: list[WrittenPart] = []
@@ -244,7 +244,7 @@ class PartsWriter:
         name = self._spec.part + (f"_{number:05d}" if number else "")  # sorts in this order
         self._path = f"{self._spec.folder}/{name}"
         self._first_id = first_id
-        self._file = self._stack.enter_context(part_file(self._corpus, f"{self._path}.parquet"))
+        self._file = self._stack.enter_context(part_file(self._store, f"{self._path}.parquet"))
         self._dropped: list[tuple[str, str]] = []
         self._spans: list[Span] = []
         self._characters = 0
@@ -255,7 +255,7 @@ class PartsWriter:
         part = replace(part, spans=self._spans)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
-            with self._corpus.put(part.urls) as temporary:
+            with self._store.put(part.urls) as temporary:
                 pq.write_table(table_of(self._dropped, _ADDRESSES), temporary, compression="zstd")
         self.written.append(part)
 

@@ -23,7 +23,7 @@ def name_of(stage: str, unit: str, folder: str = "") -> str:
 
 @contextlib.contextmanager
 def dropped_file(
-    corpus: Store, name: str, identity_of: Callable[[int], str] = lambda kept: ""
+    store: Store, name: str, identity_of: Callable[[int], str] = lambda kept: ""
 ) -> Iterator[Listener | None]:
     """A function that adds a dropped document to the table `name`, which appears when the block succeeds.
 
@@ -32,7 +32,7 @@ def dropped_file(
     if not name:
         yield None
         return
-    with rows_file(corpus, name, _SCHEMA) as rows:
+    with rows_file(store, name, _SCHEMA) as rows:
 
         def add(step: str, document: Document, why: Dropped) -> None:
             kept = "" if why.kept is None else identity_of(why.kept)

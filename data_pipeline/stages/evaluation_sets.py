@@ -42,11 +42,11 @@ class EvaluationSetsResult(Result):
     sets: list[ReadSet]
 
 
-def check(config: DecontaminationConfig, corpus: Store) -> None:
+def check(config: DecontaminationConfig, store: Store) -> None:
     """Reads all evaluation sets, unless an earlier build has done so. Raises UserError for one that is missing, empty,
     damaged or of another format."""
     (unit,) = plan(config)
-    if STAGE.fingerprint(unit) in {finished.fingerprint for finished in read_finished(STAGE, corpus)}:
+    if STAGE.fingerprint(unit) in {finished.fingerprint for finished in read_finished(STAGE, store)}:
         return
     for number, files in enumerate(unit.spec.files):
         one_set = config.sets[number]

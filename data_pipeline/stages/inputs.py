@@ -242,10 +242,10 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
         return Path(name).exists() if local else name in remote
 
     @cache
-    def corpus(directory: str) -> str:
+    def store(directory: str) -> str:
         if len(directory) <= len(root):
             return ""
-        if above := corpus(str(PurePosixPath(directory).parent)):
+        if above := store(str(PurePosixPath(directory).parent)):
             return above
         if PurePosixPath(directory).name == STAGES:
             return str(PurePosixPath(directory).parent)
@@ -256,7 +256,7 @@ def _of_corpora(files: Collection[str], path: str, root: str, output: str | None
         finished = all(exists(f"{directory}/{name}") for name in FINISHED)
         return directory if finished or exists(f"{directory}/{STAGES}") else ""
 
-    built = {file: found for file in files if (found := corpus(str(PurePosixPath(file).parent)))}
+    built = {file: found for file in files if (found := store(str(PurePosixPath(file).parent)))}
     if exists(f"{root}/{STAGES}") and not means_documents:
         written = {file for file in files if PurePosixPath(file).relative_to(root).parts[0] in WRITTEN}
         built |= dict.fromkeys(written, root)
@@ -392,7 +392,7 @@ def shared(files: Sequence[InputFile], config: CorpusConfig) -> list[list[InputF
     return neighbours(files, lambda file: max(file.bytes, _OPENING), most)
 
 
-def pieces(file: InputFile, bytes_per_unit: int, corpus: Store) -> list[Range]:
+def pieces(file: InputFile, bytes_per_unit: int, store: Store) -> list[Range]:
     """The pieces of `file`, one for each unit: several for a large file of a format that can divide it, else the whole.
 
     Finding them may take long, so several pieces are saved in the corpus.
@@ -401,11 +401,11 @@ def pieces(file: InputFile, bytes_per_unit: int, corpus: Store) -> list[Range]:
     if not known.divisible or file.bytes <= bytes_per_unit:
         return [Range()]
     plan = f".stages/plans/{fingerprint([file.path, file.bytes, file.stamp, bytes_per_unit])}.json"
-    cuts = corpus.read_valid_json(plan, list[Range])
+    cuts = store.read_valid_json(plan, list[Range])
     if cuts is None:
         cuts = known.ranges(Input(file.path, options=file.source.options), bytes_per_unit)
         if len(cuts) > 1:
-            corpus.write_json(plan, cuts)
+            store.write_json(plan, cuts)
     return cuts
 
 

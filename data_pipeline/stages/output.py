@@ -25,18 +25,18 @@ WRITTEN = {  # the files and folders of a corpus's directory
 _SHOWN = 3
 
 
-def is_begun(corpus: Store) -> bool:
-    """Whether a build has written to the output `corpus` before.
+def is_begun(store: Store) -> bool:
+    """Whether a build has written to the output `store` before.
 
     Raises UserError if no build has, and the output has files or folders with names that a build writes.
     """
-    with opening(f"output: {corpus}"):
-        names = {*corpus.names(deep=False), *corpus.folders("")}
+    with opening(f"output: {store}"):
+        names = {*store.names(deep=False), *store.folders("")}
     if STAGES in names or names.issuperset(FINISHED):
         return True
     if taken := sorted(names & WRITTEN):
         found = f"has {first_few(taken, _SHOWN)}, which no build has written (it has no {STAGES})"
-        raise UserError(f"output: {corpus} {found}; a build would replace them: {_way_out(str(corpus))}")
+        raise UserError(f"output: {store} {found}; a build would replace them: {_way_out(str(store))}")
     return False
 
 

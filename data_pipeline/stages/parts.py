@@ -188,7 +188,7 @@ class PartFile:
 
 
 @contextlib.contextmanager
-def part_file(corpus: Store, name: str) -> Iterator[PartFile]:
-    """A part that appears in `corpus` when the block succeeds."""
-    with rows_file(corpus, name, SCHEMA) as rows:
+def part_file(store: Store, name: str) -> Iterator[PartFile]:
+    """A part that appears in `store` when the block succeeds."""
+    with rows_file(store, name, SCHEMA) as rows:
         yield PartFile(rows)

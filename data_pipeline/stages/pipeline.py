@@ -51,46 +51,46 @@ def build(config: CorpusConfig, until: str = "shards", strict: bool = False, rep
     `repair`: also checks the checksums of all files. Warns about damaged inputs and continues; `strict`: raises
     FailedError instead, after reading all inputs.
     """
-    corpus = open_store(config.output)
+    store = open_store(config.output)
     try:
-        with failing_in_one_line(corpus.disk, KEPT):
-            _build(config, corpus, until, strict, repair)
-            corpus.remove_leftovers(WRITTEN)
+        with failing_in_one_line(store.disk, KEPT):
+            _build(config, store, until, strict, repair)
+            store.remove_leftovers(WRITTEN)
     finally:
-        corpus.release()
+        store.release()
     return config.output
 
 
-def _build(config: CorpusConfig, corpus: Store, until: str, strict: bool, repair: bool) -> None:
-    config, commits = revisions.pin(config, corpus)
+def _build(config: CorpusConfig, store: Store, until: str, strict: bool, repair: bool) -> None:
+    config, commits = revisions.pin(config, store)
     found = inputs_of(config)  # a missing input is reported before anything is written
     inputs = found.files
     if searched := config.searched_for:
-        evaluation_sets.check(searched, corpus)
+        evaluation_sets.check(searched, store)
     for step in (step for steps in config.all_steps.values() for step in steps):
         step.check()
     if problems := config.rows.objective.problems(tokenizer.expected(config.tokenizer)):
         raise UserError("\n".join(f"rows.objective: {config.rows.objective.name}: {problem}" for problem in problems))
     small = workers.are_small(sum(file.bytes for file in inputs), config.ray)
     with workers.without_ray() if small else contextlib.nullcontext():
-        corpus.claim()  # before anything is removed: another build may be using it
-        corpus.remove_leftovers(WRITTEN)
-        revisions.keep(commits, corpus)
+        store.claim()  # before anything is removed: another build may be using it
+        store.remove_leftovers(WRITTEN)
+        revisions.keep(commits, store)
         if repair:
-            _forget_damaged(corpus, config)
-        table.forget(corpus, config)
-        build = Build(config, corpus, inputs, strict)
+            _forget_damaged(store, config)
+        table.forget(store, config)
+        build = Build(config, store, inputs, strict)
         for stage in table.stages_of(config):
             stage.run(build)
             _AFTER.get(stage.name, lambda build: None)(build)
             for kind in stage.completes:
-                keep_only(kind, corpus, {name for units in build.units.values() for name in outputs_of(units)})
+                keep_only(kind, store, {name for units in build.units.values() for name in outputs_of(units)})
             if until in (kind.folder for kind in stage.completes) or (stage is LAST and not _left(build, "train")):
                 break
         written = _record(build, len(found.hidden))
         if not _left(build, *(() if until == DOCUMENTS.folder else ("train",))):
             reason = report.why_nothing_is_left(written.documents, written.lines)
-            raise FailedError(f"{config.name}: {reason} (more in {corpus.at(report.MARKDOWN)})")
+            raise FailedError(f"{config.name}: {reason} (more in {store.at(report.MARKDOWN)})")
 
 
 def _left(build: Build, *splits: str) -> int:
@@ -98,11 +98,11 @@ def _left(build: Build, *splits: str) -> int:
     return documents.total(left(build), *splits)
 
 
-def keep_only(kind: Kind, corpus: Store, names: Collection[str]) -> None:
+def keep_only(kind: Kind, store: Store, names: Collection[str]) -> None:
     """Removes the files of `kind` that aren't among `names`. A build with another config, or one whose records were
     damaged, may have left them."""
-    found = fnmatch.filter(corpus.names(kind.folder), f"*/{kind.files}")
-    corpus.delete(name for name in found if name not in names)
+    found = fnmatch.filter(store.names(kind.folder), f"*/{kind.files}")
+    store.delete(name for name in found if name not in names)
 
 
 def report_damage(units: Sequence[Finished[DocumentsResult]], strict: bool) -> None:
@@ -168,13 +168,13 @@ _AFTER: Mapping[str, Callable[[Build], None]] = {  # what is told after a stage
 }
 
 
-def _forget_damaged(corpus: Store, config: CorpusConfig) -> None:
+def _forget_damaged(store: Store, config: CorpusConfig) -> None:
     """Removes the records of damaged files, so that their stages rebuild them."""
-    damaged = forget_damaged(corpus, config.ray)
-    corpus.delete_folder(".stages/plans")  # files without checksums
-    corpus.delete([_MARK])
+    damaged = forget_damaged(store, config.ray)
+    store.delete_folder(".stages/plans")  # files without checksums
+    store.delete([_MARK])
     for name in damaged:
-        print(f"{corpus.at(name)}: damaged, will be rebuilt")
+        print(f"{store.at(name)}: damaged, will be rebuilt")
     print(f"repair: {counted(len(damaged), 'damaged file')}; manifest, its tables and report will be rewritten")
 
 
@@ -183,23 +183,23 @@ def _record(build: Build, hidden: int) -> report.Report:
 
     `hidden`: number of hidden files and folders of the sources that were left out.
     """
-    config, corpus = build.config, build.store
+    config, store = build.config, build.store
     settings = write_manifest.recorded(config)
     stages = {
         stage: fingerprint([config.name, settings, [unit.fingerprint for unit in units]])
         for stage, units in build.units.items()
     } | {"hidden": str(hidden)}
-    recorded = corpus.read_valid_json(_MARK, dict[str, str]) or {}
+    recorded = store.read_valid_json(_MARK, dict[str, str]) or {}
     files = {report.FILE, *((MANIFEST, BLOCKS, LINEAGE) if shards.STAGE.name in build.units else ())}
-    if recorded and stages.items() <= recorded.items() and corpus.sizes(files).keys() == files:
-        found = report.read(corpus)  # may have later stages, too
-        if corpus.sizes(found.files).keys() == found.files.keys():
+    if recorded and stages.items() <= recorded.items() and store.sizes(files).keys() == files:
+        found = report.read(store)  # may have later stages, too
+        if store.sizes(found.files).keys() == found.files.keys():
             return found
     if recorded:
-        corpus.write_json(_MARK, {})  # the manifest and the report are replaced below
+        store.write_json(_MARK, {})  # the manifest and the report are replaced below
     if shards.STAGE.name in build.units:
         write_manifest.write(build)
     made = report.of(build, hidden)
-    written = report.write(corpus, made, report_pages.render(made))
-    corpus.write_json(_MARK, stages)
+    written = report.write(store, made, report_pages.render(made))
+    store.write_json(_MARK, stages)
     return written

@@ -162,24 +162,24 @@ class Report:
     """The sha256 of each page that shows the report."""
 
 
-def write(corpus: Store, report: Report, page: str) -> Report:
+def write(store: Store, report: Report, page: str) -> Report:
     """Writes report.md, the `page`, and report.json. Returns the report with the page's checksum."""
     content = page.encode()
-    corpus.write(MARKDOWN, content)
+    store.write(MARKDOWN, content)
     report = replace(report, files={MARKDOWN: hashlib.sha256(content).hexdigest()})
-    corpus.write_json(FILE, report, sealed=True)
+    store.write_json(FILE, report, sealed=True)
     return report
 
 
 def read(location: str | Path | Store) -> Report:
     """The content of report.json. Raises UserError if the file is missing, FailedError if it is damaged."""
-    corpus = open_store(location)
-    refuse_file(Path(str(corpus)))
+    store = open_store(location)
+    refuse_file(Path(str(store)))
     try:
-        return corpus.read_json(FILE, Report)
+        return store.read_json(FILE, Report)
     except FileNotFoundError:
         way_out = "write it with data-pipeline build CORPUS.yaml"
-        raise UserError(f"{corpus.at(FILE)}: no such file; {way_out}") from None
+        raise UserError(f"{store.at(FILE)}: no such file; {way_out}") from None
     except FailedError as error:
         raise FailedError(f"{error}; rewrite it with data-pipeline build CORPUS.yaml --repair") from None
 
@@ -396,7 +396,7 @@ def _splits(shards: list[ShardResult]) -> dict[str, SplitCounts]:
     }
 
 
-def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
+def _speed(store: Store, stage: str, units: Sequence[Finished[Result]], size: int) -> StageSpeed:
     """The speed of a stage that worked on `size` bytes."""
     megabytes, seconds = size / 1e6, sum(unit.seconds for unit in units)
     written = sum(output.bytes for unit in units for output in unit.outputs.values())
@@ -410,5 +410,5 @@ def _speed(corpus: Store, stage: str, units: Sequence[Finished[Result]], size: i
         written_megabytes=round(written / 1e6, 3),
         keys=sum(keys) if keys else None,
     )
-    run = corpus.read_valid_json(timing_file(stage), Timing)
+    run = store.read_valid_json(timing_file(stage), Timing)
     return replace(speed, **vars(run)) if run else speed

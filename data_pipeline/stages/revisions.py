@@ -30,10 +30,10 @@ def pinned(path: str) -> str:
     return path if place is None else str(place.at(commit_of(place)))
 
 
-def pin(config: CorpusConfig, corpus: Store) -> tuple[CorpusConfig, dict[str, str]]:
-    """`config` with the commits that the build in `corpus` has begun with, else the current ones; and these commits,
+def pin(config: CorpusConfig, store: Store) -> tuple[CorpusConfig, dict[str, str]]:
+    """`config` with the commits that the build in `store` has begun with, else the current ones; and these commits,
     for `keep`. A line on stderr says which branch has moved since."""
-    begun_with, kept = corpus.read_valid_json(_FILE, dict[str, str]) or {}, dict[str, str]()
+    begun_with, kept = store.read_valid_json(_FILE, dict[str, str]) or {}, dict[str, str]()
 
     def at_commit(path: str) -> str:
         place = hub.parse(path)
@@ -56,7 +56,7 @@ def pin(config: CorpusConfig, corpus: Store) -> tuple[CorpusConfig, dict[str, st
     return config.model_copy(update=changed), kept
 
 
-def keep(commits: dict[str, str], corpus: Store) -> None:
+def keep(commits: dict[str, str], store: Store) -> None:
     """Records the commits, for builds that continue this one."""
-    if commits != (corpus.read_valid_json(_FILE, dict[str, str]) or {}):
-        corpus.write_json(_FILE, commits)
+    if commits != (store.read_valid_json(_FILE, dict[str, str]) or {}):
+        store.write_json(_FILE, commits)

@@ -99,13 +99,13 @@ def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> li
 
 def plan(
     config: CorpusConfig,
-    corpus: Store,
+    store: Store,
     buckets: list[tuple[RowsSpec, str]],
     files: Sequence[str],
     counted: Sequence[Finished[RowsResult]],
 ) -> list[Unit[ShardSpec]]:
     """A unit for each of `buckets`, which writes its shard. `files`: the files of tokens, merged or not."""
-    rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, corpus, buckets, files)
+    rows = [unit.result.rows for unit in counted] or _rows_of_buckets(config, store, buckets, files)
     units = []
     first_row = dict.fromkeys(SPLITS, 0)
     for (cut, inputs), count in zip(buckets, rows, strict=True):
@@ -119,17 +119,17 @@ def plan(
 
 
 def _rows_of_buckets(
-    config: CorpusConfig, corpus: Store, buckets: Sequence[tuple[RowsSpec, str]], files: Sequence[str]
+    config: CorpusConfig, store: Store, buckets: Sequence[tuple[RowsSpec, str]], files: Sequence[str]
 ) -> list[int]:
     """Number of rows of each bucket, by its tokens. They are kept, since counting reads the hashes of all documents."""
     kept = f".stages/plans/{fingerprint(['rows', [inputs for _, inputs in buckets]])}.json"
-    rows = corpus.read_valid_json(kept, list[int])
+    rows = store.read_valid_json(kept, list[int])
     if rows is None or len(rows) != len(buckets):
-        vocabulary = tokenizer.in_corpus(corpus, **config.tokenizer.layout).vocabulary
+        vocabulary = tokenizer.in_corpus(store, **config.tokenizer.layout).vocabulary
         rules = [rules_of(spec.bucket, config, vocabulary) for spec, _ in buckets]
-        counts = count_tokens(corpus, files, [spec.bucket for spec, _ in buckets])
+        counts = count_tokens(store, files, [spec.bucket for spec, _ in buckets])
         rows = [len(rows_of_tokens(*of_bucket)[0]) - 1 for of_bucket in zip(counts, rules, strict=True)]
-        corpus.write_json(kept, rows)
+        store.write_json(kept, rows)
     return rows
 
 
@@ -215,14 +215,14 @@ def _name(bucket: TokenBucket) -> str:
 
 
 def specs_of(
-    config: CorpusConfig, corpus: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
+    config: CorpusConfig, store: Store, tokenized: Tokenized, files: Sequence[str], trained: Finished
 ) -> list[tuple[RowsSpec, str]]:
     """The spec of each bucket, and a fingerprint of all that its rows depend on.
 
     `files`: the files of the units `tokenized`, merged or not. Every bucket reads all of them, so their names and
     checksums are collected once. The fingerprint doesn't depend on how files are merged.
     """
-    listed = write_names(corpus, files)
+    listed = write_names(store, files)
     checksums = fingerprint([[unit.checksums for unit in tokenized], trained.checksums])
     common = {"seed": config.seed, "rows": config.rows, "tokenizer": config.tokenizer.layout}
     work = []

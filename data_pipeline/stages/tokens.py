@@ -151,13 +151,13 @@ def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
     A row of the index is a document: its hash, where its tokens begin and, in pairs, the number of tokens before the
     target. One more row has the end of the last document.
     """
-    corpus, config, pairs = context.store, spec.config, spec.config.pairs
-    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(corpus, **config.tokenizer.layout))
+    store, config, pairs = context.store, spec.config, spec.config.pairs
+    model = context.cached("tokenizer", lambda: tokenizer.in_corpus(store, **config.tokenizer.layout))
     dtype = np.uint16 if model.size <= 65_536 else np.uint32
     tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
     hashes: dict[str, list[int]] = {split: [] for split in SPLITS}
     targets: dict[str, list[int]] = {split: [] for split in SPLITS}
-    documents = read_documents(corpus, spec.parts, ["id", "split", "text", "target"])
+    documents = read_documents(store, spec.parts, ["id", "split", "text", "target"])
     end = np.array([model.vocabulary.eos] if config.rows.end_of_document else [], dtype)
     coverage = Coverage(model.model)
     for batch in batches(documents, lambda one: max(len(one.text), _LEAST_CHARACTERS), _ENCODE_CHARACTERS):
@@ -180,7 +180,7 @@ def tokenize(context: Context, spec: TokensSpec) -> TokensResult:
             columns.append(np.append(np.array(targets[split], dtype=np.uint64)[order], np.uint64(0)))
         arrays[f"{split}.index"] = np.column_stack(columns)
         arrays[f"{split}.tokens"] = np.concatenate([np.zeros(0, dtype), *pieces])
-    with corpus.put(spec.output) as path:
+    with store.put(spec.output) as path:
         write_arrays(path, arrays)
     powers = Counter(len(piece).bit_length() - 1 for pieces in tokens.values() for piece in pieces if len(piece))
     return TokensResult(
@@ -256,12 +256,12 @@ def _found(file: Arrays, bucket: TokenBucket) -> np.ndarray:
     return rows[first : last + 1]
 
 
-def count_tokens(corpus: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
+def count_tokens(store: Store, files: Sequence[str], buckets: Sequence[TokenBucket]) -> list[int]:
     """Number of tokens in each of `buckets`, which are all buckets. The time grows with the number of documents, not
     with files times buckets."""
     counts = {split: np.zeros(sum(bucket.split == split for bucket in buckets), np.int64) for split in SPLITS}
     for name in files:
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             for split, tokens in counts.items():
                 index = file[f"{split}.index"]
                 lengths = np.diff(index[:, 1].astype(np.int64))
@@ -275,34 +275,34 @@ def bucket_numbers(hashes: np.ndarray, count: int) -> np.ndarray:
     return ((hashes >> half) * buckets + ((hashes & low) * buckets >> half)) >> half
 
 
-def read_bucket(corpus: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
+def read_bucket(store: Store, files: Sequence[str], bucket: TokenBucket) -> Documents:
     """The documents of a bucket from all `files`, in shuffled order."""
 
     def of_file(name: str) -> _Documents:
-        with Arrays.opened(corpus, name) as file:
+        with Arrays.opened(store, name) as file:
             return _documents(file, bucket)
 
-    return _gathered(corpus.each(of_file, files))[1]
+    return _gathered(store.each(of_file, files))[1]
 
 
 def merge_tokens(context: Context, spec: MergeSpec) -> Result:
     """Merges token files, a range of hashes at a time."""
-    corpus = context.store
-    files = corpus.each(partial(Arrays, corpus), spec.files)
+    store = context.store
+    files = store.each(partial(Arrays, store), spec.files)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for split in SPLITS:
         index, ids = f"{split}.index", f"{split}.tokens"
         length = sum(file.shape(index)[0] - 1 for file in files) + 1
         shapes[index] = np.uint64, (length, files[0].shape(index)[1])
         shapes[ids] = files[0].dtype(ids), (sum(file.shape(ids)[0] for file in files),)
-    with corpus.put(spec.output) as path, growing_arrays(path, shapes) as append:
+    with store.put(spec.output) as path, growing_arrays(path, shapes) as append:
         for split in SPLITS:
             index, ids = f"{split}.index", f"{split}.tokens"
             kind, (total,) = shapes[ids]
             ranges, end = max(1, -(-total * np.dtype(kind).itemsize // _BYTES_AT_ONCE)), 0
             for number in range(ranges):
                 own = partial(_documents, bucket=TokenBucket(split, number, ranges))
-                hashes, documents = _gathered(corpus.each(own, files))
+                hashes, documents = _gathered(store.each(own, files))
                 if not len(hashes):
                     continue
                 columns = [hashes, end + documents.starts[:-1].astype(np.uint64)]

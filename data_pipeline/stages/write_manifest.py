@@ -44,8 +44,8 @@ _BLOCK_SCHEMA = pa.schema(
 
 def write(build: Build) -> None:
     """Writes blocks.parquet and lineage.parquet, then manifest.json, which completes the corpus."""
-    config, corpus = build.config, build.store
-    tokenizer = in_corpus(corpus, **config.tokenizer.layout)
+    config, store = build.config, build.store
+    tokenizer = in_corpus(store, **config.tokenizer.layout)
     rows = RowsEntry(**dict(config.rows), raw_length=config.rows.objective.raw_length)
     splits: dict[str, list[Finished[ShardResult]]] = {}
     for unit in build.of(shards.STAGE):
@@ -70,7 +70,7 @@ def write(build: Build) -> None:
         ],
     )
     for file, table in {BLOCKS: table_of(blocks, _BLOCK_SCHEMA), LINEAGE: lineage.table()}.items():
-        with corpus.put(file) as path:
+        with store.put(file) as path:
             pq.write_table(table, path)
     identity = {
         "tokenizer": [tokenizer.sha256, config.tokenizer.layout],
@@ -87,12 +87,12 @@ def write(build: Build) -> None:
         rows=rows,
         splits={name: _split(units) for name, units in splits.items()},
         config=recorded(config),
-        blocks=FileEntry(BLOCKS, corpus.written(BLOCKS)[1]),
-        lineage=FileEntry(LINEAGE, corpus.written(LINEAGE)[1]),
+        blocks=FileEntry(BLOCKS, store.written(BLOCKS)[1]),
+        lineage=FileEntry(LINEAGE, store.written(LINEAGE)[1]),
         code_version=code_version(),
         objective_from=offering("objectives", config.rows.objective.name),
     )
-    corpus.write_json(MANIFEST, written, sealed=True)
+    store.write_json(MANIFEST, written, sealed=True)
 
 
 def _split(units: Sequence[Finished[ShardResult]]) -> SplitEntry:

@@ -17,16 +17,15 @@ from typing import Any
 
 import psutil
 
-from data_pipeline.base import stores
 from data_pipeline.base.errors import UserError
 from data_pipeline.base.formatting import counted, duration, human_size
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.base.open_store import open_store
-from data_pipeline.base.paths import opening
 from data_pipeline.base.processes import available_memory
 from data_pipeline.config import CorpusConfig, SourceConfig
 from data_pipeline.engine.work_units import Finished, Output, Result, Unit
 from data_pipeline.engine.workers import are_small, without_ray
+from data_pipeline.sources.decompress import open_file
 from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents, evaluation_sets, report, shards, table, tokenizer, tokens
@@ -114,7 +113,7 @@ def _sampled(source: SourceConfig, folder: Path, size: int, output: str) -> Sour
     for file in sorted(list_files(source, output=output), key=lambda one: -one.bytes):
         sample = folder / file.name
         sample.parent.mkdir(parents=True, exist_ok=True)
-        with opening(file.path), stores.open_file(file.path) as whole:
+        with open_file(file.path) as whole:
             sample.write_bytes(FORMATS[source.format].head(whole, size))
         size -= file.bytes
         if size <= 0:

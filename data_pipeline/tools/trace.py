@@ -45,32 +45,30 @@ def trace(location: str, name: str) -> list[Trace]:
 
     URLs are compared as deduplication does. Raises UserError if there are none, and FailedError for a damaged file.
     """
-    corpus = open_store(location)
+    store = open_store(location)
     try:
-        dropped = list(_rows(corpus, DROPPED.folder, COLUMNS, name))
-        kept = list(_rows(corpus, DOCUMENTS.folder, _KEPT, name))
+        dropped = list(_rows(store, DROPPED.folder, COLUMNS, name))
+        kept = list(_rows(store, DOCUMENTS.folder, _KEPT, name))
     except pa.ArrowException as error:
         way_out = "data-pipeline build CORPUS.yaml --repair writes damaged files again"
-        raise FailedError(f"{corpus}: {one_line(error)}; {way_out}") from None
-    if not corpus.names(DOCUMENTS.folder) and not corpus.names(DROPPED.folder):
-        raise UserError(
-            f"{corpus}: no corpus with documents; name the directory that `data-pipeline build` has written"
-        )
+        raise FailedError(f"{store}: {one_line(error)}; {way_out}") from None
+    if not store.names(DOCUMENTS.folder) and not store.names(DROPPED.folder):
+        raise UserError(f"{store}: no corpus with documents; name the directory that `data-pipeline build` has written")
     if not dropped and not kept:
-        reason = "" if corpus.names(DROPPED.folder) else f"; it has no {DROPPED.folder}/ (keep_dropped: true writes it)"
-        raise UserError(f"{name}: {corpus} has no such document, neither kept nor dropped{reason}")
+        reason = "" if store.names(DROPPED.folder) else f"; it has no {DROPPED.folder}/ (keep_dropped: true writes it)"
+        raise UserError(f"{name}: {store} has no such document, neither kept nor dropped{reason}")
     return [Trace(**{**row, "text": row["text"][:_CHARACTERS]}) for row in (*dropped, *kept)]
 
 
-def _rows(corpus: Store, folder: str, columns: tuple[str, ...], name: str) -> Iterator[dict[str, str]]:
+def _rows(store: Store, folder: str, columns: tuple[str, ...], name: str) -> Iterator[dict[str, str]]:
     """The rows of a folder's tables with this id or URL."""
-    for file in sorted(one for one in corpus.names(folder) if one.endswith(".parquet")):
+    for file in sorted(one for one in store.names(folder) if one.endswith(".parquet")):
         if "://" not in name:
             yield from pq.read_table(
-                corpus.readable(file), columns=list(columns), filters=[("id", "=", name)]
+                store.readable(file), columns=list(columns), filters=[("id", "=", name)]
             ).to_pylist()
             continue
-        with pq.ParquetFile(corpus.readable(file)) as opened:
+        with pq.ParquetFile(store.readable(file)) as opened:
             for group in range(opened.num_row_groups):
                 urls = opened.read_row_group(group, ["url"])["url"].to_pylist()
                 if found := [number for number, url in enumerate(urls) if normalize_url(url) == normalize_url(name)]:

@@ -241,10 +241,10 @@ def _model_class(kind: str, where: object) -> type[TextModel]:
     return KINDS[kind].model
 
 
-def in_corpus(corpus: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
+def in_corpus(store: Store, kind: str, special_tokens: Sequence[str], sentinels: int) -> Tokenizer:
     """The tokenizer of a corpus, which may be in an object store."""
-    names = _model_class(kind, corpus).file_names
-    with corpus.local(f"{FOLDER}/{name}" for name in names) as directory:
+    names = _model_class(kind, store).file_names
+    with store.local(f"{FOLDER}/{name}" for name in names) as directory:
         return read(directory, kind, special_tokens, sentinels)
 
 

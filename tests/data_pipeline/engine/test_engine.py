@@ -169,7 +169,8 @@ def test_merging_merges_only_surplus_files(files, readers, size, whole):
 
 def test_a_bucket_merges_more_than_a_folder():
     """C4's 5,143 files of keys of lines and its 1,024 buckets of hashes. Each opening of a file is a few requests."""
-    units = {store: merging.merging_units(5143, 1024, store.most_opens) for store in (LocalStore, ObjectStore)}
+    names = {str(number): "" for number in range(5143)}
+    units = {store: len(merging.plan("", names, 1024, store.most_opens)) for store in (LocalStore, ObjectStore)}
     assert units == {LocalStore: 834, ObjectStore: 96}
     for store, merged in units.items():
         size = merging.group_size(5143, 1024, store.most_opens)

@@ -210,7 +210,12 @@ def test_what_an_example_offers_is_missed_with_the_command_that_installs_it(tmp_
     (export / "config.json").write_text('{"model_type": "double_decoder"}')
     save_file({"one": torch.zeros(1)}, export / "model.safetensors")
     run = TOP / "configs/experiments/comparison/double-decoder.yaml"
-    paths = (TOP, TOP / "examples/diagnostics", site)  # -S reads no .pth file, such as those of editable packages
+    paths = (
+        TOP,
+        TOP / "examples/diagnostics",
+        TOP / "examples/molecules",
+        site,
+    )  # -S reads no .pth file, such as those of editable packages
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     quickstart = TOP / "configs/runs/quickstart.yaml"
     command = [sys.executable, "-S", "-c", REFUSED, run, export, quickstart]
