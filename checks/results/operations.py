@@ -205,12 +205,37 @@ def _entries(folder: Path) -> Iterator[list[str]]:
 
 @table("operations-object-storage")
 def _object_storage(folder: Path) -> Iterator[list[str]]:
+    """Of each way to build: seconds and processor seconds, and in a bucket both as multiples of those in a folder."""
     rows = rows_of(folder / "operations/object-storage.csv")
-    taken = {to: [float(row["figure"]) for row in rows if row["what"] == to] for to in ("folder", "bucket")}
-    for to, seconds in taken.items():
-        yield [to, *(f"{number(value, 1)} s" for value in (median(seconds), min(seconds), max(seconds)))]
-    ratios = [bucket / local for local, bucket in zip(taken["folder"], taken["bucket"], strict=True)]
-    yield [None, *(number(value, 2) for value in (median(ratios), min(ratios), max(ratios)))]
+    ways = ("folder", "bucket", "obstore")
+    taken = {
+        what: [float(row["figure"]) for row in rows if row["what"] == what]
+        for way in ways
+        for what in (way, f"{way}, processor")
+    }
+    for way in ways:
+        yield [None, *(f"{value:.1f} s" for one in (way, f"{way}, processor") for value in _range(taken[one]))]
+    for way in ways[1:]:
+        ratios = [
+            [there / here for here, there in zip(taken[f"folder{end}"], taken[f"{way}{end}"], strict=True)]
+            for end in ("", ", processor")
+        ]
+        yield [None, *(f"{value:.2f}" for one in ratios for value in _range(one))]
+
+
+def _range(values: list[float]) -> tuple[float, float, float]:
+    return median(values), min(values), max(values)
+
+
+@table("operations-clients")
+def _clients(folder: Path) -> Iterator[list[str]]:
+    rows = rows_of(folder / "operations/object-store-clients.csv")
+    for what in dict.fromkeys(row["what"] for row in rows):
+        of = {
+            library: [float(row["ms"]) for row in rows if (row["library"], row["what"]) == (library, what)]
+            for library in ("s3fs", "obstore")
+        }
+        yield [None, *(f"{median(used):.2f} ms ({min(used):.2f} to {max(used):.2f})" for used in of.values())]
 
 
 @table("scale-bucket-requests")

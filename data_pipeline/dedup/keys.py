@@ -157,7 +157,10 @@ def merge_keys(context: Context, spec: MergeSpec, pairs: Mapping[str, np.ndarray
         for name, values in {"slots": slots, **pairs}.items():
             append(name, values)
         for bucket in range(count):
-            table = np.concatenate(store.each(partial(_Part.keys, bucket=bucket), parts))
+            found = store.each(partial(_Part.keys, bucket=bucket), parts)
+            table = np.empty((sum(map(len, found)), width + 1), np.uint64)
+            np.concatenate(found, out=table[:, :-1])
+            table[:, -1] = np.repeat([part.unit for part in parts], [*map(len, found)])
             append("merged", table[np.argsort(table[:, 0], kind="stable")])
     return Result()
 
@@ -171,9 +174,8 @@ class _Part:
     starts: list[int]
 
     def keys(self, bucket: int) -> np.ndarray:
-        """The keys (n, words) of a bucket, with the unit in one more column."""
-        (keys,) = self.file.slices(("keys", self.starts[bucket], self.starts[bucket + 1]))
-        return np.column_stack([keys, np.full(len(keys), self.unit, np.uint64)])
+        """The keys (n, words) of a bucket."""
+        return self.file.slices(("keys", self.starts[bucket], self.starts[bucket + 1]))[0]
 
 
 def _joined(slices: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
