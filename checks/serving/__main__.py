@@ -76,6 +76,7 @@ REASONS = {
     "contains custom code": "not in its converter",
     "custom or unsupported architecture": "not in its exporter",
     "does not recognize this architecture": "needs transformers 5",
+    "cannot import name 'PreTrainedConfig'": "needs transformers 5",
     "BPE pre-tokenizer was not recognized": "knows published BPE only",
     "'n_ctx'": "needs `n_ctx` in config.json",
     "no modules.json": "no encoder that it loads",

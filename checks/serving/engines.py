@@ -75,7 +75,8 @@ def in_ctranslate2(export: Path, prompts: list[str]) -> Rows:
     for prompt in prompts:
         tokens = tokenizer.convert_ids_to_tokens(tokenizer(prompt).input_ids)
         if encoder_decoder:
-            limit = {"max_decoding_length": NEW_TOKENS, "max_input_length": 0}
+            # by default, the first token is never EOS
+            limit = {"min_decoding_length": 0, "max_decoding_length": NEW_TOKENS, "max_input_length": 0}
             (found,) = opened.translate_batch([tokens], beam_size=1, return_end_token=True, **limit)
             rows.append(tokenizer.convert_tokens_to_ids(found.hypotheses[0]))
         else:
