@@ -3,12 +3,13 @@
 import gzip
 import json
 import random
+from importlib.util import find_spec
 
 import pytest
 from molecules import decoration
 from molecules.__main__ import moses_smiles, read_samples
 from molecules.hook import Moses, filled, metric_name
-from molecules.metrics import measured
+from molecules.metrics import INSTALL, measured
 from molecules.settings import MosesSettings
 
 from data_pipeline.base.config_file import check
@@ -19,6 +20,7 @@ from pretrain.evaluate.generation.texts import Answers
 from tests.support.builds import built, write_corpus_file
 from tests.support.small_evaluations import T5, evaluation_of
 
+pytestmark = pytest.mark.skipif(not (find_spec("moses") and find_spec("rdkit")), reason=f"needs {INSTALL}")
 BROKEN = ["", "c1ccccc", "C(C)(C)(C)(C)C", "CC("]
 # by molsets' get_all_metrics, with the wheel's own test statistics, for `sample()`
 BY_THE_WHEEL = {

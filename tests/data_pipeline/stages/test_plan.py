@@ -102,8 +102,8 @@ def test_units_ask_for_the_memory_that_their_stage_declares(tmp_path):
     (tmp_path / "items.txt").write_text("abcd " * 2000)
     model = write_model(tmp_path / "model.bin")
     sets = [{"name": "a", "path": str(tmp_path / "items.txt"), "format": "text"}]
-    steps = [{"step": "classifier", "path": str(model), "label": "good"}, "lines", "substrings"]
-    steps = [*steps, {"step": "decontamination", "sets": sets}]
+    steps: list[object] = [{"step": "classifier", "path": str(model), "label": "good"}, "lines", "substrings"]
+    steps.append({"step": "decontamination", "sets": sets})
     config = plain(tmp_path, tmp_path / "items.txt", "text", cleaning=None, steps=steps)
     (reading,) = documents.plan(config, LocalStore(tmp_path), files_of(config))
     assert documents.STAGE.needs(reading).memory == 2 * model.stat().st_size
