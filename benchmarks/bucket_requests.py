@@ -161,7 +161,7 @@ def cells(folder: Path) -> list[list[str]]:
 
 
 def measure() -> Iterator[dict[str, object]]:
-    """A row for each folder of which files are read."""
+    """A row for each folder whose files are read."""
     os.environ |= object_storage.LOGIN
     with tempfile.TemporaryDirectory() as name:
         folder, object_storage.FILES = Path(name), INPUTS

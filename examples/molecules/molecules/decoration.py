@@ -23,7 +23,7 @@ _LONGEST = 80  # tokens of an answer
 
 @dataclass(frozen=True)
 class Blank:
-    """A molecule of which `middle` is blank."""
+    """A molecule whose `middle` is blank."""
 
     before: str
     middle: str

@@ -301,7 +301,7 @@ def test_rows_whose_middle_comes_last_are_chosen_at_the_rate_and_cut_anywhere():
 
 
 def test_all_spans_are_equally_likely_and_whole_rows_come_at_their_rate():
-    """A row of 4 tokens has 10 spans, one of which is the whole row."""
+    """A row of 4 tokens has 10 spans; one is the whole row."""
     rows, keys = make_rows(40_000, 4)
     spans = Counter(zip(*spans_of(Infilling(length=5), rows, keys), strict=True))
     assert set(spans) == {(start, end) for end in range(1, 5) for start in range(end)}
