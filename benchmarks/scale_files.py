@@ -147,13 +147,10 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     output = outputs[part.path]
     for number in range(1, files):
         (folder / f"inputs/{number:06d}.wet.gz").write_bytes(f"{number}".encode())
-    # as much as of a WET file: 40 languages, three examples for each of ten rules
-    examples = {f"rule_{rule}": [page(rule * 3 + number, 4)[:200] for number in range(3)] for rule in range(10)}
-    result = replace(
-        result,
-        languages={f"{chr(97 + number % 26)}{chr(97 + number // 26)}": number for number in range(40)},
-        counts=replace(result.counts, examples=examples),
-    )
+    # as much as of a WET file: 40 languages, three examples for each of ten rules, in each file others
+    languages = {f"{chr(97 + number % 26)}{chr(97 + number // 26)}": number for number in range(40)}
+    examples = {f"rule_{rule}": [page(rule * 3 + number, 4)[:190] for number in range(3)] for rule in range(10)}
+    result = replace(result, languages=languages)
     corpus, lines, link = folder / "corpus", list[bytes](), folder / "one" / part.path
     for number, planned in enumerate(documents.plan(config, LocalStore(corpus), files_of(config))):
         path = f"{planned.spec.folder}/{planned.spec.part}.parquet"
@@ -163,7 +160,10 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
         os.link(link, corpus / path)
         name = planned.spec.inputs[0].file
         own = replace(part, path=path, first_id=planned.spec.identity(name, 0), characters=11_000_000)
-        one = replace(result, parts=[own], inputs=[replace(result.inputs[0], file=name)])
+        counts = replace(
+            result.counts, examples={rule: [f"{number} {text}" for text in texts] for rule, texts in examples.items()}
+        )
+        one = replace(result, parts=[own], inputs=[replace(result.inputs[0], file=name)], counts=counts)
         fingerprint = documents.STAGE.fingerprint(planned)
         done = Finished(planned.name, fingerprint, one, {path: replace(output, sha256=f"{number:064x}")}, 20.0, 20.0)
         lines.append(to_json(done) + b"\n")

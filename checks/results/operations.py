@@ -39,7 +39,7 @@ def _build(folder: Path) -> Iterator[list[str]]:
 
 @table("corpus-near-duplicates")
 def _near_duplicates(folder: Path) -> Iterator[list[str]]:
-    """Of each twentieth of similarity from 0.5 on: pairs found, the theory's mean, and its 95 % interval."""
+    """For each twentieth of similarity from 0.5 on: pairs found, the theory's mean, and its 95 % interval."""
     pairs: dict[tuple[int, int], list[tuple[float, int]]] = {}
     for row in rows_of(folder / "corpus/near-duplicates.csv"):
         shape = int(row["bands"]), int(row["rows"])
@@ -205,7 +205,7 @@ def _entries(folder: Path) -> Iterator[list[str]]:
 
 @table("operations-object-storage")
 def _object_storage(folder: Path) -> Iterator[list[str]]:
-    """Of each way to build: seconds and processor seconds, and in a bucket both as multiples of those in a folder."""
+    """For each way to build: seconds and processor seconds; in a bucket, both as multiples of those in a folder."""
     rows = rows_of(folder / "operations/object-storage.csv")
     ways = ("folder", "bucket", "obstore")
     taken = {

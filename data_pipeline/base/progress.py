@@ -143,22 +143,30 @@ class Board:
         return {activity.unit: (node, activity) for (node, _), activity in self._by_worker.items()}
 
 
-@contextlib.contextmanager
-def reported(send: Callable[[], object]) -> Iterator[None]:
-    """Within the block, calls `send` every few seconds, in a thread."""
-    ended = threading.Event()
+class Reporter:
+    """Sends what this process does, every few seconds. Its thread stays, since a new thread for each unit would take as
+    long as a short unit."""
 
-    def report() -> None:
-        while not ended.wait(_SECONDS_BETWEEN_REPORTS):
-            send()
+    def __init__(self) -> None:
+        self._send: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._report, name="progress", daemon=True)
 
-    thread = threading.Thread(target=report, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    @contextlib.contextmanager
+    def reporting(self, send: Callable[[], object]) -> Iterator[None]:
+        """Within the block, calls `send` every few seconds, and perhaps once just after the block."""
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._send = send
+        try:
+            yield
+        finally:
+            self._send = None
+
+    def _report(self) -> None:
+        while True:
+            time.sleep(_SECONDS_BETWEEN_REPORTS)
+            if (send := self._send) is not None:
+                send()
 
 
 _doing = ""  # of this process's command

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from data_pipeline.base.errors import UserError
-from data_pipeline.base.progress import Activity, reported
+from data_pipeline.base.progress import Activity, Reporter
 from data_pipeline.engine.context import Attempt
 
 FOLDER = "DATA_PIPELINE_FOLDER"  # the variable of a worker with the command's current folder
 SECONDS_TO_ANSWER = 10.0  # for the actor to which workers report
+_reporter = Reporter()  # of this worker
 Given = TypeVar("Given")
 
 
@@ -57,5 +58,5 @@ def attempt(
             ray.get(board.note.remote(node, process, activity), timeout=SECONDS_TO_ANSWER)
 
     activity = Activity(name, tries)
-    with reported(lambda: board.note.remote(node, process, activity)):
+    with _reporter.reporting(lambda: board.note.remote(node, process, activity)):
         return function(given, Attempt(activity, others_may_try, confirm if tries else None))

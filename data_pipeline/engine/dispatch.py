@@ -287,8 +287,8 @@ def _attempting(function: Callable[[Given, Attempt], Any], board: Any) -> Callab
     """The function that does a unit in a worker, and returns the node, the result, and why the node is unfit. It needs
     nothing but Ray, so that a node without this package, or without a module of the unit, can answer what is missing.
 
-    The worker reports its node first, since code that is imported may end the worker. After a failed try, it waits
-    until the report has arrived.
+    After a failed try, the worker first reports its node, and waits until the report has arrived, since code that is
+    imported may end the worker. A first try makes no report at once: this would take a third of a short unit's time.
     """
     pickled = ray.cloudpickle.dumps((attempt, function))
     seconds = SECONDS_TO_ANSWER
@@ -300,10 +300,9 @@ def _attempting(function: Callable[[Given, Attempt], Any], board: Any) -> Callab
         import ray  # likewise
 
         node = ray.get_runtime_context().get_node_id()
-        begun = board.begin.remote(node, os.getpid(), name, tries)
         if tries:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(begun, timeout=seconds)
+                ray.get(board.begin.remote(node, os.getpid(), name, tries), timeout=seconds)
         try:
             doing, work = ray.cloudpickle.loads(pickled)
             unit = ray.cloudpickle.loads(given)

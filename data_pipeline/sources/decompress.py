@@ -342,6 +342,6 @@ def _nearly(length: int, stored: int) -> bool:
     """Whether a gzip member that seems cut off is whole: its content's `length` is nearly the `stored` one, mod 2³².
 
     A changed bit can hide a member's end marker. The marker, the checksum and the length are then decompressed as
-    content: a few bytes, each two bits of which give 258 characters at most.
+    content: a few bytes; two bits give 258 characters at most.
     """
     return min((length - stored) % (1 << 32), (stored - length) % (1 << 32)) < 1 << 16

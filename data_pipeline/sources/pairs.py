@@ -22,7 +22,7 @@ class Options(TextOptions):
     inputs: str = "inputs"
     """Key of the input in jsonl."""
     targets: str = "targets"
-    """Key of the target in jsonl: a string, or a list of right answers, of which the first is learnt."""
+    """Key of the target in jsonl: a string, or a list of right answers; the first is learnt."""
     choices: str = "choices"
     """Key of a list of answers to choose from in jsonl, for evaluation by rank; may be absent."""
     prefix: str = ""

@@ -311,7 +311,7 @@ def _rows(section: type[Section], prefix: str, linked: frozenset[str]) -> list[R
 
 
 def _in_one_row(rows: Iterable[Row]) -> list[Row]:
-    """`rows`, of which those with the same name and meaning are one: `model.encoder.d_ff` and `model.decoder.d_ff`."""
+    """`rows`; those with the same name and meaning become one: `model.encoder.d_ff` and `model.decoder.d_ff`."""
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
         known = found.get(row.same)

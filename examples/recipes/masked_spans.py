@@ -20,7 +20,7 @@ _AT_ONCE = 32  # rows
 
 @dataclass(frozen=True)
 class Masked:
-    """A text of which `middle` is masked."""
+    """A text whose `middle` is masked."""
 
     before: str
     middle: str
@@ -31,8 +31,9 @@ class Masked:
 
 
 def prompts(session: Session, spans: Sequence[Masked]) -> list[Prompt]:
-    """The prompts of the model's training: the text with a sentinel, and the masked span as its target."""
-    form, tokenizer = session.prompt_format("blank"), session.trained.tokenizer
+    """The prompts of the model's training: the text with a sentinel, and the masked span as its target; of a model that
+    copies its input, as BART, the text with a mask, and the masked span after the text before."""
+    form, tokenizer = session.prompt_format(None), session.trained.tokenizer
     before, middle, after = (
         tokenizer.encode([getattr(one, part) for one in spans]) for part in ("before", "middle", "after")
     )
@@ -57,7 +58,7 @@ def fillings(session: Session, spans: Sequence[Masked], longest: int) -> list[st
 
 def bits(session: Session, asked: Sequence[Prompt]) -> list[float]:
     """−log₂ of the probability of each prompt's masked span. That the span ends isn't counted."""
-    score = PromptScores(session.prompt_format("blank"), session.evaluation(session.trained), _AT_ONCE)
+    score = PromptScores(session.prompt_format(None), session.evaluation(session.trained), _AT_ONCE)
     return [-log_p / math.log(2) for log_p, _ in score(asked)]
 
 

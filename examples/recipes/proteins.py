@@ -14,7 +14,7 @@ import json
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -25,10 +25,11 @@ import typer
 
 from data_pipeline.base.command import path_argument, path_option, run_command
 from data_pipeline.base.errors import UserError
-from examples.recipes.masked_spans import Masked, bits, fillings, others, prompts, share, show
+from examples.recipes.masked_spans import Masked, bits, others, prompts, share, show
 from pretrain.cli.app import Checkpoint
 from pretrain.engine.checkpoint.index import checkpoint_in
-from pretrain.tools.evaluate import opened_checkpoint
+from pretrain.evaluate.prompt_format import Prompt
+from pretrain.tools.evaluate import Session, opened_checkpoint
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -188,11 +189,20 @@ class Neighbours:
         return max(sorted(found), key=found.__getitem__)
 
 
+def _filled(session: Session, asked: Sequence[Prompt]) -> tuple[list[str], str]:
+    """The residue that the model thinks likeliest at each place, and the perplexity of the right residues."""
+    (ids,) = session.trained.tokenizer.encode([RESIDUES])
+    each = [replace(one, scored=[id_]) for one in asked for id_ in ids]
+    scores = np.array(bits(session, each)).reshape(len(asked), len(ids))
+    right = scores[np.arange(len(asked)), [ids.index(one.scored[0]) for one in asked]]
+    return [RESIDUES[best] for best in scores.argmin(axis=1)], f"{2 ** right.mean():.1f}"
+
+
 @app.command("measure", epilog="Example: python -m examples.recipes.proteins measure runs/proteins-prott5 data")
 def _measure(
     checkpoint: Checkpoint,
     folder: Annotated[Path, path_argument("DATA", "The folder that `data` has written.")],
-    number: Annotated[int, typer.Option(min=2, help="Number of masked residues of each kind of families.")] = 2000,
+    number: Annotated[int, typer.Option(min=2, help="Number of masked residues of each kind of families.")] = 500,
     seed: Annotated[int, typer.Option(help="Determines which residues are masked.")] = 0,
     out: Annotated[Path | None, path_option("--out", "A CSV file. Default: the table is printed.")] = None,
 ) -> None:
@@ -210,17 +220,15 @@ def _measure(
             masked = [Masked(one["residues"][:place], one["residues"][place], one["residues"][place + 1 :])
                       for one, place in zip(picks, places, strict=True)]  # fmt: skip
             asked = prompts(session, masked)
-            swapped = [type(one)(other.encoder, one.prefix, one.scored)
-                       for one, other in zip(asked, others(asked), strict=True)]  # fmt: skip
-            perplexity = [f"{2 ** (sum(bits(session, some)) / number):.1f}" for some in (asked, swapped)]
+            swapped = [replace(one, encoder=other.encoder) for one, other in zip(asked, others(asked), strict=True)]
+            (own, own_perplexity), (swaps, swaps_perplexity) = (_filled(session, some) for some in (asked, swapped))
             total = neighbours.all.total() + len(RESIDUES) / 2
             shares = [(neighbours.all[one.middle] + 0.5) / total for one in masked]
             background = f"{float(np.exp(-np.mean(np.log(shares)))):.1f}"
             best = [one["likeliest"][place] for one, place in zip(picks, places, strict=True)]
-            answers = fillings(session, masked, 1)
             filled = {
-                "model": (answers, perplexity[0]),
-                "model, with another sequence": (others(answers), perplexity[1]),
+                "model": (own, own_perplexity),
+                "model, with another sequence": (swaps, swaps_perplexity),
                 "background frequencies": ([neighbours.all.most_common(1)[0][0]] * number, background),
                 "both neighbours": ([neighbours.around(one) for one in masked], ""),
                 "the family's profile": (best, ""),

@@ -19,8 +19,12 @@ def test_reports_are_sent_while_a_unit_takes_long_and_at_once_where_it_may_kill_
     context = Context(LocalStore(Path()), Attempt(activity, confirm=lambda it: confirmed.append(replace(it))))
     context.file("a.gz")
     context.checksum("a.gz").progress.advance(5)
-    with progress.reported(lambda: sent.put(replace(activity))):
+    reporter = progress.Reporter()
+    with reporter.reporting(lambda: sent.put(replace(activity))):
         assert sent.get(timeout=120) == Activity("unit", 2, 5, "a.gz", "a.gz")
+    with reporter.reporting(lambda: sent.put("next")):
+        while sent.get(timeout=120) != "next":  # the first unit's last reports may come before
+            pass
     context.progress.doing = "sorting"  # no other file
     assert confirmed == [Activity("unit", 2, 0, "a.gz", "a.gz")]
 

@@ -90,18 +90,20 @@ def test_code(tmp_path, kind):
     assert all(float(row["bits per byte"]) > 1 for row in rows if row["filled by"] == "model")
 
 
-def test_proteins(tmp_path):
+@each("of", ["prott5", "ankh"])
+def test_proteins(tmp_path, of):
     families = [profile_of(consensus * 4) for consensus in ("MKTAYIAKQR", "GDSGGPLVCN")]
     proteins.write_data(tmp_path / "data", families[:1], families[1:], sequences=60, seed=0)
     paths = [
         f"sources.{number}.path={tmp_path}/data/{split}.fasta" for number, split in enumerate(("train", "held-out"))
     ]
-    run = trained("proteins-prott5", tmp_path, *paths, "dedup.documents=false")
+    run = trained(f"proteins-{of}", tmp_path, *paths, "dedup.documents=false")
     rows = table(proteins.app, "measure", run, tmp_path / "data", "--number", 20)
     by = {(row["families"], row["filled by"]): row["right, %"] for row in rows}
     assert by["trained", "the family's profile"] == by["others", "the family's profile"] == "100.0 ± 0.0"
     assert by["trained", "both neighbours"] == "100.0 ± 0.0"  # the sequence is the same each time
     assert float(by["others", "background frequencies"].split()[0]) < 50
+    assert all(float(row["perplexity"]) > 1 for row in rows if row["filled by"].startswith("model"))
 
 
 def test_time_series(tmp_path):
