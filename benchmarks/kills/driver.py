@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from kills import text
@@ -24,6 +25,9 @@ from kills.history import compare, moments
 from kills.peers import PEERS, Peer, python_of
 from kills.record import WEIGHTS
 from kills.runs import Stuck, run
+
+Curve = dict[str, list[Any]]
+"""What the picture shows of a run: the steps after which the run was killed, and the difference of each step's loss."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,7 @@ def largest_difference(one: Path, other: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def measure(
-    peer: Peer, python: Path, work: Path, seed: int, steps: int, kills: int
-) -> tuple[Result, dict[str, object]]:
-    """The result, and what the picture shows: the kills' steps, and the difference of each step's loss."""
+def measure(peer: Peer, python: Path, work: Path, seed: int, steps: int, kills: int) -> tuple[Result, Curve]:
     folder = work / f"{peer.name}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     undisturbed = run(peer, python, work, folder / "undisturbed", seed, steps)
@@ -97,12 +98,7 @@ def measure(
         crashes=len(killed.crashes),
         message=killed.crashes[-1] if killed.crashes else "",
     )
-    return result, {
-        "peer": peer.name,
-        "seed": seed,
-        "kills": [kill.step for kill in killed.kills],
-        "losses": difference.losses,
-    }
+    return result, {"kills": [kill.step for kill in killed.kills], "losses": [*difference.losses.values()]}
 
 
 def summary(results: list[Result]) -> Iterator[dict[str, str]]:
@@ -123,8 +119,17 @@ def summary(results: list[Result]) -> Iterator[dict[str, str]]:
         }
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+def add(folder: Path, result: Result, curve: Curve) -> None:
+    """Writes a result into the files of `folder`, in place of an earlier one of the same peer and seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "runs.json"
+    found = json.loads(path.read_text()) if path.exists() else []
+    found = [one for one in found if (one["result"]["peer"], one["result"]["seed"]) != (result.peer, result.seed)]
+    found.append({"result": asdict(result), "curve": curve})
+    found.sort(key=lambda one: ([*PEERS].index(one["result"]["peer"]), one["result"]["seed"]))
+    path.write_text("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n")
+    rows = [*summary([Result(**one["result"]) for one in found])]
+    with (folder / "kills.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -143,8 +148,6 @@ def main() -> int:
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     text.write(work / "text.jsonl")
-    results: list[Result] = []
-    curves: list[dict[str, object]] = []
     failed = False
     for seed in given.seeds:
         for name in given.peers:
@@ -156,13 +159,8 @@ def main() -> int:
                 failed = True
                 continue
             print(json.dumps(asdict(result)), flush=True)
-            results.append(result)
-            curves.append(curve)
             if given.write:
-                given.write.mkdir(parents=True, exist_ok=True)
-                write(given.write / "runs.csv", [asdict(one) for one in results])
-                write(given.write / "kills.csv", [dict(row) for row in summary(results)])
-                (given.write / "losses.json").write_text(json.dumps(curves) + "\n")
+                add(given.write, result, curve)
     return int(failed)
 
 

@@ -74,18 +74,8 @@ def python_of(peer: Peer, venvs: Path) -> Path:
         (packages / "shared.pth").write_text(
             "".join(f"{path}\n" for path in sys.path if path.endswith("site-packages"))
         )
-        install = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--ignore-installed",
-            "--requirement",
-            wanted,
-        ]
-        subprocess.run(install, check=True)
+        options = ["--quiet", "--no-deps", "--ignore-installed", "--requirement", str(wanted)]
+        subprocess.run([str(python), "-m", "pip", "install", *options], check=True)
         made.write_text(wanted.read_text())
     return python
 

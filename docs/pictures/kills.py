@@ -1,4 +1,4 @@
-"""docs/results/kills.svg: how far the losses of killed runs are from the undisturbed runs', from kills/losses.json.
+"""docs/results/kills.svg: how far the losses of killed runs are from the undisturbed runs', from kills/runs.json.
 
 .venv/bin/python -m docs.pictures.kills
 """
@@ -13,22 +13,22 @@ from data_pipeline.base.atomic import write_bytes
 FOLDER = Path(__file__).parents[1] / "results"
 
 
-def svg(curves: list[dict[str, Any]]) -> bytes:
+def svg(runs: list[dict[str, Any]]) -> bytes:
     """A panel for each peer: its first seed. Ticks below are the steps after which the run was killed."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    first = {one["peer"]: one for one in reversed(curves)}
-    names = [*dict.fromkeys(one["peer"] for one in curves)]
+    first = {run["result"]["peer"]: run for run in reversed(runs)}
+    names = [*dict.fromkeys(run["result"]["peer"] for run in runs)]
     figure = Figure(figsize=(8.0, 0.6 + 1.1 * len(names)), layout="constrained")
     panels = figure.subplots(len(names), sharex=True, sharey=True, squeeze=False)[:, 0]
-    highest = max([1e-3, *(loss for one in first.values() for loss in one["losses"].values())])
+    highest = max([1e-3, *(loss for run in first.values() for loss in run["curve"]["losses"])])
     for axes, name in zip(panels, names, strict=True):
-        losses = first[name]["losses"]
-        axes.plot([int(step) for step in losses], [*losses.values()])
-        axes.plot(first[name]["kills"], [0.0] * len(first[name]["kills"]), "|", color="black", markersize=12)
+        curve, seed = first[name]["curve"], first[name]["result"]["seed"]
+        axes.plot(range(1, 1 + len(curve["losses"])), curve["losses"])
+        axes.plot(curve["kills"], [0.0] * len(curve["kills"]), "|", color="black", markersize=12)
         axes.set_ylim(-0.1 * highest, 1.1 * highest)
-        axes.set_title(f"{name}, seed {first[name]['seed']}", fontsize="small", loc="left")
+        axes.set_title(f"{name}, seed {seed}", fontsize="small", loc="left")
     figure.supxlabel("step", fontsize="small")
     figure.supylabel("difference of losses", fontsize="small")
     drawn = io.BytesIO()
@@ -38,4 +38,4 @@ def svg(curves: list[dict[str, Any]]) -> bytes:
 
 
 if __name__ == "__main__":
-    write_bytes(FOLDER / "kills.svg", svg(json.loads((FOLDER / "kills/losses.json").read_text())))
+    write_bytes(FOLDER / "kills.svg", svg(json.loads((FOLDER / "kills/runs.json").read_text())))
