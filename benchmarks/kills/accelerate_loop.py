@@ -2,7 +2,7 @@
 
 The loop: PiotrNawrot/nanoT5 at 1375b389, nanoT5/utils/train_utils.py (`train`) and model_utils.py: a shuffled stream,
 `set_epoch`, clipping, `save_state` into a folder named by the step. nanoT5 doesn't load what it saves. The resume is of
-accelerate, docs/source/usage_guides/checkpoint.md and examples/by_feature/checkpointing.py:
+the page "Checkpointing" of Accelerate's documentation:
 
 --way skip      `load_state`, the step from the folder's name, `skip_first_batches`
 --way stateful  `load_state` with `use_stateful_dataloader=True`, which restores the loader too

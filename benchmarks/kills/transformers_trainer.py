@@ -1,9 +1,8 @@
 """transformers' Trainer with a streamed dataset.
 
-The loss by a subclass: transformers, docs/source/en/trainer.md ("compute_loss"). Checkpoints and
-`resume_from_checkpoint=True`: the same page. By the default of `ignore_data_skip`, a resumed run reads the rows that it
-has trained on, and skips them (docstring of TrainingArguments). The stream: datasets, docs/source/stream.mdx
-("Shuffle").
+The loss by a subclass, checkpoints and `resume_from_checkpoint=True`: the page "Trainer" of transformers' documentation.
+By the default of `ignore_data_skip`, a resumed run reads the rows that it has trained on, and skips them (docstring of
+TrainingArguments). The stream: the page "Stream" of datasets' documentation.
 """
 
 from typing import Any
