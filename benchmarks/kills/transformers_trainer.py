@@ -1,6 +1,6 @@
 """transformers' Trainer with a streamed dataset.
 
-The loss by a subclass, checkpoints and `resume_from_checkpoint=True`: the page "Trainer" of transformers' documentation.
+Checkpoints, `resume_from_checkpoint=True` and the loss by a subclass: the page "Trainer" of its documentation.
 By the default of `ignore_data_skip`, a resumed run reads the rows that it has trained on, and skips them (docstring of
 TrainingArguments). The stream: the page "Stream" of datasets' documentation.
 """
