@@ -60,7 +60,7 @@ def run(peer: Peer, python: Path, work: Path, folder: Path, seed: int, steps: in
             continue
         if (folder / WEIGHTS).exists():
             break
-        found.crashes.append(ended)
+        found.crashes.append(ended.replace(str(folder), "RUN"))
         failed = 1 if len(read(folder / LINES)) > before else failed + 1
         checkpoint = peer.newest(folder)
         if failed > _TRIES or (failed > 1 and checkpoint is None):
