@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing results prove faults soak fuzz install lint docs bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing results prove faults soak fuzz kills install lint docs bench gpu gpu-wheels clean
 
 # two ranks, also beside a GPU. CPUs with the same vector instructions give the same losses; others differ in the last
 # digits (docs/explanation/determinism.md)
@@ -59,6 +59,12 @@ soak: $(INSTALLED)  ## the longest tests; training and builds, killed at random 
 CASES ?= 100000
 fuzz: $(INSTALLED)  ## CASES damaged files for the readers and the cleaner: half an hour on two cores
 	$(BIN)/python -m checks.fuzz --cases $(CASES)
+
+KILLS ?= 20
+kills: $(INSTALLED)  ## this project and others, each killed KILLS times with each of three seeds: hours; writes docs/results
+	PYTHONPATH=benchmarks $(BIN)/python -m kills.driver --kills $(KILLS) --write docs/results/kills
+	$(BIN)/python -m docs.pictures.kills
+	$(BIN)/python -m checks.results --write
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions
 
