@@ -15,7 +15,7 @@ FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but do
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
 # What checks/serving and benchmarks/kills install in environments of their own, and what a page has its reader install.
 ELSEWHERE = {"llama_cpp", "moses", "obstore", "onnxruntime", "optimum", "peft", "pyhmmer", "rdkit"}
-ELSEWHERE |= {"sentence_transformers"}
+ELSEWHERE |= {"sentence_transformers", "torchdata", "torchtitan"}
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "experiments", "examples", "docs"}
 OWN |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")} | {"kills"}
 OWN |= {path.parent.name for path in (ROOT / "examples").glob("*/pyproject.toml")}
