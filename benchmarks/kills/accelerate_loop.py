@@ -18,8 +18,8 @@ from accelerate.utils import set_seed
 from datasets import load_dataset
 from kills import arguments, text
 from kills.record import Record
+from kills.t5 import new_t5
 from torch.utils.data import DataLoader
-from transformers import T5Config, T5ForConditionalGeneration
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -38,15 +38,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, dataloader_config=loading)
     stream = load_dataset("json", data_files=str(given.text), split="train", streaming=True)
     stream = stream.map(text.pair, remove_columns=["text"]).shuffle(buffer_size=arguments.BUFFER, seed=given.seed)
-    model = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=text.VOCABULARY,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
-            decoder_start_token_id=text.PAD,
-            **arguments.T5,
-        )
-    )
+    model = new_t5()
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps, eta_min=1e-5)
     loader = DataLoader(stream, batch_size=arguments.ROWS, collate_fn=collate)

@@ -14,24 +14,16 @@ import torch
 from datasets import load_dataset
 from kills import arguments, text
 from kills.record import Record
+from kills.t5 import new_t5
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import T5Config, T5ForConditionalGeneration
 
 
 class Module(lightning.LightningModule):
     def __init__(self, record: Record, steps: int):
         super().__init__()
         self.record, self.steps = record, steps
-        self.model = T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=text.VOCABULARY,
-                feed_forward_proj="gated-gelu",
-                tie_word_embeddings=False,
-                decoder_start_token_id=text.PAD,
-                **arguments.T5,
-            )
-        )
+        self.model = new_t5()
 
     def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
         rows = batch.pop("row")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from kills.history import Kill, Step, read
 from kills.peers import FOLDER, Peer, prepare
 from kills.record import LINES, WEIGHTS
+
+from checks.prove.proof import kill_family
 
 _PATIENCE = 900.0  # s without a line: the run counts as hanging
 _TRIES = 3  # starts in a row that fail by themselves
@@ -101,7 +102,7 @@ def _attempt(command: list[str], folder: Path, kill: Kill | None) -> str:
         except subprocess.TimeoutExpired:
             raise Stuck(f"no end in {_PATIENCE:.0f} s") from None
         finally:
-            _end(process)
+            kill_family(process)
     if process.returncode == 0:
         return "ended with exit code 0"
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -121,17 +122,3 @@ def _reached(process: subprocess.Popen[bytes], path: Path, before: int, step: in
         if time.monotonic() - since > _PATIENCE:
             raise Stuck(f"no step in {_PATIENCE:.0f} s")
     return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Sends SIGKILL to the process and all that it has started."""
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        family = []
-    for one in family:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()

@@ -11,7 +11,8 @@ import torch
 from datasets import load_dataset
 from kills import arguments, text
 from kills.record import Record
-from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments, set_seed
+from kills.t5 import new_t5
+from transformers import Trainer, TrainingArguments, set_seed
 
 
 class RecordingTrainer(Trainer):
@@ -31,15 +32,7 @@ def main() -> None:
     set_seed(given.seed)
     stream = load_dataset("json", data_files=str(given.text), split="train", streaming=True)
     stream = stream.shuffle(seed=given.seed, buffer_size=arguments.BUFFER).map(text.pair, remove_columns=["text"])
-    model = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=text.VOCABULARY,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
-            decoder_start_token_id=text.PAD,
-            **arguments.T5,
-        )
-    )
+    model = new_t5()
     settings = TrainingArguments(
         output_dir=str(given.folder / "checkpoints"),
         max_steps=given.steps,

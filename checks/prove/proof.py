@@ -188,7 +188,7 @@ class Proof:
             time.sleep(0.005)
 
 
-def kill_family(process: subprocess.Popen[str]) -> None:
+def kill_family(process: subprocess.Popen[Any]) -> None:
     """Sends SIGKILL to a process and all its descendants, and waits for the process."""
     try:
         family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]

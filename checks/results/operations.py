@@ -205,7 +205,7 @@ def _entries(folder: Path) -> Iterator[list[str]]:
 
 @table("operations-object-storage")
 def _object_storage(folder: Path) -> Iterator[list[str]]:
-    """For each way to build: seconds and processor seconds; in a bucket, both as multiples of those in a folder."""
+    """A row for each way to build. Seconds and processor seconds in a bucket are multiples of a folder's."""
     rows = rows_of(folder / "operations/object-storage.csv")
     ways = ("folder", "bucket", "obstore")
     taken = {
