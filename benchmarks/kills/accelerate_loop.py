@@ -4,8 +4,9 @@ The loop: PiotrNawrot/nanoT5 at 1375b389, nanoT5/utils/train_utils.py (`train`) 
 `set_epoch`, clipping, `save_state` into a folder named by the step. nanoT5 doesn't load what it saves. The resume is of
 the page "Checkpointing" of Accelerate's documentation:
 
---way skip      `load_state`, the step from the folder's name, `skip_first_batches`
---way stateful  `load_state` with `use_stateful_dataloader=True`, which restores the loader too
+--way skip             `load_state`, the step from the folder's name, `skip_first_batches`
+--way skip-no-dropout  the same for a model without dropout, which needs no random numbers: a control
+--way stateful         `load_state` with `use_stateful_dataloader=True`, which restores the loader too
 """
 
 import itertools
@@ -38,7 +39,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, dataloader_config=loading)
     stream = load_dataset("json", data_files=str(given.text), split="train", streaming=True)
     stream = stream.map(text.pair, remove_columns=["text"]).shuffle(buffer_size=arguments.BUFFER, seed=given.seed)
-    model = new_t5()
+    model = new_t5(dropout=0.0) if given.way == "skip-no-dropout" else new_t5()
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, given.steps, eta_min=1e-5)
     loader = DataLoader(stream, batch_size=arguments.ROWS, collate_fn=collate)

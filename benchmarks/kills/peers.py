@@ -51,6 +51,13 @@ PEERS = {
         Peer(OURS, "run/checkpoints/step-*"),
         Peer("transformers", "checkpoints/checkpoint-*", "transformers_trainer", "requirements-transformers.txt"),
         Peer("accelerate-skip", "checkpoint-pt-*", "accelerate_loop", "requirements-accelerate.txt", "skip"),
+        Peer(
+            "accelerate-skip-no-dropout",
+            "checkpoint-pt-*",
+            "accelerate_loop",
+            "requirements-accelerate.txt",
+            "skip-no-dropout",
+        ),
         Peer("accelerate-stateful", "checkpoint-pt-*", "accelerate_loop", "requirements-accelerate.txt", "stateful"),
         Peer("lightning", "checkpoints/epoch=*.ckpt", "lightning_trainer", "requirements-lightning.txt"),
         Peer("torchtitan", "checkpoints/step-*", "torchtitan_loop", "requirements-torchtitan.txt"),
