@@ -45,7 +45,7 @@ def main() -> None:
     given = arguments.parse()
     lightning.seed_everything(given.seed)
     stream = load_dataset("json", data_files=str(given.text), split="train", streaming=True)
-    # `map` first: a stream that is shuffled as read from the file resumes up to some 80 rows before where it was
+    # `map` first: a stream that is shuffled as read from the file resumes some 100 rows before where it was
     stream = stream.map(text.pair, remove_columns=["text"]).shuffle(seed=given.seed, buffer_size=arguments.BUFFER)
     loader = StatefulDataLoader(stream, batch_size=arguments.ROWS, collate_fn=collate)
     record = Record(given.folder)
