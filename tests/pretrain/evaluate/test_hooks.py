@@ -472,7 +472,7 @@ def test_the_callbacks_of_the_page_run_and_one_stops_the_run(small_corpus, tmp_p
     assert written == {step: pytest.approx(row["train/loss"]) for step, row in rows.items() if "train/loss" in row}
     callbacks[1]["target"] = 0.0
     path = run_file(tmp_path, small_corpus, callbacks=callbacks)
-    assert run_command("pretrain", "train", path).returncode == 0
+    assert run_command("launch", "local", path, "--ranks", "2").returncode == 0
     again = {row.step: row.metrics for row in read_metrics(tmp_path / "run") if "train/loss" in row.metrics}
     assert again[3]["train/average_loss"] == pytest.approx(0.9 * state["average"] + 0.1 * again[3]["train/loss"])
     (evaluated,) = [row for row in read_metrics(tmp_path / "run") if "validation/small/loss" in row.metrics]
