@@ -79,7 +79,8 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/molecules/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
-	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint constraints.txt --editable ".[dev]" \
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint constraints.txt \
+		--editable ".[dev]" \
 		--editable examples/double_decoder \
 		--editable examples/diagnostics \
 		--editable examples/alerts \
