@@ -57,11 +57,17 @@ LONGEST = [
     "launch/test_slurm.py",
     "pretrain/models/test_layers.py",
     "data_pipeline/engine/test_cluster.py",
+    "data_pipeline/stages/test_builds_in_a_bucket.py",
     "launch/test_slurm_chain.py",
     "launch/test_supervision.py",
     "checks/test_fault_matrix.py",
     "checks/test_killed_builds.py",
     "checks/test_gpu_checks.py",
+    "test_tutorials.py",
+    "../examples/fault_hunting/tests/test_silent_corruption.py",
+    "../examples/fault_hunting/tests/test_stragglers.py",
+    "../examples/distillation/tests/test_distillation.py",
+    "../examples/diagnostics/tests/test_norms.py",
     "pretrain/models/test_kernels.py",
     "pretrain/models/test_families.py",
     "pretrain/tools/test_plan.py",
@@ -72,9 +78,7 @@ LONGEST = [
     "pretrain/evaluate/test_hooks.py",
     "pretrain/training/test_tracking.py",
     "pretrain/engine/test_update_passes.py",
-    "pretrain/test_norms.py",
     "pretrain/evaluate/test_text_to_text.py",
-    "pretrain/engine/test_memory_checkpoints.py",
     "pretrain/engine/test_numerics.py",
     "launch/tools/test_doctor.py",
     "pretrain/training/test_bad_steps.py",
@@ -93,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: left out of `make test`; `make test-all` runs it")
+    config.addinivalue_line("markers", "slow: left out of `make test`; `make test SLOW=1` runs it")
     config.addinivalue_line("markers", "timing: asks how fast the machine is; `make timing` runs it, CI does not")
     config.addinivalue_line("markers", "soak: minutes for what quicker tests see in another form; `make soak` runs it")
     config.addinivalue_line("markers", "on_device: runs on each device that is here; `--device` selects these tests")
@@ -141,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = item.get_closest_marker("slow") or item.get_closest_marker("soak")
         if long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    places = {(Path(__file__).parent / name).resolve(): place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 

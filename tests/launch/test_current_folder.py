@@ -85,7 +85,7 @@ def test_every_command_that_runs_python_begins_alike():
     assert found == {TOP / "data_pipeline/base/processes.py"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_runs_no_file_of_the_current_folder(small_corpus, folder):
     path = a_run(folder, small_corpus, steps=2)
     done = run("launch", "local", path, "--ranks", "2", "data.workers=1", cwd=Path.cwd())

@@ -32,6 +32,7 @@ from tests.support.shell_ranks import ASKED, TIED
 from tests.support.tables import each
 
 NO_ROUTE = "echo No route to host; exit 255"
+DISMISSED = "exec grep -q dismissed"  # ends, as ssh does, once the agent is to; it would else be killed after 5 s
 ASKS = {
     "SIGTERM": f"kill -TERM {os.getpid()}",
     "SIGUSR1": f"kill -USR1 {os.getpid()}",
@@ -77,7 +78,7 @@ class Supervised:
 def test_before_the_first_attempt(tmp_path, capfd, asks):
     """The node is being reached."""
     one = Supervised(tmp_path)
-    one.hosts = [["sh", "-c", f"{ASKS[asks].format(run=one.run)}; exec sleep 3600"]]
+    one.hosts = [["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {DISMISSED}"]]
     assert one.ends() == Ended(75, asks == "SIGUSR1")
     assert attempts.NOTHING_STARTED in capfd.readouterr().err
     assert (status.read(one.run).state, (one.run / "logs").exists(), (one.run / "stop").exists()) == (
@@ -157,7 +158,7 @@ def test_while_an_agent_starts_again(tmp_path, monkeypatch, capfd, asks):
     """The node answers, but its agent isn't connected yet."""
     monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     one = Supervised(tmp_path)
-    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; exec sleep 3600"]]
+    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {DISMISSED}"]]
     assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
     stopped_after_an_attempt(one, capfd.readouterr().err)
 

@@ -61,8 +61,9 @@ def test_names_and_paths_are_one_word_to_slurm_and_to_the_shell(cluster, small_c
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_in_an_allocation_of_slurm_every_node_is_checked(cluster):
+    """`test_a_job_ends_with_the_doctors_findings` checks nodes through srun, `test_hosts` has hosts reduce together."""
     allocation = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--quiet"]
     doctor = [Path(sys.executable).with_name("launch"), "doctor", "--json"]
     findings = [Finding(**one) for one in json.loads(cluster.run(*allocation, *doctor))]

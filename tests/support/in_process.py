@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +18,11 @@ def run_here(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     Ray, once a build has started it, stays up for the builds that follow, with the workers it has: a small build then
     takes a seventh of the CPU time. `ray.num_cpus` is therefore ignored from the second build on.
     """
-    main = import_module(f"{name.replace('-', '_')}.cli").main
+    return main_here(import_module(f"{name.replace('-', '_')}.cli").main, name, *arguments)
+
+
+def main_here(main: Callable[[], None], name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs `main`, which is that of the command `name`."""
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

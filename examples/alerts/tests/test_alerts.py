@@ -3,7 +3,6 @@
 import http.server
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +13,10 @@ from typing import Any
 
 import pytest
 from alerts import Alerts
+from alerts.__main__ import app
 from alerts.sender import AlertsSettings, Sender
 
+from data_pipeline.base.command import run_command
 from data_pipeline.base.config_file import check
 from data_pipeline.base.errors import UserError
 from pretrain.config import RunConfig
@@ -25,6 +26,7 @@ from pretrain.run.train_state import Health
 from pretrain.run.world import World
 from pretrain.training.callbacks import build_callbacks
 from tests.conftest import TOP
+from tests.support.in_process import main_here
 from tests.support.runs import run_file
 from tests.support.small_runs import run_config
 from tests.support.tables import each
@@ -196,7 +198,7 @@ def test_the_end_of_a_run_is_told_if_it_has_failed(tmp_path, code, ended, told):
     path = run_file(folder, folder / "corpus", callbacks=[alerts])
     (folder / "run").mkdir()
     status.write(folder / "run", ended)
-    done = ended_with(path, code)
+    done = main_here(lambda: run_command(app), "alerts", path, "--code", str(code))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     file = folder / "told"
     assert (file.read_text() if file.exists() else "") == (f"{told}its logs: {folder}/run\n" if told else "")
@@ -204,11 +206,7 @@ def test_the_end_of_a_run_is_told_if_it_has_failed(tmp_path, code, ended, told):
 
 def test_a_run_file_without_the_callback_is_an_error_of_one_line(tmp_path):
     path = run_file(tmp_path, tmp_path / "corpus")
-    done = ended_with(path, 1)
+    command = [sys.executable, "-m", "alerts", str(path), "--code", "1"]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
     line = f"error: {path}: callbacks: none is alerts:Alerts, which says where alerts go\n"
     assert (done.returncode, done.stderr) == (2, line)
-
-
-def ended_with(path: Path, code: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "alerts", str(path), "--code", str(code)]
-    return subprocess.run(command, cwd=TOP, env=os.environ, capture_output=True, text=True)

@@ -148,15 +148,14 @@ def test_noise_in_the_shards_is_that_of_the_loaders_first_epoch(kind, name, tmp_
 
 @pytest.mark.slow
 @each("kind", SETTINGS)
-def test_any_number_of_workers_builds_the_same_vocabulary_and_shards(kind, tmp_path):
+def test_workers_of_ray_build_the_same_vocabulary_and_shards_as_one_process(kind, tmp_path):
     for part in range(3):
         source = write_source(kind, tmp_path / f"pages-{part}", 30, 30 * part)
     found = []
-    for workers in (1, 2, 3):
-        ray = {"num_cpus": workers, "small_bytes": 0}
-        changes = {"output": str(tmp_path / str(workers)), "tokenizer": SETTINGS[kind], "ray": ray}
-        corpus = built(write_corpus_file(tmp_path / f"{workers}.yaml", **source, **changes))
+    for name, ray in {"here": {}, "ray": {"num_cpus": 3, "small_bytes": 0}}.items():
+        changes = {"output": str(tmp_path / name), "tokenizer": SETTINGS[kind], "ray": ray}
+        corpus = built(write_corpus_file(tmp_path / f"{name}.yaml", **source, **changes))
         files = sorted((corpus / "tokenizer").iterdir()) + sorted((corpus / "shards").rglob("*.tar"))
         found.append({str(file.relative_to(corpus)): file.read_bytes() for file in files})
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert len(found[0]) > 1

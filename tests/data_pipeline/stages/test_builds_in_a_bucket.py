@@ -507,6 +507,7 @@ def test_a_store_that_goes_away_in_a_build_stops_it_and_the_same_command_continu
     assert "the same command continues" in stopped.stderr
     assert sum(waited) <= stores.WAIT_SECONDS
     store.calm()
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 1.0)  # of the build that ended: the next one waits for all of it
     printed = done_here("data-pipeline", "build", file, "output=s3://bucket/away")
     assert "documents: 4 of 4 units up to date" in printed
     assert contents("s3://bucket/away") == in_folder
@@ -536,7 +537,9 @@ def test_a_store_that_breaks_off_and_answers_503_costs_time_alone(store, small_c
 
 
 @pytest.mark.slow
-def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_driver(store, file, in_folder, tmp_path):
+def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_driver(
+    store, file, in_folder, tmp_path, monkeypatch
+):
     """First a worker is killed once it has put its files; then the driver, at the tokens."""
     url = "s3://bucket/killed"
     build = ray_build(file, url, with_fault("SIGKILL", "documents", "after the work", tmp_path / "a"))
@@ -552,6 +555,7 @@ def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_dr
     tree = family(build.pid)
     build.kill()
     (tmp_path / "acted").touch()
+    monkeypatch.setattr(object_store, "LEASE_SECONDS", 5.0)  # the next build waits for all of it
     printed = done_here("data-pipeline", "build", file, f"output={url}")
     assert "documents: 4 of 4 units up to date" in printed
     assert contents(url) == in_folder

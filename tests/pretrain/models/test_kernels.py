@@ -16,7 +16,7 @@ import torch
 from pretrain.models.functional.attention_backends import Pattern, Window, flash, labels
 from tests.support import attention_cases, compiled_kernels
 from tests.support.attention_cases import Case, interpreted
-from tests.support.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW
+from tests.support.compiled_kernels import EVERYTHING, EVERYTHING_IN_A_WINDOW, OF_FAMILIES
 from tests.support.slow import slow
 from tests.support.tables import each
 
@@ -129,14 +129,23 @@ def test_a_gpu_takes_tiles_by_its_shared_memory(monkeypatch):
     assert found == rtx
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Iterator[None]:
+    """Triton compiles a kernel once for all tests here, and for nobody else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", [80, 86, 90, 120, *(pytest.param(n, marks=pytest.mark.soak) for n in (89, 100))]
+    "architecture", [80, 90, 120, *(pytest.param(n, marks=pytest.mark.soak) for n in (86, 89, 100))]
 )
 @each("kernel", compiled_kernels.KERNELS)
-def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architecture, monkeypatch, tmp_path):
-    """With every feature. In bf16 heads of 64 are multiplied by the tensor cores' instructions."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architecture, kept):
+    """With every feature. In bf16 heads of 64 are multiplied by the tensor cores' instructions.
+
+    86 and 89 have the shared memory and the instructions of 120; `make soak` compiles for them, too."""
     widths = [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)]
     for (dtype, d_kv), form in [*itertools.product(widths, [EVERYTHING]), (widths[0], EVERYTHING_IN_A_WINDOW)]:
         compiled = compiled_kernels.compiled(kernel, architecture, dtype, d_kv, form)
@@ -146,12 +155,14 @@ def test_kernels_compile_for_each_gpu_and_fit_its_shared_memory(kernel, architec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [80, pytest.param(90, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("architecture", "forms"),
+    [(80, OF_FAMILIES[2:]), *(pytest.param(n, OF_FAMILIES, marks=pytest.mark.soak) for n in (80, 90))],
+)
 @each("kernel, d_kv", itertools.product(compiled_kernels.KERNELS, (64, 128, 256)))
-def test_no_tiles_spill_registers(kernel, d_kv, architecture, monkeypatch, tmp_path):
-    """In bf16, in the forms that families take."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for form in compiled_kernels.OF_FAMILIES:
+def test_no_tiles_spill_registers(kernel, d_kv, architecture, forms, kept, tmp_path):
+    """In bf16, in the two forms of families that compute most; `make soak` compiles all forms."""
+    for form in forms:
         compiled = compiled_kernels.compiled(kernel, architecture, torch.bfloat16, d_kv, form)
         assert compiled_kernels.usage(compiled, tmp_path).spilled == 0, form
 

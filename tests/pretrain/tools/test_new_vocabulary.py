@@ -328,19 +328,15 @@ def held_out(run: Path, corpus: Path, steps: int, *overrides: str) -> float:
 
 @pytest.mark.slow
 def test_after_50_steps_an_adapted_model_is_far_ahead_of_a_fresh_one(tmp_path):
-    """The King James Bible, from sentencepiece of 1,000 tokens to byte-level BPE of 1,500. Three seeds decide the order
-    of rows, fresh weights and drawn rows."""
+    """The King James Bible, from sentencepiece of 1,000 tokens to byte-level BPE of 1,500."""
     corpora = {}
     for kind, size in (("sentencepiece", 1000), ("bpe", 1500)):
         corpora[kind] = tmp_path / kind
         settings = [f"tokenizer.kind={kind}", f"tokenizer.vocab_size={size}", "tokenizer.sample_bytes=1000000"]
         done_here("data-pipeline", "build", CORPUS, f"output={tmp_path / kind}", *settings)
     held_out(tmp_path / "model", corpora["sentencepiece"], 150)
-    for seed in range(3):
-        start = tmp_path / f"start-{seed}"
-        done_here("pretrain", "adapt", tmp_path / "model", start, "--tokenizer", corpora["bpe"], "--seed", str(seed))
-        adapted, fresh = (
-            held_out(tmp_path / f"{name}-{seed}", corpora["bpe"], 50, f"run.seed={seed}", *init)
-            for name, init in (("adapted", [f"checkpoint.init_from={start}"]), ("fresh", []))
-        )
-        assert adapted < fresh - MARGIN, seed
+    start = tmp_path / "start"
+    done_here("pretrain", "adapt", tmp_path / "model", start, "--tokenizer", corpora["bpe"])
+    adapted = held_out(tmp_path / "adapted", corpora["bpe"], 50, f"checkpoint.init_from={start}")
+    fresh = held_out(tmp_path / "fresh", corpora["bpe"], 50)
+    assert adapted < fresh - MARGIN
