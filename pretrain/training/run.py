@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ def train(
         status.clear_stop(Path(config.run.directory))  # left from an earlier start; from now on it is a request
     with (
         contextlib.nullcontext() if alone else watching(own, hang, start, store),
-        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, config.run.bind_cores) as world,
+        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store) as world,
     ):
         if not alone:
             gc.freeze()  # what has been imported stays; DeepSpeed would have Python search it for garbage a few times
@@ -102,14 +102,14 @@ def train_in_group(
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
         stops.catch_signals()
-        code = report.finish(Trainer(run, report, build_engine(run, report.warn), called).fit())
+        code = report.finish(Trainer(run, report, build_engine(run), called).fit())
         stops.ignore_signals()
         if fresh and code:
             report.say(NOT_FRESH)
         return code
 
 
-def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
+def build_engine(run: PreparedRun) -> "Engine":
     """The model of the run under DeepSpeed. Its weights are drawn at random unless a checkpoint is loaded next."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
@@ -118,7 +118,7 @@ def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper
     wrapper = section.load(run.config.precision, communication_device()) if section else None
-    return Engine.initialize(model, run.config, wrapper=wrapper, warn=warn)
+    return Engine.initialize(model, run.config, wrapper=wrapper)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:
@@ -128,7 +128,7 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     """
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
-    cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
+    cache = Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}")  # on a disk of the node
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
     # if it is unset, each rank starts a process per core of its node, 32 at most
