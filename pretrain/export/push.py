@@ -16,5 +16,5 @@ def push(folder: Path, name: str, public: bool) -> str:
         repository = api.create_repo(name, private=not public, exist_ok=True)
         return str(api.upload_folder(repo_id=repository.repo_id, folder_path=folder).commit_url)
     except Exception as error:  # of huggingface_hub, of its upload, or of the HTTP library
-        later = f"{folder} is complete; to send it: hf upload {name} {folder}"
+        later = f"{folder} is complete; to send it: hf upload {name} {folder} .{'' if public else ' --private'}"
         raise FailedError(f"--push-to-hub: {one_line(error)}; {later}") from None

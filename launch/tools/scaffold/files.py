@@ -201,17 +201,18 @@ def _from_text(
     rows: dict[str, Any] = {} if shipped.rows.objective == objective else {"objective": objective.model_dump()}
     if tokens:
         special = shipped.tokenizer.special_tokens
-        tokenizer |= {**keys_of(tokens.tokenizer), **({"special_tokens": special} if special else {})}
+        tokenizer = {**keys_of(tokens.tokenizer), **({"special_tokens": special} if special else {}), **tokenizer}
         rows |= {"apply_at": "load"}
         if tokens.is_row and "complete_documents" in objective.packings:
             rows |= {"packing": "complete_documents"}
     path = source.path.replace(_SAMPLES, "${samples:}/") if isinstance(source.path, str) else source.path
+    options = {"options": source.options} if source.options else {}
     is_cut, whole_files = PART in source.options, source.options.get("sample_by") == "document"
     settings = {
         "extends": extended,
         "name": name,
         "output": f"corpora/{name}",
-        "sources": [{"format": source.format, "path": path, "options": source.options}],
+        "sources": [{"format": source.format, "path": path, **options}],
         "cleaning": {"profile": "none"},
         "dedup": {**({"urls": None} if source.format == "text" else {}), "documents": not is_cut},
         "split": {
