@@ -23,7 +23,7 @@ quickstart: $(INSTALLED)  ## real text to a Hugging Face checkpoint, through eve
 	$(BIN)/pretrain generate runs/quickstart --corpus corpora/quickstart -n 8 --likeliest 5
 	$(BIN)/pretrain generate runs/reversal "reverse: a b c d" "reverse: p a g e n o" "reverse: k i n d l e d"
 	$(BIN)/pretrain picture runs/quickstart
-	@echo "Curves, samples and pictures: $(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db"
+	@echo "Curves, samples and pictures: $(BIN)/pretrain dashboard runs/quickstart"
 
 unexport PYTHONDONTWRITEBYTECODE # else pytest compiles every test again in each worker
 WORKERS := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5

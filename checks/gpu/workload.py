@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ _SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 2, "num_encoder_lay
 _SMALL |= {"vocab_size": 256}
 
 
+class Form(NamedTuple):
+    """How layers are computed. `graph`: a micro-batch is a CUDA graph."""
+
+    compiled: bool
+    graph: bool
+
+
+FORMS = {"eager": Form(False, False), "compiled": Form(True, False), "graph": Form(True, True)}
+
+
 class Workload:
     """128 rows of 512 inputs and 114 targets of a shipped T5 v1.1, with its run's settings but AdamW, the optimizer of
     the peers; on a CPU 8 rows of 16 and 8, a tiny T5, and nothing compiled."""
@@ -36,6 +46,7 @@ class Workload:
         if report.small:
             report.skip("compiled layers", "the compiler takes too long on a CPU: they are eager")
         self._path, self._weights = ROOT / f"configs/runs/{run}.yaml", dict[str, Tensor]()
+        self.told: list[str] = []  # what the last engine warned of
         self.rows, self.inputs, self.targets = (8, 16, 8) if report.small else (128, 512, 114)
 
     @property
@@ -51,10 +62,12 @@ class Workload:
         return count_flops(meta_model, Sizes(*(self.rows * size for size in one)))
 
     def config(self, form: str, micro_batch: int, *changes: str) -> RunConfig:
-        """The run file with layers in the `form` "eager" or "compiled", with `changes` as on the command line."""
+        """The run file in a form of `FORMS`, with `changes` as on the command line."""
+        compiled, graph = FORMS[form]
         settings = ["optimizer.name=adamw", "optimizer.learning_rate=1e-4", "optimizer.gradient_clipping=1.0"]
         settings += [f"batch.global_batch_size={self.rows}", f"batch.micro_batch_size={micro_batch}"]
-        settings += [f"compute.compile={str(form == 'compiled' and self._report.cuda).lower()}"]
+        settings += [f"compute.compile={str(compiled and self._report.cuda).lower()}"]
+        settings += [f"compute.cuda_graphs={str(graph).lower()}"]
         settings += [f"model.{name}={value}" for name, value in _SMALL.items()] if self._report.small else []
         return load(self._path, [*settings, *changes], RunConfig)
 
@@ -89,9 +102,10 @@ class Workload:
             model.load_state_dict(self._weights)
         else:
             self._weights = {name: one.clone() for name, one in model.state_dict().items()}
-        engine: Any = Engine.initialize(model, config)
+        self.told = []
+        engine: Any = Engine.initialize(model, config, warn=self.told.append)
         given = batches or self.batches(int(config.batch.micro_batch_size))
-        steps: Any = on_device(repeat(given), self.device)
+        steps: Any = on_device(repeat(given), self.device, engine.in_few_shapes)
         taken = 0
 
         def step() -> float:

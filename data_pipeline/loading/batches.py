@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from data_pipeline.corpus import Corpus
-from data_pipeline.corpus.example_rows import balanced
+from data_pipeline.corpus.example_rows import balanced, width_of
 from data_pipeline.corpus.objectives.objective import Examples, together
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS, BatchLayout
 from data_pipeline.loading.prefetch import items
@@ -39,15 +39,24 @@ class TrainingBatches(Dataset):
     Each position of a stream is always the same row. A step with a global batch of G rows takes the next G positions,
     and each rank a contiguous range of them. So one number records what was consumed, and a resumed run may use other
     batch sizes and numbers of ranks.
+
+    `longest`: the greatest lengths of inputs and targets, for batches in few widths. None: as wide as their rows.
     """
 
-    def __init__(self, stream: Stream, layout: BatchLayout, start: StreamState | None = None):
+    def __init__(
+        self,
+        stream: Stream,
+        layout: BatchLayout,
+        start: StreamState | None = None,
+        longest: tuple[int, int] | None = None,
+    ):
         start = start or StreamState.at(stream, 0, [])
         start.check(stream)
-        self._arguments = (stream, layout, start)
+        self._arguments = (stream, layout, start, longest)
         self._stream = stream
         self._layout = layout
         self._start = start
+        self._longest = longest
         self._readers = [
             Reader(
                 corpus,
@@ -119,7 +128,8 @@ class TrainingBatches(Dataset):
         first = np.cumsum(counts) - counts
         parts = [((first[chosen, None] + np.arange(of_each)).ravel(), examples) for chosen, of_each, examples in found]
         examples = parts[0][1] if len(parts) == 1 else together(parts, self._pad)
-        return as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
+        batch = as_batch(balanced(examples, self._stream.pack) if self._stream.pack > 1 else examples, self._pad)
+        return in_few_widths(batch, self._longest, self._pad) if self._longest else batch
 
     def _epoch_order(self, corpus: int, epoch: int) -> EpochOrder:
         return EpochOrder(self._readers[corpus].blocks, self._stream.lanes, self._stream.seed, epoch)
@@ -201,6 +211,19 @@ def _positions(segments: np.ndarray) -> np.ndarray:
     begins = np.ones(segments.shape, dtype=bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return np.where(segments > 0, indices - np.maximum.accumulate(np.where(begins, indices, 0), axis=1), 0)
+
+
+def in_few_widths(batch: Batch, longest: tuple[int, int], pad: int) -> Batch:
+    """The batch with the widths of its inputs and targets rounded up to multiples of 64, up to the `longest` of each: a
+    new shape takes a new CUDA graph and a new plan of cuDNN, which take long to make.
+
+    The added columns are padding, as behind shorter rows: losses change only by rounding.
+    """
+    widths = batch["encoder_input_ids"].size(1), batch["labels"].size(1)
+    inputs, targets = (max(width, min(width_of(width), most)) for width, most in zip(widths, longest, strict=True))
+    if inputs > widths[0]:
+        batch = {"encoder_attention_mask": torch.ones_like(batch["encoder_input_ids"]), **batch}
+    return widened(batch, inputs, targets, {"encoder_input_ids": pad, "labels": IGNORE_INDEX})
 
 
 def widened(batch: Batch, inputs: int, targets: int, fill: Mapping[str, int]) -> Batch:

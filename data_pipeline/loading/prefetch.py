@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from data_pipeline.base.errors import FailedError, StoreError, one_line
@@ -22,6 +23,7 @@ from data_pipeline.loading.batch_layout import IGNORE_INDEX, LABELS
 Batch = dict[str, torch.Tensor]
 Batches = list[Batch]
 Item = TypeVar("Item")
+_DIGITS = 4  # leading binary digits of a number of targets, which grows by an eighth at most
 _open: WeakSet[Iterator[Any]] = WeakSet()
 
 
@@ -165,17 +167,18 @@ class Lookahead(Iterator[Item], Generic[Item]):
                 self._error = error
 
 
-def on_device(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
+def on_device(steps: Iterable[Batches], device: torch.device, in_few_shapes: bool = False) -> Iterator[Batches]:
     """The same batches on `device`. On CUDA, the next step's batches are copied from pinned memory while this step
     computes.
 
     On CUDA, batches also have `target_indices` (n,), the indices of the labels that aren't ignored: a model that
-    searched for them would wait for the device. They also have their COUNTS.
+    searched for them would wait for the device. `in_few_shapes`: n is rounded up to one of few numbers. Batches on CUDA
+    also have their COUNTS.
     """
-    return _copied_ahead(steps, device) if device.type == "cuda" else iter(steps)
+    return _copied_ahead(steps, device, in_few_shapes) if device.type == "cuda" else iter(steps)
 
 
-def _copied_ahead(steps: Iterable[Batches], device: torch.device) -> Iterator[Batches]:
+def _copied_ahead(steps: Iterable[Batches], device: torch.device, in_few_shapes: bool) -> Iterator[Batches]:
     stream = torch.cuda.Stream(device)
     ahead: Batches | None = None
     for step in steps:
@@ -183,7 +186,7 @@ def _copied_ahead(steps: Iterable[Batches], device: torch.device) -> Iterator[Ba
             copied = [
                 {
                     name: tensor.to(device, non_blocking=True)
-                    for name, tensor in with_counts(with_target_indices(batch)).items()
+                    for name, tensor in with_counts(with_target_indices(batch, in_few_shapes)).items()
                 }
                 for batch in step
             ]
@@ -202,11 +205,25 @@ def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype 
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def with_target_indices(batch: Batch) -> Batch:
+def with_target_indices(batch: Batch, in_few_shapes: bool = False) -> Batch:
     """The batch with its `target_indices`, pinned if its labels are."""
     labels = batch["labels"]
     indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
+    if in_few_shapes:
+        indices = _in_few_numbers(indices, labels)
     return {**batch, "target_indices": indices.pin_memory() if labels.is_pinned() else indices}
+
+
+def _in_few_numbers(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Pads the `indices` (n,) of the labels that aren't ignored with the index of an ignored one, if there is one. The
+    new number of indices is the next one whose binary digits are 0 after the first four.
+
+    9 of 32 → 9        100 of 512 → 104        500 of 500 → 500
+    """
+    count = len(indices)
+    unit = 1 << max(0, count.bit_length() - _DIGITS)
+    added = min(-(-count // unit) * unit, labels.numel()) - count
+    return F.pad(indices, (0, added), value=int((labels.flatten() != IGNORE_INDEX).int().argmin()))
 
 
 def label_counts(batch: Batch) -> torch.Tensor:

@@ -12,7 +12,7 @@ from data_pipeline.base.command import Version, config_path, path_argument
 
 HELP = "Train models on corpora; evaluate them, generate text with them, export and track them."
 _MODULES = {  # of this package, by command, in the order of the help
-    **dict.fromkeys(("train", "plan", "runs", "picture", "sync"), "runs"),
+    **dict.fromkeys(("train", "plan", "dashboard", "runs", "picture", "sync"), "runs"),
     "experiment": "experiment",
     "generate": "generate",
     **dict.fromkeys(("evaluate", "export", "average", "import", "adapt"), "checkpoints"),

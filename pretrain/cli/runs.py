@@ -125,6 +125,27 @@ def _numbers(gpus: str) -> list[int]:
     return numbers
 
 
+@commands.command("dashboard", epilog="Example: pretrain dashboard runs/quickstart --port 5001")
+def dashboard_command(
+    run_dir: Annotated[
+        Path | None, path_argument("RUN_DIR", "The run whose charts to show. Default: all runs.")
+    ] = None,
+    uri: Annotated[
+        str | None,
+        path_option(
+            "--uri",
+            "MLflow's tracking URI. Default: the run's own, else sqlite:///runs/mlflow.db.",
+            paths.mlflow_uri,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the UI.")] = 5000,
+) -> None:
+    """Serve the MLflow UI until Ctrl-C."""
+    from pretrain.training.tracking import dashboard
+
+    dashboard.dashboard(run_dir, uri, port)
+
+
 @commands.command("runs", epilog="Example: pretrain runs runs")
 def runs_command(
     folder: Annotated[Path | None, path_argument("DIR", "A folder of runs, or a run directory. Default: runs.")] = None,
@@ -158,4 +179,4 @@ def sync(
     """Send the metrics and files of a run that MLflow lacks to MLflow."""
     from pretrain.training.tracking import tracker
 
-    print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent")
+    print(f"{run_dir}: {tracker.sync(run_dir, uri)} metrics sent. Next: pretrain dashboard {run_dir}")

@@ -34,6 +34,7 @@ from pretrain.engine.construction import (
 )
 from pretrain.engine.deepspeed_private import check_layout
 from pretrain.engine.gradients import Gradients, LocalGradients, ReducedByDeepSpeed
+from pretrain.engine.graphs import graphed
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer, Fragment, Sharded
 from pretrain.engine.optimizers.groups import kinds
 from pretrain.engine.ranks import min_over_ranks
@@ -121,17 +122,20 @@ class Engine:
         config: RunConfig,
         optimizer: Optimizer | None = None,
         wrapper: Callable[[nn.Module], nn.Module] | None = None,
+        warn: Callable[[str], None] = print,
     ) -> "Engine":
         """The engine of a model. All ranks call this together.
 
         `optimizer` replaces the optimizer of `config`. `wrapper` wraps the model in the module whose losses are
-        trained. None: the model's own losses are trained. Raises FailedError if DeepSpeed doesn't keep weights where
-        they are read, and UserError for a parameter that takes no gradient.
+        trained. None: the model's own losses are trained. `warn` gets lines about what doesn't run as configured.
+        Raises FailedError if DeepSpeed doesn't keep weights where they are read, and UserError for a parameter that
+        takes no gradient.
         """
         refuse_untrained(model)
         sharding = Sharding.of(config, dist.get_world_size())
         largest = max(one.numel() for one in model.parameters())
-        # with gradients DeepSpeed would record how it joins the weights
+        # With gradients DeepSpeed would record how it joins the weights, and keep autograd's nodes of all parameters on
+        # the stream of this moment, which a CUDA graph can't capture.
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             optimizer = optimizer or optimizers.build(model, config.optimizer)
             with _without_compiler():
@@ -145,7 +149,7 @@ class Engine:
         if isinstance(own := deepspeed_private.wrapped(engine), Sharded):
             own.attach(deepspeed_private.flat_buffers(engine), dist.group.WORLD, engine.device)
         check_layout(engine)
-        return cls(engine, config, sharding, wrapper or (lambda model: model))
+        return cls(engine, config, sharding, wrapper or (lambda model: model), warn)
 
     def __init__(
         self,
@@ -153,6 +157,7 @@ class Engine:
         config: RunConfig,
         sharding: Sharding,
         wrapper: Callable[[nn.Module], nn.Module],
+        warn: Callable[[str], None],
     ):
         self.deepspeed = engine
         self._wrapped = wrapper
@@ -173,6 +178,7 @@ class Engine:
             else ReducedByDeepSpeed(engine, self._same_use)
         )
         self._trained_model = self._wrapped(self._gradients.model)
+        self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self.learning_rate = 0.0
         """The learning rate of the last step, of parameter groups that don't set their own."""
@@ -202,12 +208,11 @@ class Engine:
         for number, (first, batch) in enumerate(zip(row_offsets, batches, strict=True)):
             self._seed_dropout(step, first)
             with self._timed(self._local):
-                losses = _summed(self.training_losses(self._inputs(batch)))
-                self._trained |= {name for name, total in losses.items() if total.requires_grad}
-                self._gradients.add(self._loss(losses, counted), number == 0, number + 1 == len(batches))
+                inputs, last = self._inputs(batch), number + 1 == len(batches)
+                losses = (self._graphs or self._computed)(inputs, counted, number == 0, last)
             watchdog.mark()
             for name, total in losses.items():
-                sums[name] = sums.get(name, 0) + total.detach().double()
+                sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
         totals = Totals.reduce(losses=sums, used=self._same_use.taken(self.device) if self._same_use else {})
         if before_update:
@@ -234,6 +239,7 @@ class Engine:
         position of the first row. `counted`: from the method of this name.
         """
         watchdog.mark()
+        self._release_graphs()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             self._seed_dropout(step, first)
             self.module.begin_step(self.config.run.seed, step)
@@ -268,9 +274,15 @@ class Engine:
         with self._timed(not (self._local or self._sharded)):
             return self._trained_model(**inputs)
 
+    @property
+    def in_few_shapes(self) -> bool:
+        """True if micro-batches should come in few shapes: each shape takes a CUDA graph."""
+        return self._graphs is not None
+
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """The model's losses, fp32, without dropout and wrapper. All ranks must call this together."""
+        self._release_graphs()
         with in_evaluation(self.module):
             return self.module(**self._inputs(batch))
 
@@ -285,6 +297,7 @@ class Engine:
 
         All ranks enter together. Within the block each rank may run the model by itself, and must not change it.
         """
+        self._release_graphs()
         with in_evaluation(self.module):
             if not self._sharded:
                 yield self.module
@@ -363,6 +376,19 @@ class Engine:
         yield
         for timer in timers:
             timer.end()
+
+    def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to the step's gradient; returns the micro-batch's sums
+        of losses. Captured, if there are graphs."""
+        losses = _summed(self.training_losses(inputs))
+        self._trained |= {name for name, total in losses.items() if total.requires_grad}
+        self._gradients.add(self._loss(losses, counted), first, last)
+        return {name: total.detach().double() for name, total in losses.items()}
+
+    def _release_graphs(self) -> None:
+        """Frees the memory of CUDA graphs, for passes without graphs."""
+        if self._graphs:
+            self._graphs.release()
 
     def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
         """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the

@@ -23,7 +23,7 @@ def linear_bias(num_heads: int, bidirectional: bool, queries: int, keys: int, li
 
 def linear_bias_slopes(num_heads: int, device: torch.device) -> Tensor:
     """(num_heads,) fp32: 2^(−8/n), 2^(−16/n), … for n heads. If n is not a power of two: the slopes of the power below
-    n, then every other slope of twice that power. Computed on the device, so that nothing is copied there.
+    n, then every other slope of twice that power. Computed on the device: a CUDA graph can't copy them there.
 
     4 heads → 1/4, 1/16, 1/64, 1/256
     """

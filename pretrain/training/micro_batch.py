@@ -4,7 +4,8 @@ micro-batch that fits.
 Two small micro-batches go forward and backward. Their memory peaks give a linear model, a + b · rows of tensors; each
 row of a tensor counts as `data.packing_ratio` rows of the run. The search never runs out of memory on purpose. The
 search leaves room for the optimizer's state, which is not allocated yet, and on a CPU for the copies of the state
-for checkpoints. Temporary tensors of the optimizer need no room: they are allocated after activations are freed.
+for checkpoints. Temporary tensors of the optimizer need no room: they are allocated after activations are freed, except
+with CUDA graphs.
 
 On a GPU the largest sizes that fit are timed: the time per row grows again where tiles no longer fill the GPU evenly.
 The choice is kept in the run directory: with another micro-batch, a resumed run's losses would differ in their last
@@ -168,9 +169,14 @@ def _passes(engine: Engine, batch: Batch) -> None:
 
 
 def _to_come(run: PreparedRun, engine: Engine) -> int:
-    """Bytes that this rank will allocate later, besides rows: the optimizer's state, and on a CPU the copy from which
-    checkpoints are written."""
-    copied = copy_bytes(engine) if engine.device.type == "cpu" else 0
+    """Bytes that this rank will allocate later, besides rows: the optimizer's state. On a CPU also the copy from which
+    checkpoints are written. On a GPU with CUDA graphs, which keep the memory of rows, also the optimizer's temporary
+    tensors."""
+    copied = 0
+    if engine.device.type == "cuda" and engine.in_few_shapes:
+        copied = engine.config.optimizer.step_bytes * engine.own_elements
+    if engine.device.type == "cpu":
+        copied += copy_bytes(engine)
     return copied if engine.optimizer.state else copied + engine.state_bytes
 
 

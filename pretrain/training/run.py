@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,14 +102,14 @@ def train_in_group(
         if run.train_state.step >= last:  # killed after its last checkpoint, or asked to stop where it is
             return report.finish(run.train_state.step)
         stops.catch_signals()
-        code = report.finish(Trainer(run, report, build_engine(run), called).fit())
+        code = report.finish(Trainer(run, report, build_engine(run, report.warn), called).fit())
         stops.ignore_signals()
         if fresh and code:
             report.say(NOT_FRESH)
         return code
 
 
-def build_engine(run: PreparedRun) -> "Engine":
+def build_engine(run: PreparedRun, warn: Callable[[str], None]) -> "Engine":
     """The model of the run under DeepSpeed. Its weights are drawn at random unless a checkpoint is loaded next."""
     # DeepSpeed chooses its accelerator when it is imported, which must be in the process group
     from pretrain.engine.construction import construct
@@ -118,7 +118,7 @@ def build_engine(run: PreparedRun) -> "Engine":
     model = construct(run.config, run.model, drawn=not (run.resume or run.initial_weights))
     section = run.config.wrapper
     wrapper = section.load(run.config.precision, communication_device()) if section else None
-    return Engine.initialize(model, run.config, wrapper=wrapper)
+    return Engine.initialize(model, run.config, wrapper=wrapper, warn=warn)
 
 
 def configure_arithmetic(compute: ComputeSection) -> None:

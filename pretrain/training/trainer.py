@@ -175,8 +175,9 @@ class Trainer:
         """This rank's micro-batches of each step after `state`, on the device."""
         config, start = self.config, self.state
         stream = self.run.stream_from(start)
+        in_few_shapes = self.engine.in_few_shapes
         rows = StreamState.at(stream, start.position, start.skipped)
-        self._training_batches = TrainingBatches(stream, self.layout, rows)
+        self._training_batches = TrainingBatches(stream, self.layout, rows, self.run.lengths if in_few_shapes else None)
         accumulations = self.plan.accumulations(start.step, config.run.max_steps)
         pin = self.engine.device.type == "cuda"
         loaded = self._training_batches.loader(accumulations, config.data.workers, config.data.prefetch_factor, pin)
@@ -185,7 +186,7 @@ class Trainer:
             callback.before_steps(self)
         watchdog.starting()  # the loader's processes start now
         watchdog.mark(start.step)
-        return on_device(self._lookahead or loaded, self.engine.device)
+        return on_device(self._lookahead or loaded, self.engine.device, in_few_shapes)
 
     @cached_property
     def meta_model(self) -> Model:

@@ -209,7 +209,7 @@ def _small(config: RunConfig, accumulation: int, ranks: int) -> RunConfig:
             "optimizer": config.optimizer.model_copy(update={"gradient_clipping": _NEVER_CLIPS, "ema_decay": None}),
             "schedule": ConstantSchedule(),
             "deepspeed": DeepSpeedSection.model_validate(deepspeed_section),
-            "compute": config.compute.model_copy(update={"compile": False}),
+            "compute": config.compute.model_copy(update={"compile": False, "cuda_graphs": False}),
         }
     )
 

@@ -1,5 +1,6 @@
 """Small models under the engine without a corpus, for tests that run on ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ def run_config(
     return check(values, RunConfig, "run.yaml")
 
 
-def engine_of(config: RunConfig) -> Any:
+def engine_of(config: RunConfig, warn: Callable[[str], None] = print) -> Any:
     """The engine of a model of random weights, as a run constructs it on a rank that has joined."""
     from pretrain.engine.construction import construct  # DeepSpeed asks the rank's environment for its device
     from pretrain.engine.engine import Engine
 
-    return Engine.initialize(construct(config, config.model), config)
+    return Engine.initialize(construct(config, config.model), config, warn=warn)
 
 
 def own_layout(micro_batch: int = 2) -> BatchLayout:

@@ -123,7 +123,7 @@ def run(report: Report) -> None:
         "batch": {"global_batch_size": 128, "micro_batch_size": 64},
         "optimizer": {},
         "schedule": {"warmup_steps": 20},
-        "compute": {"compile": report.cuda},
+        "compute": {"compile": report.cuda, "cuda_graphs": True},
         "checkpoint": {"every_steps": saved},
         "faults": {"max_restarts": 1},
         "evaluation": [],

@@ -32,7 +32,7 @@ def profile(report: Report) -> None:
     work = Workload(report)
     least = 1e3 * work.flops / measured_peak(report)
     with process_group(cpu_threads=1, seconds=600):
-        for form in ("compiled", "eager"):
+        for form in ("compiled", "graph", "eager"):
             with report.part(form):
                 _profile(report, work, form, least)
 
@@ -42,8 +42,11 @@ def _profile(report: Report, work: Workload, form: str, least: float) -> None:
     with work.stepping(work.config(form, work.rows)) as (_, step):
         ms = 1e3 * seconds_of(step, report.device, 0.0, WARM)
         trace = Trace.of(step, report.device)
+        report.expect(f"{form}: it runs as asked for", not work.told, work.told)
     _tell(report, form, ms, trace)
     if report.cuda:
+        launched, wanted = trace.graph_launches, int(form == "graph")
+        report.expect(f"{form}: its micro-batch is one graph or none", launched == wanted, launched)
         busy, missing = trace.busy, set(OURS) - {one.ours for one in trace.kernels}
         report.expect(f"{form}: the products are in it", busy > least * (1 - NOISE), [busy, least])
         report.expect(f"{form}: no faster than the kernels", ms > busy * (1 - NOISE), [ms, busy])
@@ -74,7 +77,7 @@ def _tell(report: Report, form: str, ms: float, trace: Trace) -> None:
 
 
 def steps(report: Report) -> None:
-    """Each form with 128 and with 64 rows a micro-batch, the same bits twice, and large."""
+    """Each form with 128 and with 64 rows a micro-batch, the same bits with a graph and without it, and large."""
     from pretrain.engine.construction import forget_compiled  # with DeepSpeed, which chooses its accelerator then
 
     work, large = Workload(report), Workload(report, LARGE)
@@ -88,11 +91,11 @@ def steps(report: Report) -> None:
                 _measure(report, of, run, form, rows, measured)
 
     with process_group(cpu_threads=1, seconds=600):
-        timed(work, BASE, work.rows, "compiled", "eager")
+        timed(work, BASE, work.rows, "compiled", "graph", "eager")
         with report.part("the same bits"):
             _same_bits(report, work)
-        timed(large, LARGE, half, "compiled")
-        timed(work, BASE, half, "compiled", "eager")
+        timed(large, LARGE, half, "graph", "compiled")
+        timed(work, BASE, half, "graph", "compiled", "eager")
 
 
 def _measure(report: Report, work: Workload, run: str, form: str, rows: int, measured: float) -> None:
@@ -113,25 +116,33 @@ def _measure(report: Report, work: Workload, run: str, form: str, rows: int, mea
             peak_gb=torch.cuda.max_memory_allocated() / 1e9 if report.cuda else None,
             first_steps_ms=first * 1e3,
         )
+        report.expect(f"{run}, {rows}, {form}: it runs as asked for", not work.told, work.told)
         if report.cuda:
             faster = rate / measured > 1 + NOISE
             report.expect(f"{run}, {rows}, {form}: no faster than its products", not faster, rate / measured)
 
 
 def _same_bits(report: Report, work: Workload) -> None:
-    """Losses and weights of a few steps with dropout, twice; layers aren't compiled."""
+    """Losses and weights of a few steps with dropout, without a graph, again, and with a graph; layers aren't compiled.
+    What differs between the first two doesn't repeat by itself."""
     rows = work.rows // 8
 
-    def taken() -> list[Tensor]:
-        config = work.config("eager", rows, "model.dropout_rate=0.1", "compute.compile=false")
+    def taken(graph: bool) -> list[Tensor]:
+        changes = ["model.dropout_rate=0.1", "compute.compile=false"]
+        config = work.config("graph" if graph else "eager", rows, *changes)
         with work.stepping(config, work.batches(rows)[:2]) as (engine, step):
             losses = torch.tensor([step() for _ in range(STEPS)], dtype=torch.float64)
             return [losses, *(one.detach().cpu().clone() for one in engine.module.parameters())]
 
-    first, again = taken(), taken()
+    def differing(one: list[Tensor], other: list[Tensor]) -> dict[str, Any]:
+        unequal = sum(not torch.equal(*pair) for pair in zip(one[1:], other[1:], strict=True))
+        return {"losses": float((one[0] - other[0]).abs().max()), "parameters": unequal}
+
+    first = taken(False)
     report.fact("losses", first[0])
-    unequal = sum(not torch.equal(*pair) for pair in zip(first[1:], again[1:], strict=True))
-    report.row("bits", of="eager again", losses=float((first[0] - again[0]).abs().max()), parameters=unequal)
+    report.row("bits", of="eager again", **(again := differing(first, taken(False))))
+    report.row("bits", of="graph", **(graph := differing(first, taken(True))))
+    report.expect("a graph has the bits of the eager step", not any(graph.values()) or any(again.values()), graph)
 
 
 def parts(report: Report) -> None:

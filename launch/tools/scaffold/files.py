@@ -195,7 +195,7 @@ def _from_text(
     except UserError as error:
         reason = str(error).removeprefix("file://")
         raise UserError(reason if reason.startswith("--") else f"--text: {reason}") from None
-    lines = [*lines, *sample.shown(), *(tokens.shown() if tokens else [])]
+    lines = [*lines, *sample.shown(), *(tokens.shown(sample.cut_at) if tokens else [])]
     objective = _fitted(shipped.rows.objective, model.longest_sequence, tokens)
     tokenizer: dict[str, Any] = {"sentinels": max(shipped.tokenizer.sentinels, objective.sentinels)}
     rows: dict[str, Any] = {} if shipped.rows.objective == objective else {"objective": objective.model_dump()}

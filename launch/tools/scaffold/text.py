@@ -39,11 +39,15 @@ _CERTAIN = 0.9  # of the tokens that the sample gives: the corpus gives them, to
 
 @dataclass(frozen=True)
 class Sample:
-    """The texts of up to 1 MB of the files, and the estimated bytes of text and number of documents in all files."""
+    """The texts of up to 1 MB of the files, and the estimated bytes of text and number of documents in all files.
+
+    `cut_at`: the bytes after which a long text was cut; 0: none was.
+    """
 
     texts: list[bytes]
     bytes: int
     documents: int
+    cut_at: int = 0
 
     def shown(self) -> list[str]:
         """Lines with the beginnings of the first texts."""
@@ -188,7 +192,7 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> Sample:
     Raises UserError, with the reader's message, if nothing can be read, or too little.
     """
     texts: dict[bytes, None] = {}
-    documents = read = damaged = 0
+    documents = read = damaged = longest = 0
     first = ""
     most = _SAMPLE_FILES if all(file.path.startswith("file://") for file in files) else _REMOTE_FILES
     some = files[:: -(-len(files) // most)]
@@ -203,6 +207,7 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> Sample:
                 texts.setdefault(text[:budget])
                 documents += 1
                 taken += len(text)
+                longest = max(longest, len(text))
                 if taken >= budget:
                     complete = False
                     break
@@ -218,4 +223,4 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> Sample:
         raise UserError(f"{counted(damaged, 'record')} can't be read, and {documents:,} can: {first}")
     whole = sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
     size = read if complete else max(read, whole)
-    return Sample(list(texts), size, documents * size // read)
+    return Sample(list(texts), size, documents * size // read, budget if longest > budget else 0)

@@ -57,9 +57,12 @@ class Tokens:
         """The tokens of a row that takes all documents of the sample, a multiple of 8 and at most 1,024."""
         return int(min(_LONGEST_ROW, -(-self.lengths.max() // 8) * 8))
 
-    def shown(self) -> list[str]:
-        """Lines about the documents."""
-        lines = [f"found: {self.what}; tokens: {self.described}"]
+    def shown(self, cut_at: int) -> list[str]:
+        """Lines about the documents and their lengths. `cut_at`: as in the sample."""
+        half, most, nearly_all = np.percentile(self.lengths, [50, 90, 99], method="inverted_cdf")
+        lengths = f"half have up to {half:,}, 90 % {most:,}, 99 % {nearly_all:,}, the longest {self.lengths.max():,}"
+        of = f"of the first {cut_at:,} bytes of each" if cut_at else "of the sample"
+        lines = [f"found: {self.what}; tokens: {self.described}", f"lengths in tokens, {of}: {lengths}"]
         if longer := self.is_row * int(np.count_nonzero(self.lengths > self.row)):
             lines.append(f"longer than a row: {longer:,} of {len(self.lengths):,}, which become several rows")
         return lines

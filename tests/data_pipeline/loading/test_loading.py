@@ -459,6 +459,19 @@ def test_steps_of_growing_batches_follow_one_another_in_the_stream(small_corpus,
         assert torch.equal(torch.cat([batch[name] for batch in small]), torch.cat([micro[name] for micro in growing]))
 
 
+@each("workers", [0, 1])
+def test_batches_in_few_widths_are_those_of_their_rows_and_padding(small_corpus, workers):
+    """Rows of 32 inputs and 8 targets become 64 and, where none has more, 40 wide."""
+    stream, layout = Stream([open_corpus(small_corpus)], [1.0], seed=0, lanes=8), BatchLayout(0, 1, 4, 1)
+    wide = list(TrainingBatches(stream, layout, longest=(100, 40)).loader(2, workers))
+    for (batch,), (one,) in zip(wide, TrainingBatches(stream, layout).loader(2, 0), strict=True):
+        assert batch["encoder_attention_mask"].tolist() == [[1] * 32 + [0] * 32] * 4
+        assert (batch["encoder_input_ids"].shape, batch["labels"].shape) == ((4, 64), (4, 40))
+        assert torch.equal(batch["encoder_input_ids"][:, :32], one["encoder_input_ids"])
+        assert torch.equal(batch["labels"][:, :8], one["labels"])
+        assert (batch["labels"][:, 8:] == IGNORE_INDEX).all()
+
+
 def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
     corpus = open_corpus(small_corpus)
     rows = corpus.rows("train")

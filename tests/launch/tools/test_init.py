@@ -396,24 +396,24 @@ def write_found(what: str) -> str:
 
 
 @each(
-    "what, kind, row",
+    "what, kind, longest, row",
     [
-        ("proteins", {"kind": "symbols", "pattern": "."}, 112),
-        ("nucleotides", {"kind": "symbols", "pattern": "."}, 112),
-        ("SMILES", {"kind": "symbols", "pattern": ATOMS}, 56),
-        ("lists of integers", {"kind": "ids", "vocab_size": 512}, 304),
-        ("column", {"kind": "ids", "vocab_size": 512}, 304),
-        ("source code", {"kind": "bpe"}, None),
+        ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112),
+        ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112),
+        ("SMILES", {"kind": "symbols", "pattern": ATOMS}, 50, 56),
+        ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304),
+        ("column", {"kind": "ids", "vocab_size": 512}, 299, 304),
+        ("source code", {"kind": "bpe"}, None, None),
     ],
 )
-def test_what_is_no_prose_gets_its_tokens_and_rows_that_take_a_document(what, kind, row):
+def test_what_is_no_prose_gets_its_tokens_and_rows_that_take_a_document(what, kind, longest, row):
     corpus, _, printed = first_files("--text", write_found(what))
     assert {key: getattr(corpus.tokenizer, key) for key in kind} == kind
     assert f"found: {'lists of integers' if what == 'column' else what}; tokens: " in printed
     assert (corpus.cleaning.profile, corpus.dedup.lines, corpus.rows.apply_at) == ("none", False, "load")
     assert corpus.rows.objective.problems(tokenizer.expected(corpus.tokenizer)) == []
     if row:
-        assert "longer than a row" not in printed
+        assert f", the longest {longest}\n" in printed
         assert corpus.rows.packing == "complete_documents"
         assert row <= corpus.rows.objective.raw_length < row + 8  # span corruption has no rows of some lengths
     else:

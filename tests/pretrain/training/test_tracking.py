@@ -4,13 +4,16 @@ import contextlib
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -18,10 +21,11 @@ from data_pipeline.base.errors import FailedError, UserError
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.training.tracking import mlflow_store
 from pretrain.training.tracking import tracker as tracking
+from pretrain.training.tracking.dashboard import dashboard
 from pretrain.training.tracking.feeder import Feeder
 from pretrain.training.tracking.mlflow_store import NOTE, FeedState, TrackedRun
 from pretrain.training.tracking.tracker import Tracker, sample_machine, sync
-from tests.support.mlflow_server import Server
+from tests.support.mlflow_server import Server, answers
 from tests.support.ports import free_port
 from tests.support.tables import each
 
@@ -434,3 +438,51 @@ def test_a_run_whose_server_is_gone_at_its_end_does_not_wait_for_the_rest(tmp_pa
     server.kill()
     tracker.close("FINISHED")  # the rest would have an hour
     assert "MLflow lacks the end of this run" in caplog.messages[-1]
+
+
+# ---- the dashboard
+
+
+DASHBOARD = """
+import sys
+from pathlib import Path
+from pretrain.training.tracking.dashboard import dashboard
+from pretrain.training.tracking.feeder import Feeder
+dashboard(Path(sys.argv[1]), None, port=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_dashboard_serves_the_run_and_ends_with_its_server(tmp_path, uri):
+    start(tmp_path, uri).close("FINISHED")
+    process = child(DASHBOARD, tmp_path, port := free_port())
+    try:
+        address, page = process.stdout.readline().strip().split("/#/")
+        assert address == f"http://127.0.0.1:{port}"
+        state = FeedState.load(tmp_path)
+        assert page.startswith(f"experiments/{state.experiment_id}/runs/{state.run_id}/model-metrics")
+        while not answers(address):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        servers = psutil.Process(process.pid).children(recursive=True)
+        with urllib.request.urlopen(address) as main_page:
+            assert b"<title>MLflow</title>" in main_page.read()
+        assert MlflowClient(address).get_run(state.run_id).info.run_name == "t5-small"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert len(servers) >= 1
+    psutil.wait_procs(servers)  # the kernel takes a moment
+
+
+def test_dashboard_of_nothing_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"pretrain sync"):
+        dashboard(tmp_path, None)
+    with pytest.raises(UserError, match="no such file"):
+        dashboard(None, f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_the_dashboard_of_a_copied_run_says_how_to_send_it(tmp_path):
+    FeedState(f"sqlite:///{tmp_path}/elsewhere.db", "1", "f" * 32).save(tmp_path)
+    with pytest.raises(UserError, match=rf"elsewhere\.db: no such file; .*: pretrain sync {tmp_path} --uri sqlite:"):
+        dashboard(tmp_path, None)
