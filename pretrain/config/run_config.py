@@ -168,7 +168,7 @@ class DataSection(Section):
 class ComputeSection(Section):
     """How layers are computed."""
 
-    gone = {"kernel_cache": ([None], "gone; set TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the ranks' environment")}
+    gone = {"kernel_cache": ([None], "gone; set TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR for the ranks")}
 
     compile: bool | None = None
     """Compile each layer with torch.compile. null: on GPUs only."""
