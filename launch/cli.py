@@ -70,9 +70,6 @@ def init(
             "configs/models. Default: t5gemma2.",
         ),
     ] = None,
-    objective: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Objective: span_corruption, ul2, … Default: the model's.")
-    ] = None,
     hours: Annotated[
         float,
         typer.Option(
@@ -92,11 +89,11 @@ def init(
     if text is None:
         refuse_options(context, "for --text", "text_format", "sample_by")
     if corpus is not None:
-        refuse_options(context, "not with --corpus, which has a text and an objective", "text", "objective")
+        refuse_options(context, "not with --corpus, which has a text", "text")
     with progress.activity_shown("loading"):
         from launch.tools.scaffold import files
 
-        lines = files.write_first_files(name, text, text_format, sample_by, corpus, model, objective, hours)
+        lines = files.write_first_files(name, text, text_format, sample_by, corpus, model, hours)
     for line in lines:
         print(line)
 

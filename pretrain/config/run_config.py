@@ -34,6 +34,8 @@ _MOST_WORKERS = 2**10  # threads or processes of a rank; no machine has more cor
 class RunSection(Section):
     """Name, directory, seed and length of the run."""
 
+    gone = {"bind_cores": ([True], "gone; leave it out: a rank is bound to cores that `taskset` leaves to it alone")}
+
     name: str
     """The run's name in MLflow."""
     directory: LocalPath
@@ -51,9 +53,6 @@ class RunSection(Section):
     """PyTorch's CPU threads on each rank. null: OMP_NUM_THREADS, or else cores ÷ ranks. The number of threads changes
     sums in the last bit, so fix it for bit-equal runs. Without GPUs, the spinning of OpenMP's threads is
     limited (GOMP_SPINCOUNT=1000), unless the environment sets GOMP_SPINCOUNT or OMP_WAIT_POLICY."""
-    bind_cores: bool = True
-    """Bind each rank to the CPU cores nearest to its GPU. If Linux doesn't report these cores, or the rank may not use
-    them, nothing is bound. No effect on CPU ranks."""
 
 
 class TrainingCorpus(Section):
@@ -169,6 +168,8 @@ class DataSection(Section):
 class ComputeSection(Section):
     """How layers are computed."""
 
+    gone = {"kernel_cache": ([None], "gone; set TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR for the ranks")}
+
     compile: bool | None = None
     """Compile each layer with torch.compile. null: on GPUs only."""
     cuda_graphs: bool = False
@@ -187,10 +188,6 @@ class ComputeSection(Section):
     """Run fp32 matmuls in TF32 on GPUs: 10 bits of mantissa instead of 23, several times as fast."""
     deterministic: bool = False
     """Make runs on GPUs repeat to the bit, also after a resume, with slower kernels. Runs on CPUs always repeat."""
-    kernel_cache: LocalPath | None = None
-    """Directory for the kernels that Triton and torch.compile compile, best on a disk of the node. null: a directory in
-    the system's temporary directory. TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR in the environment take
-    precedence."""
 
 
 class CheckpointSection(Section):

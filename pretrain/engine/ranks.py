@@ -34,10 +34,10 @@ _STORE_EXISTS = "TORCHELASTIC_USE_AGENT_STORE"  # True tells PyTorch that the st
 
 
 @contextlib.contextmanager
-def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = True) -> Iterator[World]:
+def process_group(cpu_threads: int | None, seconds: float) -> Iterator[World]:
     """Joins the process group for the duration of the block; yields its ranks.
 
-    `cpu_threads` and `bind_cores` as in a run file. `seconds`: the watchdog's limit; collectives time out later.
+    `cpu_threads` as in a run file. `seconds`: the watchdog's limit; collectives time out later.
 
     Each rank reports its own UserError, to stderr or in its own log; one that all ranks raise together is reported by
     rank 0, or in each log. The process group is destroyed at the end: otherwise gloo ranks may abort at exit. After an
@@ -60,7 +60,7 @@ def process_group(cpu_threads: int | None, seconds: float, bind_cores: bool = Tr
         # for numbers below 1e-38, as in the attention of a trained model, a CPU takes up to a hundred times as long
         torch.set_flush_denormal(True)  # before there are other threads, which inherit the setting
     torch.set_num_threads(cpu_threads or rank_threads(here.local_world_size))
-    if on_gpu and bind_cores:
+    if on_gpu:
         bind_to(cores_beside(_pci_address(gpu)))  # before there are other threads
     with importing():
         import deepspeed  # chooses its accelerator now, by the environment

@@ -28,13 +28,6 @@ from pretrain.run.metrics_file import read_metrics
 
 _RESULTS = ("validation/", "text_to_text/", "lm_eval/")  # prefixes of the metrics of held-out texts
 _SETTINGS = ("batch", "optimizer", "schedule", "precision")  # sections without names and paths of machines
-# The licence of the texts (not of the model), as far as a source's format tells.
-_OF_WIKIPEDIA = "CC BY-SA 4.0 and GFDL (Wikipedia; dumps of before June 2009: GFDL)"
-LICENCES = {
-    **dict.fromkeys(("wikipedia", "wikiextractor"), _OF_WIKIPEDIA),
-    **dict.fromkeys(("wet", "warc"), "Common Crawl's terms of use"),
-    "c4": "ODC-BY 1.0, and Common Crawl's terms of use",
-}
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,8 @@ def lineage(checkpoint: Path) -> Lineage:
 def _training_data(corpus: Corpus, rows: int) -> str:
     lines = [f"## Training data: {corpus.name}\n\n{rows:,} rows read.\n"]
     for source in corpus.manifest.config["sources"]:
-        licence = LICENCES.get(source["format"], "not known")
-        facts = ", ".join(filter(None, dict.fromkeys([source["name"], source["format"], source["language"]])))
-        lines.append(f"- {facts}; licence of the texts: {licence}")
+        facts = dict.fromkeys([source["name"], source["format"], source["language"]])
+        lines.append(f"- {', '.join(filter(None, facts))}")
     digest = sha256(corpus.directory / "manifest.json")
     return "\n".join([*lines, f"- sha256 of the corpus's manifest: `{digest}`"])
 

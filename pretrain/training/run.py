@@ -59,7 +59,7 @@ def train(
         status.clear_stop(Path(config.run.directory))  # left from an earlier start; from now on it is a request
     with (
         contextlib.nullcontext() if alone else watching(own, hang, start, store),
-        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store, config.run.bind_cores) as world,
+        process_group(config.run.cpu_threads, max(hang or 0.0, start) + store) as world,
     ):
         if not alone:
             gc.freeze()  # what has been imported stays; DeepSpeed would have Python search it for garbage a few times
@@ -128,7 +128,7 @@ def configure_arithmetic(compute: ComputeSection) -> None:
     """
     if not any(name in os.environ for name in _ALLOCATOR):
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # ragged batches would leave gaps between fixed ones
-    cache = Path(compute.kernel_cache or Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}"))
+    cache = Path(tempfile.gettempdir(), f"encdec-pretrain-kernels-{os.getuid()}")  # on a disk of the node
     for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(cache / folder))
     # if it is unset, each rank starts a process per core of its node, 32 at most

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Literal
 
 import pynvml
-from packaging.requirements import Requirement
 
 from data_pipeline.base.errors import one_line
 from data_pipeline.base.formatting import human_size
@@ -30,7 +28,6 @@ REPORT = "findings: "  # begins the line with the findings; a check may print ot
 SECONDS = {"node": 60, "rank": 180}  # for a check; a rank may import torch from a network file system
 WAITING = "find out what the check waits for: a file system, a driver"
 REACHABLE = "the first node must be reachable from every rank (firewall, NCCL_SOCKET_IFNAME)"
-_INSTALL = "install the versions of constraints.txt: pip install -c constraints.txt"
 _BUSY = 2**30  # bytes
 _SHARED = Path("/dev/shm")
 _SHARED_BY_RANK = 32 * 2**20  # bytes: NCCL's buffers, and batches on their way from the loader
@@ -79,22 +76,9 @@ class Finding:
 
 
 def versions(settings: Settings) -> list[Finding]:
-    """Compares the installed packages with the versions that this project declares."""
-    try:
-        declared = metadata(PACKAGE).get_all("Requires-Dist") or []
-    except PackageNotFoundError:
-        found = f"{PACKAGE} isn't installed, so nothing says what it needs"
-        return [Finding("versions", "warning", found, "", _INSTALL)]
-    wrong = []
-    for needed in map(Requirement, declared):
-        number = version_of(needed.name)
-        if needed.marker and not needed.marker.evaluate({"extra": ""}):
-            continue
-        if not (number and needed.specifier.contains(number, prereleases=True)):
-            found, expected = f"{needed.name} {number or 'is missing'}", f"{needed.name} {needed.specifier}".strip()
-            wrong.append(Finding("versions", "error", found, expected, _INSTALL))
+    """The versions of the packages that ranks compute with, which must be the same on all nodes."""
     numbers = (f"{name} {version_of(name)}" for name in (PACKAGE, "torch", "deepspeed", "mlflow"))
-    return wrong or [Finding("versions", "ok", ", ".join([f"python {platform.python_version()}", *numbers]))]
+    return [Finding("versions", "ok", ", ".join([f"python {platform.python_version()}", *numbers]))]
 
 
 def gpus(settings: Settings) -> list[Finding]:

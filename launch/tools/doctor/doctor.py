@@ -138,11 +138,11 @@ def _run_file(path: Path, config: RunConfig, ranks: int) -> Iterator[Finding]:
 
 
 def other_versions(findings: list[Finding]) -> Iterator[Finding]:
-    """Errors of nodes that have the declared versions, but other ones than the first such node."""
-    fine = [one for one in findings if (one.check, one.level) == ("versions", "ok")]
-    for one in fine:
-        if one.found != fine[0].found:
-            expected = f"{fine[0].found}, as on {fine[0].node}"
+    """Errors of nodes that have other versions than the first node."""
+    found = [one for one in findings if one.check == "versions"]
+    for one in found:
+        if one.found != found[0].found:
+            expected = f"{found[0].found}, as on {found[0].node}"
             yield replace(one, level="error", expected=expected, remedy="use one environment on all nodes")
 
 

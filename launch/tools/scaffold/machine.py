@@ -18,7 +18,7 @@ from pretrain.models import meta_model
 from pretrain.models.flops import Sizes, count_flops
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-EVALUATED = 0.1  # of the training's time, at most
+_EVALUATED = 0.1  # of the training's time, at most
 _MOST_EPOCHS = 40  # more repetitions teach nothing (Muennighoff et al. 2023)
 _FEWEST_STEPS, _SMALLEST_BATCH, _LARGEST_BATCH = 2000, 8, 128
 _FEWEST_OF_ANY_BATCH = 20  # steps: of a model that is too large for the machine, a step has fewer rows
@@ -84,19 +84,26 @@ class FirstRun:
     tokens: int
 
     @property
+    def vocabulary(self) -> int:
+        """The size of the vocabulary, with sentinels."""
+        assert self.config.vocab_size
+        return self.config.vocab_size
+
+    @property
     def tokens_per_parameter(self) -> float:
         return self.steps * self.tokens / meta_model(self.config).num_parameters()
 
-    def evaluations(self, passes: int) -> tuple[int, int, float]:
-        """Ten evaluations in at most a tenth of the time of the training, but of eight rows or more: the steps between
-        evaluations, the held-out rows of each, and the seconds of all.
+    @property
+    def hours(self) -> float:
+        """The time of the training and its evaluations, at most."""
+        return (1 + _EVALUATED) * self.steps * self.seconds / 3600
 
-        `passes`: forward passes over each row. Training on a row takes as long as three.
-        """
+    @property
+    def evaluations(self) -> tuple[int, int]:
+        """The steps between ten evaluations, and the held-out rows of each: as many as take a tenth of the training's
+        time, but 8 or more. `input_use` passes a row four times; training on a row takes as long as three passes."""
         every = -(-self.steps // _EVALUATIONS)
-        affordable = EVALUATED * 3 * every * self.batch / passes
-        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, int(affordable)))
-        return every, rows, self.steps / every * rows * passes / 3 * self.seconds / self.batch
+        return every, min(_MOST_ROWS, max(_FEWEST_ROWS, int(_EVALUATED * every * self.batch * 3 / 4)))
 
 
 def run_within(
@@ -117,16 +124,14 @@ def run_within(
     for name in names:
         config = model_named(name)
         config = config.model_copy(update={"vocab_size": min(config.vocab_size or vocabulary, vocabulary)})
-        possible = 3600 * hours / machine.seconds_of_row(config, lengths)
+        of_row = machine.seconds_of_row(config, lengths)
+        possible = 3600 * hours / (1 + _EVALUATED) / of_row
         if chosen and possible * sum(lengths) < TOKENS_PER_PARAMETER * meta_model(config).num_parameters():
             break
-        chosen = name, config, possible
+        chosen = name, config, possible, of_row
     assert chosen
-    name, config, possible = chosen
-    total = min(possible, max(1.0, _MOST_EPOCHS * rows))
-    bound = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS), max(1.0, rows))
-    bound = min(bound, max(1.0, total / _FEWEST_OF_ANY_BATCH))
-    batch = 2 ** int(math.log2(bound))
-    return FirstRun(
-        name, config, max(1, int(total / batch)), batch, 3600 * hours * batch / possible, batch * sum(lengths)
-    )
+    name, config, possible, of_row = chosen
+    total = max(1.0, min(possible, _MOST_EPOCHS * rows))
+    largest = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, total / _FEWEST_STEPS))
+    batch = 2 ** int(math.log2(max(1.0, min(largest, rows, total / _FEWEST_OF_ANY_BATCH))))
+    return FirstRun(name, config, max(1, int(total / batch)), batch, batch * of_row, batch * sum(lengths))

@@ -1,7 +1,7 @@
 """Looks at a user's text: the format of its files, the column of a table, a sample, and the vocabulary size."""
 
 import itertools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -31,7 +31,6 @@ _ENOUGH_FILES, _PARTS = 20, 1000  # fewer files of text are cut into parts, of w
 _SMALLEST_PART, _LARGEST_PART = 256, 8 << 20
 _SAMPLE, _SAMPLE_FILES, _REMOTE_FILES = 1_000_000, 200, 8  # bytes, local files, remote files (4 MB are read of each)
 _MOST_DAMAGED = 0.1  # of the records; with more, the format or encoding is another one
-_ENCODING = "{encoding: "  # in readers' messages
 _SHOWN, _SHOWN_CHARACTERS = 3, 70  # texts or names, and characters of each text
 _FEWEST, _FEWEST_BYTES = 20, 8_600  # 30 % of them can be held out, and two of T5's rows are left to train on
 _HELD_OUT, _HELD_OUT_BYTES, _MOST_BYTES = 30, 9_000, 580_000  # documents; bytes: four of T5's rows, and 256 of them
@@ -63,8 +62,7 @@ class Sample:
             least = f"expected {_FEWEST} or more, of which some are held out, and {_FEWEST_BYTES / 1000:.1f} kB"
             raise UserError(f"holds {found}; {least}; a file of plain text may be one document: it is cut")
         enough = max(_HELD_OUT / self.documents, _HELD_OUT_BYTES / self.bytes)
-        share = min(enough, _MOST_BYTES / self.bytes)
-        return round(min(0.3, max(0.01, share)), 2)
+        return round(min(0.3, max(0.01, min(enough, _MOST_BYTES / self.bytes))), 2)
 
     def vocabulary(self, largest: int) -> int:
         """The vocabulary size, at most `largest`: the characters, and half of the further tokens that the sample gives.
@@ -101,10 +99,10 @@ def source_of(
     if sample_by and kind != "text":
         raise UserError(f"--sample-by: for plain text, and the format is {kind}, which has documents of its own")
     if kind == "text":
-        sample_by = sample_by or ("line" if is_of_lines(files[0]) else None)
-        options: dict[str, Any] = {"sample_by": sample_by or "document"}
-        what += f", a {sample_by or 'file'} a document; --sample-by chooses"
-        if sample_by in (None, "document") and len(files) < _ENOUGH_FILES:
+        sample_by = sample_by or ("line" if is_of_lines(files[0]) else "document")
+        options: dict[str, Any] = {"sample_by": sample_by}
+        what += f", a {'file' if sample_by == 'document' else sample_by} a document; --sample-by chooses"
+        if sample_by == "document" and len(files) < _ENOUGH_FILES:
             options[PART] = min(_LARGEST_PART, max(_SMALLEST_PART, size // _PARTS))
     elif options := _table_options(source, files[0]):
         what += f", ids in {options['ids']!r}" if "ids" in options else f", text in {options.get('text', 'text')!r}"
@@ -126,21 +124,20 @@ def _of_one_format(
     if any(file.name == "dataset_dict.json" for file in files):
         raise UserError(f"{text}: holds the splits of a DatasetDict; give one of its folders: {text.rstrip('/')}/train")
     formats: dict[str, str] = {}  # by the ending of names; "": of files that no reader can read
-    problem = f"{text}: holds no text"
+    sizes, problem = Counter[str](), f"{text}: holds no text"
     for file in files:
         if (ending := _ending(file.name)) not in formats:
             try:
                 formats[ending] = text_format or _format_of(file, ending)
             except UserError as error:
                 formats[ending], problem = "", str(error)
-    found: dict[str, list[InputFile]] = defaultdict(list)
-    for file in files:
-        found[formats[_ending(file.name)]].append(file)
-    kind = max(filter(None, found), key=lambda one: sum(file.bytes for file in found[one]), default="")
-    if not kind:
+        sizes[formats[ending]] += file.bytes
+    del sizes[""]
+    if not sizes:
         raise UserError(problem)
-    own = found.pop(kind)
-    return kind, own, list(itertools.chain(*found.values()))
+    ((kind, _),) = sizes.most_common(1)
+    own = [file for file in files if formats[_ending(file.name)] == kind]
+    return kind, own, [file for file in files if formats[_ending(file.name)] != kind]
 
 
 def _format_of(file: InputFile, ending: str) -> str:
@@ -174,7 +171,7 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
     elif source.format in ("parquet", "arrow"):
         names = lists = tables.names(file.path)
 
-    def length(column: dict[str, Any]) -> float:
+    def length(column: dict[str, str]) -> float:
         """The mean length of the first strings or lists in a column; 0 if there are none."""
         given = Input(file.path, options={**options, **column}, is_sample=True)
         try:
@@ -183,15 +180,14 @@ def _table_options(source: SourceConfig, file: InputFile) -> dict[str, Any]:
             return 0.0
         return sum(len(record.text) for record in records) / max(1, len(records))
 
-    columns: list[dict[str, Any]] = [*({"text": name} for name in names), *({"ids": name} for name in lists)]
+    columns = [*({"text": name} for name in names), *({"ids": name} for name in lists)]
     if not columns or "text" in names:
         return options
-    best = max(columns, key=length)
-    return options | best
+    return options | max(columns, key=length)
 
 
-def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample, list[str]]:
-    """A sample of a source, from files spread over it, and a line about damage, if there is some.
+def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> Sample:
+    """A sample of a source, from files spread over it.
 
     Raises UserError, with the reader's message, if nothing can be read, or too little.
     """
@@ -219,15 +215,12 @@ def sample_of(source: SourceConfig, files: Sequence[InputFile]) -> tuple[Sample,
             stats.damaged(error.position, error.reason)
         read += taken
         damaged += stats.counters.dropped_documents["damaged"]
-        if stats.damage and not first:
-            first = ": ".join([file.name, *stats.damage[0]])
-            first += " in a corpus file, or convert the files to UTF-8" if _ENCODING in first else ""
+        if stats.damage:
+            first = first or ": ".join([file.name, *stats.damage[0]])
     if not texts:
-        way_out = advice(some[0].path, source.format, first) if first and _ENCODING not in first else ""
-        raise UserError(f"{first}{way_out}" or "holds no text")
+        raise UserError(f"{first}{advice(some[0].path, source.format, first)}" if first else "holds no text")
     if damaged > _MOST_DAMAGED * (documents + damaged):
         raise UserError(f"{counted(damaged, 'record')} can't be read, and {documents:,} can: {first}")
     whole = sum(file.bytes * (_TEXT_PER_BYTE if file.name.endswith(_PACKED) else 1) for file in files)
     size = read if complete else max(read, whole)
-    lines = [f"damaged: {counted(damaged, 'record')} beside {documents:,}: {first}"] if first else []
-    return Sample(list(texts), size, documents * size // read, budget if longest > budget else 0), lines
+    return Sample(list(texts), size, documents * size // read, budget if longest > budget else 0)

@@ -63,7 +63,7 @@ class Tokens:
         lengths = f"half have up to {half:,}, 90 % {most:,}, 99 % {nearly_all:,}, the longest {self.lengths.max():,}"
         of = f"of the first {cut_at:,} bytes of each" if cut_at else "of the sample"
         lines = [f"found: {self.what}; tokens: {self.described}", f"lengths in tokens, {of}: {lengths}"]
-        if self.is_row and (longer := int(np.count_nonzero(self.lengths > self.row))):
+        if longer := self.is_row * int(np.count_nonzero(self.lengths > self.row)):
             lines.append(f"longer than a row: {longer:,} of {len(self.lengths):,}, which become several rows")
         return lines
 

@@ -3,11 +3,12 @@
 import math
 from typing import Any, ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
 from pretrain.config.optimizers.optimizer import FP32, Kind, OptimizerConfig
 
 _COUNT = 8  # bytes of an int64
+_CONSTANT = "gone; leave it out: it is the paper's constant, {}"
 
 
 class AdafactorConfig(OptimizerConfig):
@@ -15,14 +16,13 @@ class AdafactorConfig(OptimizerConfig):
 
     implementation: ClassVar[str] = "pretrain.engine.optimizers.adafactor.Adafactor"
     step_bytes: ClassVar[int] = 2 * FP32
+    gone = {
+        "decay_rate": ([0.8], _CONSTANT.format("0.8")),
+        "clipping_threshold": ([1.0], _CONSTANT.format("1.0")),
+        "eps": ([[1e-30, 1e-3], (1e-30, 1e-3)], _CONSTANT.format("1e-30 and 1e-3")),
+    }
 
     name: Literal["adafactor"] = "adafactor"
-    decay_rate: PositiveFloat = 0.8
-    """The second moments decay by 1 − t^−decay_rate at step t."""
-    clipping_threshold: PositiveFloat | None = 1.0
-    """Maximum RMS of a tensor's update; a larger update is scaled down. null: off."""
-    eps: tuple[PositiveFloat, PositiveFloat] = (1e-30, 1e-3)
-    """Two constants: added to squared gradients, and the minimum RMS that an update is scaled by."""
     min_dim_size_to_factor: PositiveInt = 128
     """A matrix with fewer rows or columns than this keeps unfactored second moments, one per element."""
     multiply_by_parameter_scale: bool = True

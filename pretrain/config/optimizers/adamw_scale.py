@@ -12,6 +12,7 @@ class AdamWScaleConfig(OptimizerConfig):
     """nanoT5's optimizer (Nawrot 2023): AdamW with updates scaled by each tensor's root mean square (RMS)."""
 
     implementation: ClassVar[str] = "pretrain.engine.optimizers.adamw_scale.AdamWScale"
+    gone = {"least_rms": ([1e-3], "gone; updates are scaled by an RMS of 0.001 or more, nanoT5's constant")}
     step_bytes: ClassVar[int] = 4 * FP32  # the update, each element's factor, and an int64 index
 
     name: Literal["adamw_scale"] = "adamw_scale"
@@ -19,8 +20,6 @@ class AdamWScaleConfig(OptimizerConfig):
     """Decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-6
     """Added to the square root of the second moment."""
-    least_rms: PositiveFloat = 1e-3
-    """Minimum RMS that an update is scaled by."""
 
     def state_bytes(self, kind: Kind, shape: tuple[int, ...]) -> int:
         """Two moments."""

@@ -20,6 +20,9 @@ from pretrain.engine.optimizers.flat_buffers import (
     sums_of_squares,
 )
 
+# the paper's constants
+_DECAY_RATE = 0.8
+_OF_SQUARES, _LEAST_RMS = 1e-30, 1e-3  # ε₁ and ε₂
 ROWS, COLUMNS, ELEMENTS = "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"
 _ELEMENTS_IN_CACHE = 1 << 19  # of a tile, 2 MB: with smaller tiles, calls of operations cost more than the cache saves
 
@@ -27,9 +30,9 @@ _ELEMENTS_IN_CACHE = 1 << 19  # of a tile, 2 MB: with smaller tiles, calls of op
 class Adafactor(Sharded):
     """Step t with gradient g, for each tensor p; all means are over the whole tensor (algorithms 4 and 5):
 
-        V ← V + t^−decay_rate · (g² + ε₁ − V); for a matrix, only the means of its rows R and of its columns C
+        V ← V + t^−0.8 · (g² + ε₁ − V); for a matrix, only the means of its rows R and of its columns C
         U = g / √V; for a matrix, V is approximated by R Cᵀ / mean(R)
-        p ← (1 − rate · decay) p − rate · max(ε₂, RMS(p)) · U / max(1, RMS(U) / clipping_threshold)
+        p ← (1 − rate · decay) p − rate · max(ε₂, RMS(p)) · U / max(1, RMS(U))
 
     Every rank holds the means of all tensors in its flat buffers, since they are small.
     """
@@ -43,7 +46,7 @@ class Adafactor(Sharded):
     def update(
         self, buffer: FlatBuffer, values: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Any
     ) -> None:
-        config, moments = self.config, self._moments_of(buffer)
+        moments = self._moments_of(buffer)
         if not state:
             state["step"] = torch.zeros((), device=values.device)
         state["step"] += 1
@@ -51,14 +54,13 @@ class Adafactor(Sharded):
         squares = sums_of_squares(buffer, values)
         sums = self.summed(torch.cat([squares.float(), moments.sums(gradient)]))
         parameters = len(buffer.fragments)
-        moments.add(sums[parameters:], step**-config.decay_rate, config.eps[0])
+        moments.add(sums[parameters:], step**-_DECAY_RATE, _OF_SQUARES)
         scales = moments.scales()
         factors = torch.full_like(squares, group["lr"])
-        if config.multiply_by_parameter_scale:
-            factors *= root_mean_squares(buffer, sums[:parameters].double()).clamp(min=config.eps[1])
-        if config.clipping_threshold is not None:
-            sizes = root_mean_squares(buffer, self.summed(moments.squares_of_update(gradient, scales)))
-            factors /= (sizes / config.clipping_threshold).clamp(min=1.0)
+        if self.config.multiply_by_parameter_scale:
+            factors *= root_mean_squares(buffer, sums[:parameters].double()).clamp(min=_LEAST_RMS)
+        sizes = root_mean_squares(buffer, self.summed(moments.squares_of_update(gradient, scales)))
+        factors /= sizes.clamp(min=1.0)
         if group["weight_decay"]:
             values.mul_(1 - group["lr"] * group["weight_decay"])
         moments.subtract(values, gradient, scales, factors)

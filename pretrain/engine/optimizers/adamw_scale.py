@@ -16,11 +16,13 @@ from pretrain.engine.optimizers.flat_buffers import (
     sums_of_squares,
 )
 
+_LEAST_RMS = 1e-3  # nanoT5's constant
+
 
 class AdamWScale(Sharded):
     """Step t with gradient g, for each tensor p with moments m and v:
 
-        p ← (1 − rate · decay) (p − rate · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · max(least_rms, RMS(p)) · m / (√v + ε))
+        p ← (1 − rate · decay) (p − rate · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · max(0.001, RMS(p)) · m / (√v + ε))
 
     Weight decay is not scaled by the RMS.
     """
@@ -32,7 +34,7 @@ class AdamWScale(Sharded):
     ) -> None:
         count_step(values, state)
         sizes = root_mean_squares(buffer, self.summed(sums_of_squares(buffer, values)))
-        rates = group["lr"] * sizes.clamp(min=self.config.least_rms)
+        rates = group["lr"] * sizes.clamp(min=_LEAST_RMS)
         decay = group["lr"] * group["weight_decay"]
         beta1, beta2 = self.config.betas
         if fused_update(values.device):

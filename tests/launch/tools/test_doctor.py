@@ -1,7 +1,6 @@
 """`launch doctor` on a healthy machine and on broken ones, which are broken for real."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -41,21 +40,16 @@ def test_a_healthy_machine_has_no_errors_and_is_as_it_was(small_corpus, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_broken_machine_gets_a_line_for_each_error(tmp_path, monkeypatch):
-    """Another DeepSpeed, a shared memory of 1 MiB and a missing corpus."""
-    planted = tmp_path / "site/deepspeed-0.1.0.dist-info"
-    planted.mkdir(parents=True)
-    (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.1.0\n")
-    monkeypatch.setenv("PYTHONPATH", f"{planted.parent}:{os.environ.get('PYTHONPATH', os.getcwd())}")  # noqa: PTH109
+def test_a_broken_machine_gets_a_line_for_each_error(tmp_path):
+    """A shared memory of 1 MiB and a missing corpus."""
     path = write_run_file(tmp_path, tmp_path / "nothing")
     done = mounted(Path("/dev/shm"), "size=1m", doctor(path), tmp_path / "errors")
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     errors = [line.removeprefix("error    ").partition(";")[0] for line in lines if line.startswith("error")]
-    assert errors[0] == "versions: deepspeed 0.1.0"
-    assert errors[1].startswith("shared memory: 1.0 MB free in /dev/shm")
-    assert errors[2].startswith("run file:")
-    assert lines[-1].startswith("3 errors would stop a run")
+    assert errors[0].startswith("shared memory: 1.0 MB free in /dev/shm")
+    assert errors[1].startswith("run file:")
+    assert lines[-1].startswith("2 errors would stop a run")
 
 
 @each("options, reason", [("size=1m", "No space left on device"), ("ro", "Read-only file system")])

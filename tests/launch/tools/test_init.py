@@ -41,7 +41,6 @@ THIS_MACHINE = Machine.this
 TWO_CORES = Machine(0, "2 cores, no GPU", 200e9, "measured in fp32", "fp32")
 # of each family one, and those that differ in their positions
 MODELS = ["t5-v1.1-xxl", "bart", "bert", "gpt2-small", "decoder-only-yan2024-15m"]
-OBJECTIVES = ["denoising", "prefix_lm", "ul2", "causal_infilling"]
 WORDS = ["one", "two", "tree", "house", "sea"]
 TEXTS = [
     " ".join(f"{word}{number % 7}" for word in random.Random(number).choices(WORDS, k=300)) for number in range(60)
@@ -59,23 +58,22 @@ def _machine(tmp_path, monkeypatch) -> None:
 
 
 def first_files(*options: str) -> tuple[CorpusConfig, RunConfig, str]:
-    """The files that `launch init` writes, and what it prints, each choice in one line."""
-    printed = done_here("launch", "init", *options).replace("\n    ", " ")
+    """The files that `launch init` writes, and what it prints."""
+    printed = done_here("launch", "init", *options)
     return load("first.corpus.yaml", [], CorpusConfig), load("first.run.yaml", [], RunConfig), printed
 
 
 def looked_at(text: str) -> tuple[SourceConfig, Sample]:
     source, files, _ = source_of(text, None, None)
-    return source, sample_of(source, files)[0]
+    return source, sample_of(source, files)
 
 
-@each("options", [*(["--model", one] for one in MODELS), *(["--objective", one] for one in OBJECTIVES)])
-def test_the_files_of_every_family_and_objective_load_and_fit_each_other(options):
+@each("model", MODELS)
+def test_the_files_of_every_family_load_and_fit_each_other(model):
     """The run writes samples, whose table MLflow's page of the run names, if its family writes text."""
-    corpus, run, _ = first_files(*options)
+    corpus, run, _ = first_files("--model", model)
     assert run.data.train[0].corpus == run.data.validation[0].corpus == corpus.output == "corpora/first"
     assert corpus.rows.objective.name in FAMILIES[run.model.family].objectives
-    assert options[0] == "--model" or corpus.rows.objective.name == options[1]
     assert run.model.longest_sequence is None or run.model.longest_sequence >= max(corpus.rows.objective.shape)
     assert corpus.rows.objective.problems(tokenizer.expected(corpus.tokenizer)) == []
     assert (run.model.vocab_size, run.model.pad_id, run.model.eos_id) == (None, 0, 1)  # a trained tokenizer's
@@ -84,16 +82,13 @@ def test_the_files_of_every_family_and_objective_load_and_fit_each_other(options
 
 
 def test_the_choices_and_the_next_two_commands_are_printed():
-    printed = done_here("launch", "init")
-    assert max(map(len, printed.splitlines())) <= 80
-    lines = printed.replace("\n    ", " ").splitlines()
-    machine, model, objective, optimizer, curriculum, steps, *rest = [one for one in lines if one[:4] != "text"]
+    lines = done_here("launch", "init").splitlines()
+    machine, model, objective, optimizer, steps, *rest = [one for one in lines if one[:4] != "text"]
     assert machine.startswith("machine: 2 cores, no GPU, 200 GFLOP/s in wide matmuls")
     assert model.startswith("model: t5gemma2-1.2m; the run reads ")
-    assert "Others: --model t5gemma2, t5, bart, t5gemma, " in model
-    assert objective.startswith("objective: span_corruption, rows of 568 tokens. Others: --objective iid_denoising, ")
-    assert optimizer.startswith("optimizer: muon")
-    assert curriculum.startswith("curriculum: half of each row is masked until step ")
+    assert "--model t5gemma2, t5, bart, t5gemma, " in model
+    assert objective == "objective: span_corruption, rows of 568 tokens"
+    assert optimizer.startswith("optimizer: muon; half of each row is masked for two thirds of the steps, ")
     assert steps.startswith("steps: ")
     assert rest == [
         "wrote first.corpus.yaml and first.run.yaml. Next:",
@@ -159,7 +154,7 @@ def test_of_a_finished_corpus_the_run_has_the_true_sizes_and_no_corpus_file(smal
     assert 40 * rows - batch < run.run.max_steps * batch <= 40 * rows
     config = run.model.model_copy(update={"vocab_size": corpus.tokenizer.size})
     a_row = TWO_CORES.seconds_of_row(config, corpus.objective.shape)
-    assert 3600 * run.run.expected_hours == pytest.approx(run.run.max_steps * batch * a_row, rel=0.01)
+    assert 3600 * run.run.expected_hours == pytest.approx(1.1 * run.run.max_steps * batch * a_row, rel=0.01)
     assert [path.name for path in Path().iterdir() if path.suffix] == ["b.run.yaml"]
     line = refused_here(2, "launch", "init", "c", "--corpus", "a corpus", "--model", "gpt2")
     assert line.startswith("error: --model: gpt2-small doesn't learn span_corruption; expected one of t5gemma2, t5, ")
@@ -178,11 +173,6 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
     [
         (["../x"], "NAME: '../x': expected letters, digits"),
         (["--model", "mt5"], "--model: 'mt5'; expected a file of configs/models, or t5gemma2, t5, bart, "),
-        (
-            ["--model", "gpt2", "--objective", "ul2"],
-            "--model: gpt2-small doesn't learn ul2; expected one of t5",
-        ),
-        (["--objective", "mlm"], "--objective: 'mlm'; expected one of span_corruption, "),
         (["--text", "data"], "--text: data: no such file"),
         (["--text", "a.txt.xz"], "--text: a.txt.xz: an xz archive: decompress it with xz -d"),
         (["--text", "a.*"], "--text: a.*: matches files of several formats; give a narrower glob, or a folder"),
@@ -190,7 +180,7 @@ def test_an_existing_file_stays_and_nothing_is_written(existing):
         (["--text", "a.jsonl", "--format", "txt"], "--format: 'txt'; expected one of wet, warc, c4, wikipedia, "),
         (["--format", "csv"], "--format: for --text"),
         (["--text", "a.jsonl", "--sample-by", "line"], "--sample-by: for plain text, and the format is jsonl"),
-        (["--text", "a.jsonl", "--corpus", "b", "--objective", "ul2"], "--text and --objective: not with --corpus"),
+        (["--text", "a.jsonl", "--corpus", "b"], "--text: not with --corpus, which has a text"),
         (["--corpus", "nowhere"], "--corpus: nowhere/manifest.json: no such file; data-pipeline build CORPUS.yaml mak"),
     ],
 )
@@ -214,27 +204,24 @@ def as_csv(*rows: list[str]) -> bytes:
     return text.getvalue().encode()
 
 
-IN_CORPUS_FILE = r"in a corpus file, or convert the files to UTF-8$"
-
-
 @each(
     "name, content, said",
     [
         (
             "a.jsonl",
             JSON_LINES.encode("utf-16"),
-            f"a.jsonl: line 1: .* {{encoding: utf-16}} {IN_CORPUS_FILE}",
+            r"a.jsonl: line 1: .* {encoding: utf-16}",
         ),
         ("a.txt", UMLAUTS.encode("utf-16"), "a.txt: binary data or UTF-16; convert it to text in UTF-8"),
         (
             "a.txt",
             UMLAUTS.encode("latin-1"),
-            rf"60 records .*: a.txt: .* {{encoding: cp1252}} {IN_CORPUS_FILE}",
+            r"60 records .*: a.txt: .* {encoding: cp1252}",
         ),
         (
             "a.csv",
             as_csv(["n", "a"], ["1", UMLAUTS]).decode().encode("latin-1"),
-            f"a.csv: line 2: .* {{encoding: cp1252}} {IN_CORPUS_FILE}",
+            r"a.csv: line 2: .* {encoding: cp1252}",
         ),
         ("a.json", json.dumps(JSON_ROWS, indent=1).encode(), "a.json: one JSON array, not JSON Lines: make each of "),
         ("a.json", json.dumps(JSON_ROWS).encode(), "a.json: line 1: expected .* found a JSON list; it looks like one "),
@@ -265,7 +252,7 @@ def test_hidden_files_are_no_text_for_the_first_files_and_a_line_counts_them():
     assert lines[0].startswith(
         "left out: 3 hidden files or folders (.a.txt.swp, .git, sub/.ipynb_checkpoints); to read"
     )
-    assert b"a-token" not in b"".join(sample_of(source, files)[0].texts)
+    assert b"a-token" not in b"".join(sample_of(source, files).texts)
 
 
 @each(
@@ -279,7 +266,7 @@ def test_hidden_files_are_no_text_for_the_first_files_and_a_line_counts_them():
         ),
     ],
 )
-def test_the_first_texts_and_what_is_damaged_are_shown(name, content, options):
+def test_the_first_texts_are_shown(name, content, options):
     Path(name).write_bytes(content)
     corpus, _, printed = first_files("--text", name)
     assert corpus.sources[0].options == options
@@ -287,8 +274,6 @@ def test_the_first_texts_and_what_is_damaged_are_shown(name, content, options):
     before = "Größe: " if name == "a.jsonl" else ""
     whole = [row[1] if name == "a.csv" else before + text for row, text in zip(CSV_ROWS, TEXTS, strict=True)]
     assert shown == [one[:70].replace("\n", "\\n") + "…" for one in whole[:3]]
-    damaged = re.findall("(?m)^damaged: (.*)$", printed)
-    assert [one[:46] for one in damaged] == ["1 record beside 60: a.jsonl: line 61: expected"] * (name == "a.jsonl")
 
 
 def test_a_sampled_text_may_end_within_a_character():
@@ -441,7 +426,7 @@ def test_sequences_that_are_longer_than_a_row_are_counted():
     assert corpus.rows.objective.raw_length == 1024
     assert "longer than a row: 20 of 40, which become several rows" in printed
     line = refused_here(2, "launch", "init", "b", "--text", "a.fa", "--model", "bart")
-    assert "--objective: denoising: needs tokens that begin a word" in line
+    assert "--model: denoising: needs tokens that begin a word" in line
 
 
 def test_what_init_writes_for_lists_of_integers_builds_and_trains():
@@ -484,7 +469,7 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
         Machine(8, "8 × NVIDIA H100", 8 * 989.4e12, "by its data sheet", "bf16"),
     ):
         first_run = run_within(1.0, SIZES, machine, 32_100, lengths, INF)
-        assert first_run.steps * first_run.seconds == pytest.approx(3600, rel=0.01)
+        assert first_run.hours == pytest.approx(1.0, rel=0.01)
         assert first_run.steps >= 2000
         parameters = models.meta_model(first_run.config).num_parameters()
         assert first_run.steps * first_run.batch * sum(lengths) > 20 * parameters
@@ -499,11 +484,11 @@ def test_an_hour_is_an_hour_a_faster_machine_takes_a_larger_model_and_a_small_te
 def test_a_model_that_the_user_names_gets_the_steps_that_fit_and_the_first_metrics_come_soon():
     """T5 small, 106.3 GFLOP a row with 32,100 tokens, at 0.6 · 512 / 662 of 200 GFLOP/s: 0.87 rows a second."""
     run = run_within(1.0, ["t5-v1.1-small"], TWO_CORES, 32_100, (512, 114), INF)
-    assert run.steps * run.batch == pytest.approx(3600 * (0.6 * 512 / 662 * 200e9) / 106.3e9, rel=0.01)
+    assert run.steps * run.batch == pytest.approx(3600 / 1.1 * (0.6 * 512 / 662 * 200e9) / 106.3e9, rel=0.01)
     _, config, printed = first_files("--model", "t5-v1.1-small", "--hours", "2")
     assert "model: t5-v1.1-small; the run reads " in printed
     assert (config.precision, config.data.curriculum) == ("fp32", [])
-    assert config.run.expected_hours == pytest.approx(2 / 1.1, rel=0.01)
+    assert config.run.expected_hours == pytest.approx(2, rel=0.01)
     of_step = 3600 * config.run.expected_hours / config.run.max_steps
     assert config.tracking.log_every_steps * of_step <= 12
 
@@ -532,13 +517,12 @@ def test_the_speed_of_gpus_is_that_of_their_data_sheet(monkeypatch, device, flop
     assert THIS_MACHINE() == Machine(2, f"2 × {device[0]}", flops, known, precision)
 
 
-@each("steps, batch, passes", [(156, 8, 4), (156, 8, 1), (161, 32, 4), (2000, 8, 4), (100_000, 128, 4)])
-def test_evaluations_take_a_tenth_of_the_time_of_training_at_most(steps, batch, passes):
-    """A forward pass takes a third of the time of training on a row."""
+@each("steps, batch", [(156, 8), (161, 32), (2000, 8), (100_000, 128)])
+def test_evaluations_take_a_tenth_of_the_time_of_training_at_most(steps, batch):
+    """A forward pass takes a third of the time of training on a row; `input_use` takes four."""
     run = FirstRun("m", model_named("t5gemma2-1.2m"), steps, batch, batch * 0.5, 626)
-    every, rows, seconds = run.evaluations(passes)
+    every, rows = run.evaluations
     assert 9 <= steps / every <= 10
     assert 8 <= rows <= 256
-    assert seconds == pytest.approx(steps / every * rows * passes / 3 * 0.5)
-    assert seconds <= 0.1 * steps * batch * 0.5
+    assert steps / every * rows * 4 / 3 * 0.5 <= 0.1 * steps * batch * 0.5
     assert rows == 256 or steps < 100_000

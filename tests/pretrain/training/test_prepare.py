@@ -276,6 +276,27 @@ def test_weights_count_rows_and_a_run_file_in_which_they_counted_tokens_is_refus
         load(path, [], RunConfig)
 
 
+@each(
+    "section, ignored, refused, said",
+    [
+        ("run", {"bind_cores": True}, {"bind_cores": False}, "a rank is bound to cores that `taskset` leaves to it"),
+        ("compute", {"kernel_cache": None}, {"kernel_cache": "/x"}, "set TRITON_CACHE_DIR and TORCHINDUCTOR_CACHE_DIR"),
+        (
+            "optimizer",
+            {"name": "adafactor", "learning_rate": 0.01, "decay_rate": 0.8, "eps": [1e-30, 1e-3]},
+            {"name": "adafactor", "learning_rate": 0.01, "clipping_threshold": 2.0},
+            "leave it out: it is the paper's constant, 1.0",
+        ),
+    ],
+)
+def test_a_key_that_is_gone_is_ignored_with_its_default_and_refused_with_the_way_out(
+    small_corpus, tmp_path, section, ignored, refused, said
+):
+    load(run_file(tmp_path / "a", small_corpus, **{section: ignored}), [], RunConfig)
+    with pytest.raises(UserError, match=rf"{section}\.\w+: gone; .*{said}"):
+        load(run_file(tmp_path / "b", small_corpus, **{section: refused}), [], RunConfig)
+
+
 @each("key, value", [("size", 500), ("sentinels", 19), ("eos", 2)])
 def test_a_manifest_that_describes_another_tokenizer_is_refused(prepared, small_corpus, tmp_path, key, value):
     """The ids in its rows would be outside the model's vocabulary, or have another meaning."""
