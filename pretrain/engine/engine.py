@@ -202,12 +202,10 @@ class Engine:
         for number, (first, batch) in enumerate(zip(row_offsets, batches, strict=True)):
             self._seed_dropout(step, first)
             with self._timed(self._local):
-                losses = _summed(self.training_losses(self._inputs(batch)))
-                self._trained |= {name for name, total in losses.items() if total.requires_grad}
-                self._gradients.add(self._loss(losses, counted), number == 0, number + 1 == len(batches))
+                losses = self._add_gradient(batch, counted, number == 0, number + 1 == len(batches))
             watchdog.mark()
             for name, total in losses.items():
-                sums[name] = sums.get(name, 0) + total.detach().double()
+                sums[name] = sums.get(name, 0) + total
         self._gradients.reduce()
         totals = Totals.reduce(losses=sums, used=self._same_use.taken(self.device) if self._same_use else {})
         if before_update:
@@ -363,6 +361,14 @@ class Engine:
         yield
         for timer in timers:
             timer.end()
+
+    def _add_gradient(self, batch: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
+        """Adds the gradient of a micro-batch's part of the loss to the step's gradient; returns the micro-batch's sums
+        of losses, without what their gradient would need."""
+        losses = _summed(self.training_losses(self._inputs(batch)))
+        self._trained |= {name for name, total in losses.items() if total.requires_grad}
+        self._gradients.add(self._loss(losses, counted), first, last)
+        return {name: total.detach().double() for name, total in losses.items()}
 
     def _agreed(self, batches: list[Batch], votes: Mapping[str, bool]) -> Totals:
         """In the table "labels", the number of labels of each kind that count in the global batch; in "votes", the
