@@ -111,8 +111,8 @@ def test_a_run_in_bf16_is_one_in_fp32_on_a_cpu_that_does_not_multiply_bf16(small
 def test_a_stopped_and_resumed_run_repeats_the_whole_runs_losses_to_the_bit(
     small_corpus, tmp_path, empty_mlflow, stage, precision, place, offloaded
 ):
-    """Two ranks, two micro-batches each, dropout on; the second with CUDA graphs, as far as a CPU has them. MLflow goes
-    on under the same id. The same command, given again, leaves the run where it was to stop."""
+    """Two ranks, two micro-batches each, dropout on; the second with CUDA graphs, as far as a CPU has them. MLflow
+    continues under the same id. The same command, given again, leaves the run where it was to stop."""
     if place == "nvme" and not AsyncIOBuilder().is_compatible(verbose=False):
         pytest.skip("libaio's headers are missing")
     empty_mlflow(tmp_path)
