@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 _MOST_FAILURES = 3  # units that fail on a node, none finished in between, before the node is left out
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds for which a failing node is left out; doubled while units fail there
-_SECONDS_TO_PASS = 60.0  # for what makes units fail on all nodes at once
+SECONDS_TO_PASS = 60.0  # for what makes units fail on all nodes at once
 _SECONDS_TO_GIVE_UP = 300.0  # if units fail on all nodes
 _told = set[tuple[str, str]]()  # unfit nodes that were named, and why: each stage tries these nodes again
 Causes = dict[str, str]
@@ -96,9 +96,9 @@ class Nodes:
         if self.fit <= self._failing.keys():
             if self._all_fail_since is None:
                 self._all_fail_since = self._clock()
-            may_pass = self._seconds_all_fail <= _SECONDS_TO_PASS
+            may_pass = self._seconds_all_fail <= SECONDS_TO_PASS
             if may_pass:
-                line = f"units fail on all nodes, the last one: {why}; trying again for {_SECONDS_TO_PASS:.0f} s"
+                line = f"units fail on all nodes, the last one: {why}; trying again for {SECONDS_TO_PASS:.0f} s"
                 self._tell_once("", "all", line)
                 for each in self.fit:
                     self._pause(each)

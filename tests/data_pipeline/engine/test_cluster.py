@@ -483,7 +483,7 @@ def keep_others_busy(address: str, log: Path) -> None:
 
 def do_where_possible(corpus: Path, address: str) -> None:
     """Writes what is told on the way to a file, which units read."""
-    nodes._SECONDS_TO_PASS = 3.0  # the one unit that fails on every node is the last, and tried again for all of it
+    nodes.SECONDS_TO_PASS = 3.0  # the one unit that fails on every node is the last, and tried again for all of it
     units = [Unit(f"by-{by}", Work("where_possible", by=by, output=str(by)), "", (str(by),)) for by in range(1, 41)]
     units.append(Unit("bad", Work("where_possible"), ""))
     with (corpus / "told").open("w", buffering=1) as file, contextlib.redirect_stderr(file):
