@@ -3,7 +3,7 @@
     python benchmarks/loss_curves/collect.py runs/loss-curves runs/loss-curves-faults
 
 A line has the run's row, objective, fault (nothing in the first experiment), seed, step, the name of a value and the
-value, in nats but for the accuracy. `uniform` is ln of the number of tokens. Names that begin with `right_` are of the
+value, in nats but for the accuracy. `uniform` is ln of the number of tokens. Names that begin with `whole_` are of the
 held-out rows without the fault.
 """
 
@@ -28,12 +28,13 @@ NAMES = {
     "validation/text_loss": "text_loss",
     "validation/unigram_entropy": "unigram_entropy",
     "validation/accuracy": "accuracy",
+    "input_use/loss": "right_input_loss",
+    "input_use/no_input_loss": "no_input_loss",
     "input_use/worth": "worth",
-    "input_use/first_token_worth": "first_token_worth",
     "input_use/bigram_entropy": "bigram_entropy",
 }
 CONSTANT = {
-    f"{of}{name}" for of in ("", "right_") for name in ("unigram_entropy", "bigram_entropy")
+    f"{of}{name}" for of in ("", "whole_") for name in ("unigram_entropy", "bigram_entropy")
 }  # of the held-out rows and not of the model
 
 
@@ -51,8 +52,8 @@ def lines(experiment: Path, is_faulty: bool) -> Iterator[list[str]]:
                 kind, *rest = metric.split("/")
                 name = NAMES.get(f"{kind}/{rest[-1]}")
                 if name and rest[0] == "right":
-                    name = f"right_{name}"
-                if name and name not in known:
+                    name = f"whole_{name}"
+                if name and name not in known and not math.isnan(value):
                     yield [*own, str(line.step), name, f"{value:.4f}"]
                     known |= {name} & CONSTANT
 

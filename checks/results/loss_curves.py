@@ -40,6 +40,7 @@ def _objectives(folder: Path) -> Iterator[list[str | None]]:
     values = _values(folder)
     for run in NORMAL:
         worth = values[run, "worth"]
+        without, right = (values[run, name] for name in ("no_input_loss", "right_input_loss"))
         yield [
             None,
             _first(values, run, "train_loss"),
@@ -47,6 +48,7 @@ def _objectives(folder: Path) -> Iterator[list[str | None]]:
             _last(values, run, "validation_loss"),
             _last(values, run, "text_loss"),
             *(number(worth[step][0], 2) for step in (50, 100, 150, 200, 300)),
+            number(without[300][0] - right[300][0], 2),
         ]
 
 
@@ -58,6 +60,6 @@ def _faults(folder: Path) -> Iterator[list[str | None]]:
             f"`{run}`",
             _first(values, run, "train_loss"),
             _last(values, run, "unigram_entropy"),
-            *(_last(values, run, name) for name in ("train_loss", "validation_loss", "text_loss", "right_text_loss")),
+            *(_last(values, run, name) for name in ("train_loss", "validation_loss", "text_loss", "whole_text_loss")),
             _last(values, run, "worth"),
         ]

@@ -29,11 +29,11 @@ FAULTS = {
     "no-input": "The encoder's input is missing",
     "t5-large-output": "Output matrix too large at first",
     "rate-high": "Ten times the learning rate",
+    "rate-far-too-high": "A hundred times the learning rate",
     "rate-low": "A thirtieth of the learning rate",
     "no-warm-up": "No warm-up",
     "other-tokenizer": "Tokenizer of other text",
     "padding-has-a-loss": "Padding counts in the loss",
-    "short-rows": "Rows of 11 tokens, not 44",
     "cut-targets": "Targets cut in half",
     "no-eos": "Targets without EOS",
 }
@@ -81,8 +81,8 @@ def normal(found: Curves) -> "Figure":
         level(axes, own["unigram_entropy"][0][1], "unigram entropy of text")
         line(below, own["worth"], "o-", GREEN, "input's worth: the rise with another example's input")
         axes.set_title(title, fontsize=11)
-        axes.set_ylim(2.0, HIGHEST)
-        below.set_ylim(-0.1, None)
+        axes.set_ylim(1.0, HIGHEST)
+        below.set_ylim(-0.2, 3.4)
         if column == 0:
             axes.set_ylabel("nats a token")
             below.set_ylabel("input's worth")
@@ -99,31 +99,38 @@ def normal(found: Curves) -> "Figure":
 
 
 def faulty(found: Curves) -> "Figure":
-    """A panel for each fault, beside the run without a fault."""
+    """A panel for each fault, beside the run without a fault, and one for the legend."""
     from matplotlib.figure import Figure
 
-    lines = (len(FAULTS) + 1) // 2
-    figure = Figure(figsize=(8.0, 2.1 * lines + 0.5), layout="constrained")
-    grid = figure.subplots(lines, 2, sharex=True, sharey=True)
+    height = len(FAULTS) // 2 + 1
+    figure = Figure(figsize=(8.0, 2.1 * height), layout="constrained")
+    grid = figure.subplots(height, 2, sharex=True, sharey=True)
     sound = found["span-corruption"]
     for axes, (run, title) in zip(grid.flat, FAULTS.items(), strict=False):
-        line(axes, sound["train_loss"], "-", GREY, "", 0.9)
-        line(axes, sound["text_loss"], "--", GREY, "")
-        line(axes, found[run]["train_loss"], "-", RED, "", 0.9)
-        line(axes, found[run]["text_loss"], "--", RED, "")
-        level(axes, sound["unigram_entropy"][0][1], "")
+        own = found[run]
+        line(axes, sound["train_loss"], "-", GREY, "sound run: loss in training", 0.9)
+        line(axes, sound["text_loss"], "--", GREY, "sound run: held-out loss of text")
+        line(axes, own["train_loss"], "-", RED, "with the fault: loss in training", 0.9)
+        line(axes, own["text_loss"], "--", RED, "with the fault: held-out loss of text")
+        if run == "cut-targets":
+            line(axes, own["whole_text_loss"], ":", RED, "the same on whole targets")
+        axes.axhline(
+            sound["unigram_entropy"][0][1], color="black", linewidth=0.8, linestyle=":", label="unigram entropy"
+        )
+        if (first := own["train_loss"][0][1]) > HIGHEST:
+            axes.text(8, HIGHEST - 0.2, f"begins at {first:.0f}", fontsize=8, va="top")
         axes.set_title(title, fontsize=10)
         axes.set_ylim(0.0, HIGHEST)
         axes.grid(linewidth=0.3)
-    for axes in grid[-1]:
-        axes.set_xlabel("step")
+        axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("nats a token")
-    labels = ["without a fault: loss in training", "without a fault: held-out loss of text tokens"]
-    labels += ["with the fault: loss in training", "with the fault: held-out loss of text tokens"]
-    first = grid.flat[0].lines
-    figure.legend([first[0], first[2], first[1], first[3]], [labels[0], labels[2], labels[1], labels[3]],
-                  loc="outside lower center", ncols=2, fontsize=9)  # fmt: skip
+    for axes in grid[-1]:
+        axes.set_xlabel("step")
+    labelled = {one.get_label(): one for axes in grid.flat for one in axes.lines}
+    for axes in grid.flat[len(FAULTS) :]:
+        axes.axis("off")
+    grid.flat[-1].legend(labelled.values(), labelled.keys(), loc="center", fontsize=9, frameon=False)
     return figure
 
 
