@@ -12,6 +12,8 @@ from docs.pictures.loss_curves import DATA, FAULTS, FOLDER, NORMAL
 TABLES: Tables = {}
 table = partial(register, TABLES)
 
+_LOSSES = ["train_loss", "validation_loss", "text_loss", "whole_validation_loss"]
+
 Values = dict[tuple[str, str], dict[int, list[float]]]  # (run, name) -> step -> a value for each seed
 
 
@@ -28,11 +30,9 @@ def _first(values: Values, run: str, name: str) -> str:
     return spread(steps[min(steps)], 2)
 
 
-def _last(values: Values, run: str, name: str, places: int = 2) -> str:
-    if (run, name) not in values:
-        return ""
+def _last(values: Values, run: str, name: str) -> str:
     steps = values[run, name]
-    return spread(steps[max(steps)], places)
+    return spread(steps[max(steps)], 2)
 
 
 @table("loss-curves-objectives")
@@ -56,10 +56,13 @@ def _objectives(folder: Path) -> Iterator[list[str | None]]:
 def _faults(folder: Path) -> Iterator[list[str | None]]:
     values = _values(folder)
     for run in ("span-corruption", *FAULTS):
+        step = max(values[run, "text_loss"])
+        losses = [values.get((run, name), {}).get(step, []) for name in _LOSSES]
         yield [
             f"`{run}`",
+            str(step),
             _first(values, run, "train_loss"),
             _last(values, run, "unigram_entropy"),
-            *(_last(values, run, name) for name in ("train_loss", "validation_loss", "text_loss", "whole_text_loss")),
+            *(spread(seeds, 2) for seeds in losses),
             _last(values, run, "worth"),
         ]
