@@ -60,7 +60,6 @@ def _faults(folder: Path) -> Iterator[list[str | None]]:
         losses = [values.get((run, name), {}).get(step, []) for name in _LOSSES]
         yield [
             f"`{run}`",
-            str(step),
             _first(values, run, "train_loss"),
             _last(values, run, "unigram_entropy"),
             *(spread(seeds, 2) for seeds in losses),
