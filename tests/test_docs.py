@@ -16,7 +16,7 @@ import yaml
 
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
-from docs.pictures import objectives, plans, speedrun
+from docs.pictures import loss_curves, objectives, plans, speedrun
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.models.flops import Sizes, count_flops
@@ -141,6 +141,18 @@ def test_the_picture_of_objectives_is_what_they_make_today():
 
 def test_the_picture_of_a_plan_has_the_sizes_of_its_table():
     assert f"<dc:description>{plans.table()}</dc:description>" in (plans.FOLDER / "scaling.svg").read_text()
+
+
+def test_the_pictures_of_loss_curves_are_of_the_data_beside_them():
+    """And the page names no run that the data lack."""
+    for picture in ("loss-curves.svg", "loss-curves-faults.svg"):
+        described = f"<dc:description>{loss_curves.description()}</dc:description>"
+        assert described in (loss_curves.FOLDER / picture).read_text(), ".venv/bin/python -m docs.pictures.loss_curves"
+    found = loss_curves.curves(loss_curves.rows_of(loss_curves.DATA))
+    assert found.keys() == {*loss_curves.NORMAL, *loss_curves.FAULTS}
+    files = {path.stem for folder in ("configs/experiments/loss-curves", "benchmarks/loss_curves/faults")
+             for path in (ROOT / folder).glob("*.yaml")}  # fmt: skip
+    assert found.keys() == files - {"experiment"}
 
 
 def test_curves_of_the_speedrun_add_up_the_seconds_between_two_lines(tmp_path, monkeypatch):

@@ -12,13 +12,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from checks.results import experiments, gpu, operations
+from checks.results import experiments, gpu, loss_curves, operations
 from checks.results.data import ROOT, printed
 from checks.results.pages import Rows, check, tables, write
 
 sys.path.append(str(ROOT / "benchmarks"))  # whose files import one another as programs
 FOLDER = ROOT / "docs/results"
-TABLES = experiments.TABLES | operations.TABLES | gpu.TABLES
+TABLES = experiments.TABLES | operations.TABLES | gpu.TABLES | loss_curves.TABLES
 WHOLE = {
     "performance.md": "make bench",  # from benchmarks/results
     "recipes.md": "python benchmarks/recipes.py --write",  # tests/pretrain/config/test_recipes.py

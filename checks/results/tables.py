@@ -6,7 +6,8 @@ table = partial(register, TABLES)
 @table("comparison-task")            # the page has <!-- results: comparison-task --> above the table
 def _(folder): …                     # folder: docs/results
 
-Tables of experiments are in `experiments`, of builds, faults and waiting in `operations`, of GPUs in `gpu`.
+Tables of experiments are in `experiments`, of loss curves in `loss_curves`, of builds, faults and waiting in
+`operations`, of GPUs in `gpu`.
 """
 
 from collections.abc import Callable
