@@ -129,7 +129,7 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     assert [file.read_text() for file in (tmp_path / "run/logs/attempt-0003").glob("*.exit")] == ["0\n"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_job_whose_ranks_deepspeeds_launcher_starts_has_the_same_losses(cluster, small_corpus, undisturbed, tmp_path):
     """It stops with exit code 75 on the way."""
     path = a_run(tmp_path, small_corpus)

@@ -35,7 +35,7 @@ from tests.support import tables
 from tests.support.exactness import whole_parameters
 from tests.support.rank_processes import each, on_ranks
 from tests.support.runs import run_file
-from tests.support.slow import slow
+from tests.support.slow import slow, soak
 from tests.support.small_runs import engine_of, flip, micro_batches, row_offsets, run_config
 
 # Steps that are computed twice
@@ -117,7 +117,7 @@ def with_and_without(*case: Any) -> tuple[Any, ...]:
     return tuple(trained(*others, every=every, recomputed=recomputed) for every in (1, None))
 
 
-@pytest.mark.parametrize("cases", [QUICK, *slow(OTHERS)], ids=["some", "others"])
+@pytest.mark.parametrize("cases", [QUICK, *soak(OTHERS)], ids=["some", "others"])
 def test_losses_norms_and_weights_are_those_of_a_run_without_replays(cases):
     for ranks in (1, 2):
         for of_rank in on_ranks(ranks, each, with_and_without, cases):
@@ -164,7 +164,7 @@ OTHER_FLIPS = [
 ]
 
 
-@pytest.mark.parametrize("flips", [QUICK_FLIPS, *slow(OTHER_FLIPS)], ids=["some", "others"])
+@pytest.mark.parametrize("flips", [QUICK_FLIPS, *soak(OTHER_FLIPS)], ids=["some", "others"])
 def test_a_flipped_bit_is_found_and_its_rank_and_tensor_are_named(flips):
     plants = [
         # dropout may remove the very element
@@ -195,7 +195,7 @@ def scaled(model: torch.nn.Module, step: int, rank: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("cases", [[(2, 1)], *slow([(1, 0), (3, 2)])], ids=["some", "others"])
+@pytest.mark.parametrize("cases", [[(2, 1)], *soak([(1, 0), (3, 2)])], ids=["some", "others"])
 def test_of_three_ranks_the_one_that_is_always_wrong_is_named_and_of_two_neither(cases):
     for ranks in (3, 2):
         own = [case for case in cases if case[1] < ranks]
@@ -331,7 +331,7 @@ def flipping(engine: Any, step: int, what: str) -> Iterator[None]:
 PLACES = ("", "weights", "the optimizer's weights", "exp_avg", "exp_avg_sq")
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (3, "bf16"), *slow((2, "bf16"), (3, "fp32"))])
+@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (3, "bf16"), *soak((2, "bf16"), (3, "fp32"))])
 def test_a_bit_that_flips_between_updates_is_found_before_the_second(stage, precision, small_corpus, tmp_path):
     runs = []
     for what in PLACES:

@@ -584,7 +584,7 @@ def test_three_nodes_with_nothing_in_common_but_the_bucket_write_the_bytes_of_on
     assert contents("s3://bucket/apart") == contents(build(load(config, [], CorpusConfig)))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_node_that_the_bucket_refuses_is_named_and_its_units_are_done_elsewhere(store, file, in_folder, tmp_path):
     """The nodes' temporary folders are their own."""
     store.denied = "stranger"

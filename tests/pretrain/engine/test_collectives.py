@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from data_pipeline.loading.batch_layout import BatchLayout
 from tests.support.rank_processes import each, on_ranks
+from tests.support.slow import soak
 from tests.support.small_runs import engine_of, micro_batches, row_offsets, run_config
 
 LARGE = 100  # bytes: less is a few scalars
@@ -65,7 +66,7 @@ CASES = [
 BY_DEEPSPEED = [(stage, "bf16", accumulation) for stage in (2, 3) for accumulation in (1, 2, 8)]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("ranks", [2, *soak(4)])
 def test_whatever_the_number_of_micro_batches_gradients_are_reduced_once_and_weights_gathered_once(ranks):
     """Of each flat buffer of n elements: 4n bytes are reduced, 2n or 4n gathered. Besides, three times a few scalars:
     counts and requests, losses, the norm. (NCCL's reduction leaves each rank its own part; gloo has none as fast.)"""

@@ -20,7 +20,7 @@ from pretrain.models.functional.arithmetic import CrossEntropy, chunked_cross_en
 from pretrain.models.functional.attention_backends import Backend, using
 from pretrain.models.model import Head
 from tests.support.rank_processes import each, on_ranks
-from tests.support.slow import slow
+from tests.support.slow import slow, soak
 from tests.support.small_families import FAMILIES
 from tests.support.small_models import MODELS, ONE_OF_EACH_FAMILY
 from tests.support.small_runs import T5, engine_of, micro_batches, own_layout, row_offsets, run_config
@@ -122,7 +122,7 @@ ON_RANKS = [(1, 1, SMALL, {"precision": "bf16"}), (1, 2, SMALL, {})]
 
 @pytest.mark.parametrize(
     ("ranks", "cases"),
-    [(1, [*QUICK, *OF_OPTIMIZERS]), (2, ON_RANKS), *slow((1, [*OF_FAMILIES.values()]), (4, ON_RANKS))],
+    [(1, [*QUICK, *OF_OPTIMIZERS]), (2, ON_RANKS), *slow((1, [*OF_FAMILIES.values()])), *soak((4, ON_RANKS))],
 )
 def test_graphs_change_no_bit(ranks, cases):
     """Of losses, norms, weights and moments: with dropout and padding, two micro-batches a step, one step measured and
