@@ -102,9 +102,10 @@ def survivors(rows: Sequence[Row]) -> list[list[str]]:
     found = sorted(
         (row for row in rows if row.before == "survived"), key=lambda row: (row.subject, row.module, int(row.line))
     )
+    ends = [f"now seen by `{row.seen_by.split('::')[-1]}`" if row.state == "seen" else row.note for row in found]
     return [
-        [f"`{row.module}:{row.line}`", row.mutation.replace("|", "¦"), row.note or row.seen_by or "not seen"]
-        for row in found
+        [f"`{row.module}`, {row.line}", f"`{row.mutation.replace('|', '¦')}`", end or "not seen"]
+        for row, end in zip(found, ends, strict=True)
     ]
 
 

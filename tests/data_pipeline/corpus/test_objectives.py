@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.example_rows import balanced
-from data_pipeline.corpus.objectives import iid_denoising
+from data_pipeline.corpus.objectives import iid_denoising, on_tokens
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
 from data_pipeline.corpus.objectives.infilling import Infilling
@@ -349,6 +350,11 @@ def test_a_keys_numbers_are_those_of_splitmix64():
     for key in (0, 1, 2**64 - 1):
         (start,) = split_mix(key + 8 * 0xD1342543DE82EF95 - 0x9E3779B97F4A7C15, 1)
         assert random_bits(np.array([key], dtype=np.uint64), 7, 5)[0].tolist() == split_mix(start, 5)
+
+
+def test_an_objective_on_tokens_needs_a_tokenizer():
+    with pytest.raises(UserError, match=r"^tokenizer: expected the tokenizer of a corpus or a model, got 'gpt2'"):
+        on_tokens.objective("causal_lm", "gpt2")
 
 
 @each("tokens", [66, 570])
