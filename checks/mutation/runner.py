@@ -108,15 +108,9 @@ class Runner:
             by = end.result if end.how == "returned" else end.how
             yield mutant, Verdict("seen" if seen else "survived", len(tests), by, end.seconds)
 
-    def failing_alone(self, names: Sequence[str], jobs: int) -> list[str]:
-        """The tests that fail by themselves, without a mutant."""
-        ends = _all([_Task(partial(self._failing, None, [name]), 300, 900) for name in names], jobs)
-        return [names[place] for place, end in ends if end.how != "returned" or end.result]
-
-    def _failing(self, mutant: Mutant | None, names: Sequence[str]) -> str:
+    def _failing(self, mutant: Mutant, names: Sequence[str]) -> str:
         """The first test that fails, or nothing."""
-        if mutant:
-            self._change(mutant)
+        self._change(mutant)
         for item, following in pairwise([*(self._items[name] for name in names), None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._session.testsfailed:
