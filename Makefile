@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all timing results prove faults soak fuzz kills install lint docs bench gpu gpu-wheels clean
+.PHONY: quickstart test test-all timing results prove faults soak fuzz kills mutation install lint docs bench gpu gpu-wheels clean
 
 # two ranks, also beside a GPU. CPUs with the same vector instructions give the same losses; others differ in the last
 # digits (docs/explanation/determinism.md)
@@ -64,6 +64,14 @@ KILLS ?= 20
 kills: $(INSTALLED)  ## this project and others, each killed KILLS times with each of three seeds: hours; writes docs/results
 	PYTHONPATH=benchmarks $(BIN)/python -m kills.driver --kills $(KILLS) --write docs/results/kills
 	$(BIN)/python -m docs.pictures.kills
+	$(BIN)/python -m checks.results --write
+
+EACH ?= 46
+MUTATION := build/mutation/installed
+mutation: $(INSTALLED)  ## EACH changes in each of 11 subjects: does a test see them? an hour; writes docs/results/mutation
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(MUTATION) --requirement checks/mutation/requirements.txt
+	PYTHONPATH=$(CURDIR)/$(MUTATION) $(BIN)/python -m checks.mutation run --each $(EACH)
+	PYTHONPATH=$(CURDIR)/$(MUTATION) $(BIN)/python -m checks.mutation report
 	$(BIN)/python -m checks.results --write
 
 install: $(INSTALLED)  ## .venv with everything, at the tested versions

@@ -189,7 +189,9 @@ def _of_this_code() -> str:
     return hashlib.sha256(repr((git("rev-parse", "HEAD"), sorted(facts))).encode()).hexdigest()[:16]
 
 
-MADE = TOP / "build/tests/made" / _of_this_code()
+MADE = Path(
+    os.environ.get("TESTS_MADE") or TOP / "build/tests/made" / _of_this_code()
+)  # checks/mutation chooses another
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOR_OTHERS = {"protobuf"}  # sentencepiece's model descriptions import it but don't require it
 FROM_TORCH = {"triton"}  # comes with PyTorch's builds for CUDA, and is imported only there
-# What checks/serving and benchmarks/kills install in environments of their own, and what a page has its reader install.
+# What checks/serving, checks/mutation and benchmarks/kills install for themselves, and what pages have readers install.
 ELSEWHERE = {"llama_cpp", "moses", "obstore", "onnxruntime", "optimum", "peft", "pyhmmer", "rdkit"}
-ELSEWHERE |= {"sentence_transformers", "torchdata", "torchtitan"}
+ELSEWHERE |= {"cosmic_ray", "sentence_transformers", "torchdata", "torchtitan"}
 OWN = {"data_pipeline", "pretrain", "launch", "tests", "checks", "benchmarks", "experiments", "examples", "docs"}
 OWN |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")} | {"kills"}
 OWN |= {path.parent.name for path in (ROOT / "examples").glob("*/pyproject.toml")}

@@ -20,7 +20,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 # DeepSpeed asks for GPUs when it is imported; CUDA, if it answered that in the server, would fail in forked processes
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A server that has imported all this once forks the ranks: in each the imports would take seconds.
-PROCESSES = mp.get_context("forkserver")
+# `fork`: from the test's own process, where checks/mutation has changed the code.
+PROCESSES = mp.get_context(os.environ.get("RANKS_START", "forkserver"))
 PRELOADED = [
     "hypothesis",  # first, as its plugins search all objects; the modules of most tests import it
     "pytest",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import poisson
 
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.objective import Padded
@@ -234,3 +235,12 @@ def test_what_it_takes():
     assert len(Denoising().problems(bare)) == 4
     assert len(Denoising(**masking).problems(bare)) == 2  # no BOS, no mask
     assert len(Denoising(replace_length=0, **masking).problems(bare)) == 1
+
+
+@each("mean", [1.0, 3.0, 16.0])
+def test_spans_have_poissons_lengths_up_to_the_first_unlikely_one(mean):
+    """As fairseq draws them: the distribution ends with the first length less likely than 1e-7."""
+    likely = np.cumprod(poisson.pmf(np.arange(200), mean) >= 1e-7).sum()
+    up_to = poisson.cdf(np.arange(likely + 1), mean)
+    thresholds = Denoising(poisson_lambda=mean)._span_thresholds / 2.0**64
+    np.testing.assert_allclose(thresholds, up_to[:-1] / up_to[-1], rtol=1e-10)

@@ -1,6 +1,7 @@
 """What holds for all objectives; UL2's mixture beside its paper's table 1 (Tay et al. 2022); prefix language modelling;
 span corruption beside T5's (Raffel et al. 2020); and i.i.d. denoising beside the binomial distribution."""
 
+import hashlib
 import itertools
 import math
 import re
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_pipeline.base.config_file import load
+from data_pipeline.base.errors import UserError
 from data_pipeline.config import CorpusConfig
 from data_pipeline.corpus.example_rows import balanced
-from data_pipeline.corpus.objectives import iid_denoising
+from data_pipeline.corpus.objectives import iid_denoising, on_tokens
 from data_pipeline.corpus.objectives.denoising import Denoising
 from data_pipeline.corpus.objectives.iid_denoising import IidDenoising
 from data_pipeline.corpus.objectives.infilling import Infilling
@@ -326,6 +328,40 @@ def test_epochs_and_purposes_draw_different_noise():
     keys = [row_keys(0, "a", 0, rows), row_keys(0, "a", 1, rows), row_keys(0, "b", 0, rows), row_keys(1, "a", 0, rows)]
     assert len(np.unique(np.concatenate(keys))) == 4000
     assert (row_keys(0, "a", np.repeat([0, 1], 500), rows)[:500] == keys[0][:500]).all()
+
+
+def split_mix(seed: int, count: int) -> list[int]:
+    """The first numbers of Vigna's splitmix64.c."""
+    found = []
+    for number in range(1, count + 1):
+        x = (seed + number * 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        found.append(x ^ x >> 31)
+    return found
+
+
+def test_a_keys_numbers_are_those_of_splitmix64():
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # for the seed 1234567
+    assert split_mix(1234567, 3) == published
+    purpose = int.from_bytes(hashlib.blake2b(b"5/test", digest_size=8).digest(), "little")
+    (epoch,) = split_mix(purpose + 2 * 0x9E3779B97F4A7C15, 1)  # of epoch 3, since the generator adds one step
+    assert row_keys(5, "test", 3, np.arange(4)).tolist() == split_mix(epoch, 4)
+    for key in (0, 1, 2**64 - 1):
+        (start,) = split_mix(key + 8 * 0xD1342543DE82EF95 - 0x9E3779B97F4A7C15, 1)
+        assert random_bits(np.array([key], dtype=np.uint64), 7, 5)[0].tolist() == split_mix(start, 5)
+
+
+def test_an_objective_on_tokens_needs_a_tokenizer():
+    with pytest.raises(UserError, match=r"^tokenizer: expected the tokenizer of a corpus or a model, got 'gpt2'"):
+        on_tokens.objective("causal_lm", "gpt2")
+
+
+@each("tokens", [66, 570])
+def test_an_objective_for_rows_of_some_tokens_has_such_rows(tokens):
+    for one in (CausalLM(length=19), PrefixLM(length=64), Infilling(length=8), MaskedLM(length=70)):
+        found = one.for_rows_of(tokens)
+        assert (found.name, found.raw_length) == (one.name, tokens)
 
 
 def test_random_bits_are_uniform_and_uncorrelated():

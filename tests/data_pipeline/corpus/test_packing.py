@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.corpus import blocks
-from data_pipeline.corpus.example_rows import balanced, best_fit
+from data_pipeline.corpus.example_rows import balanced, best_fit, in_rows
 from data_pipeline.corpus.objectives.language_modelling import CausalLM
 from data_pipeline.corpus.objectives.objective import Examples, Padded, together
 from data_pipeline.corpus.objectives.randomness import row_keys
@@ -50,6 +50,33 @@ def test_documents_are_laid_end_to_end_and_the_tail_is_dropped_or_kept():
     assert (kept.dropped, dropped.dropped) == (0, 2)
 
 
+def test_a_tail_that_makes_no_example_is_dropped_also_where_tails_are_kept():
+    rows = pack("concatenate", documents([3, 4, 5, 6, 7, 8, 10]), CausalLM(length=2))
+    assert rows_of(rows) == [[3, 4, 5], [6, 7, 8]]
+    assert rows.dropped == 1  # there is no next token to predict
+
+
+@each("keep_tail", [True, False])
+@each("tokens", range(40, 60))
+def test_rows_of_a_mixture_have_the_lengths_of_the_drawn_denoisers(tokens, keep_tail):
+    infilling = [{"denoiser": {"name": "infilling", "length": length}} for length in (5, 10)]  # rows of 4 and 9 tokens
+    mixture = UL2.model_validate({"denoisers": infilling})
+    rows = pack("concatenate", documents(range(3, 3 + tokens)), mixture, keep_tail)
+    drawn = mixture.draw(row_keys(0, "denoiser/train/0-of-1", 0, np.arange(99))).tolist()
+    lengths, left = [], tokens
+    for denoiser in drawn:
+        if left < (4, 9)[denoiser]:
+            break
+        lengths.append((4, 9)[denoiser])
+        left -= lengths[-1]
+    if keep_tail and left:
+        lengths.append(left)
+        left = 0
+    assert np.diff(rows.offsets).tolist() == lengths
+    assert rows.columns["denoiser"].tolist() == drawn[: len(lengths)]
+    assert (len(rows), rows.dropped) == (len(lengths), left)
+
+
 def test_a_complete_document_is_a_row_and_a_longer_one_is_cut_at_the_last_sentence_end_that_fits():
     long = [3, STOP, 4, 5, STOP, 6, 7, 8, 10, 11, 12]
     rows = pack("complete_documents", documents([3, 4], long, [5, 5, 5, 5, 5, 5, 5]), CausalLM(length=5))  # rows of 6
@@ -76,6 +103,7 @@ def test_pairs_are_cut_on_each_side():
     assert rows_of(rows) == [[3, 4, 5, 7], [10, 11]]  # an EOS token follows on each side
     assert rows.columns["target_start"].tolist() == [3, 1]
     assert rows.dropped == 2
+    assert rows.documents.tolist() == [0, 4]
     assert (rows.cut_inputs, rows.cut_targets) == (1, 1)
     packed = pack("examples", two, TextToText(inputs_length=5, targets_length=2))
     assert (packed.cut_inputs, packed.cut_targets) == (0, 1)
@@ -89,6 +117,26 @@ def test_packed_examples_stand_behind_one_another_with_segments():
     assert packed.input_segments.tolist() == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]]
     assert packed.targets.values.tolist() == [[5, EOS, 7, EOS], [12, EOS, 0, 0]]
     assert packed.target_segments.tolist() == [[1, 1, 2, 2], [1, 1, 0, 0]]
+
+
+def test_an_eos_token_on_each_side_takes_room():
+    two = documents([3, 4], [5, 6], targets=[1, 1])
+    for inputs, targets, rows in ((4, 4, 1), (4, 3, 2), (3, 4, 2)):
+        packed = pack("examples", two, TextToText(inputs_length=inputs, targets_length=targets))
+        assert len(packed) == rows, (inputs, targets)
+
+
+def test_masks_stay_with_their_tokens_in_rows_of_examples():
+    values = np.array([[3, 4, 5], [6, 7, 0]], dtype=np.uint16)
+    inputs, targets = Padded(values, np.array([3, 2])), Padded(values[:, :2], np.array([2, 1]))
+    prefix, predicted = (side.filled.copy() for side in (inputs, targets))
+    prefix[:, 0], predicted[0, 1] = False, False
+    both = Examples(inputs, targets, prefix_mask=prefix, predicted=predicted)
+    packed = in_rows(both, np.array([0, 0]), np.array([1, 2]), 1, (6, 4))
+    assert packed.inputs.values.tolist() == [[3, 4, 5, 6, 7, 0]]
+    assert packed.prefix_mask.tolist() == [[False, True, True, False, True, False]]
+    assert packed.targets.values.tolist() == [[3, 4, 6, 0]]
+    assert packed.predicted.tolist() == [[True, False, True, False]]
 
 
 def test_more_than_255_examples_share_a_row():
@@ -133,6 +181,12 @@ def test_best_fit_overfills_no_row_and_numbers_segments_without_gaps(sizes):
 def test_no_documents_make_no_rows(packing):
     rows = pack(packing, Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64)), SpanCorruption())
     assert len(rows) == 0
+
+
+def test_no_pairs_make_no_rows_of_examples():
+    none = Documents(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(0, np.int64))
+    rows = pack("examples", none, TextToText(inputs_length=5, targets_length=4))
+    assert (len(rows), len(none), len(rows.examples.inputs.lengths)) == (0, 0, 0)
 
 
 def one_each(*sizes: tuple[int, int]) -> Examples:

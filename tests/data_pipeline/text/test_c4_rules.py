@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from data_pipeline.text.cleaning import bad_words
 from data_pipeline.text.cleaning.bad_words import contains_bad_word, drops_page, languages
-from data_pipeline.text.cleaning.language import Detection, LanguageConfig, detector, kept_language
+from data_pipeline.text.cleaning.language import Detection, Language, LanguageConfig, detector, kept_language
 from data_pipeline.text.cleaning.page import CleanPage, clean_page, has_paragraphs, is_too_long
 from data_pipeline.text.document import Document, Dropped, Tally
 from data_pipeline.text.languages import shortest_tag
@@ -136,6 +136,20 @@ def test_thresholds_are_parameters():
     assert clean(*GOOD, max_page_characters=10)[1] == {"too_long": 1}
 
 
+@each(
+    "rule, left, counted",
+    [
+        ({}, "See[3] { javascript\nshort", {}),
+        ({"min_sentences_per_page": 3}, None, {"lines_passed": 2, "too_few_sentences": 1}),
+        ({"min_words_per_line": 2}, "See[3] { javascript", {"lines_passed": 1, "line_too_short": 1}),
+        ({"max_word_length": 9}, "short", {"lines_passed": 1, "line_too_long_word": 1}),
+    ],
+)
+def test_a_rule_applies_without_the_others(rule, left, counted):
+    off = {"web_rules": False, "max_word_length": None, "min_words_per_line": 0, "min_sentences_per_page": 0}
+    assert clean("See[3] { javascript", "short", **off | rule) == (left, counted)
+
+
 def test_pages_of_the_published_corpus_pass_again():
     """999 of 1,000 pages stay unchanged. In the other one, six lines begin with the space after a removed citation
     mark, and stripping removes it."""
@@ -158,6 +172,18 @@ def test_multilingual_pages_need_three_lines_of_200_characters():
     assert has_paragraphs(text, min_paragraphs=2, min_paragraph_characters=21)
     assert not has_paragraphs(text, min_paragraphs=2, min_paragraph_characters=22)
     assert not has_paragraphs(text, min_paragraphs=3, min_paragraph_characters=20)
+
+
+@each("detector", ["fast", "langdetect"])
+def test_pages_in_other_languages_are_dropped_and_the_others_get_their_language(detector):
+    german = "Ulm liegt an der Donau und ist eine alte Stadt, in der viele Menschen wohnen."
+    english = "The old town lies on the river, and many people have lived there for years."
+    rule = Language(detector=detector, keep=["de"], threshold=0.9)
+    assert rule.apply(Document(text=german), Tally()) == Document(text=german, language="de")
+    dropped = rule.apply(Document(text=english), Tally())
+    assert (dropped.rule, dropped.example) == ("language_other", english)
+    anything = Language(detector="none", keep=["de"])
+    assert anything.apply(Document(text=english), Tally()) == Document(text=english)
 
 
 # ISO 639-1, and ISO 639-2/T and /B as the Library of Congress lists them: the 24 official languages of the European

@@ -6,6 +6,7 @@ import math
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -167,7 +168,13 @@ def test_a_file_that_is_no_whole_classifier_is_refused_in_a_line(tmp_path):
     for length in range(len(whole)):
         other.write_bytes(whole[:length])
         assert "no fastText classifier: " in problem(other)
-    for content in (whole + b"\0", struct.pack("<i", 1) + whole[4:], b"text\n" * 100):
+    with_buckets = write_model(tmp_path / "buckets.bin", buckets=3)
+    assert label_of(ClassifierConfig(path=str(with_buckets), label="good")) == label_of(
+        ClassifierConfig(path=str(tmp_path / "model.bin"), label="good")
+    )
+    a_bucket_more = whole[:40] + struct.pack("<i", 1) + whole[44:]  # than its matrix has rows for
+    a_label_less = write_model(tmp_path / "rows.bin", outputs=np.zeros((3, 2), "<f4")).read_bytes()
+    for content in (whole + b"\0", struct.pack("<i", 1) + whole[4:], b"text\n" * 100, a_bucket_more, a_label_less):
         other.write_bytes(content)
         assert "no fastText classifier: " in problem(other)
 

@@ -60,7 +60,10 @@ def test_rms_norm_computes_in_fp32_whatever_the_dtype():
     assert ((ours == either[0]) | (ours == either[1])).all()
 
 
-@each("dtype, rate", itertools.product((torch.bfloat16, torch.float16, torch.float32), (0.1, 0.5, 0.9)))
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@each("dtype, rate", itertools.product(DTYPES, (0.1, 0.5, 0.9)))
 def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, rate):
     torch.manual_seed(3)
     x = torch.ones(333, 301, dtype=dtype, requires_grad=True)  # an odd number: draws serve several elements
@@ -74,6 +77,12 @@ def test_dropped_elements_are_zero_and_the_others_scaled_as_by_pytorch(dtype, ra
         assert abs((one & other).double().mean() - (1 - rate) ** 2) < 7 * deviation
     result.sum().backward()
     assert torch.equal(x.grad, result)
+
+
+@each("rate, kept", [(1e-6, 1.0), (1 - 1e-6, 0.0)])
+def test_rates_beside_0_and_1_keep_nearly_all_and_nearly_nothing(rate, kept):
+    result = drop(torch.ones(1 << 16, dtype=torch.bfloat16), rate)  # a 16-bit draw can't be rarer than 2⁻¹⁶
+    assert abs((result != 0).double().mean() - kept) < 20 * 2**-16
 
 
 @each("name", ["t5", "bart", "llama", "t5gemma2", "modern", "t5gemma, unbalanced"])
