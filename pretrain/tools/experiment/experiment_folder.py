@@ -51,8 +51,8 @@ class Group(Section):
 class ExperimentFile(Section):
     """The file experiment.yaml in a folder of run files: how their runs are compared, and with what."""
 
-    gone = {"name": ([None], "gone; an experiment has the name of its folder")}
-
+    name: str | None = None
+    """The experiment's name, above the table and in the default of `--out`. null: the folder's name."""
     groups: list[Group] = []
     """Which rows are compared. Rows in no group are compared with the row `baseline`, else with the first."""
 
@@ -74,7 +74,7 @@ def read(directory: Path) -> Experiment:
     files = {path.stem: path for path in sorted(directory.glob("*.yaml")) if path.name != FILE}
     if not files:
         raise UserError(f"{directory}: no run file (*.yaml) there")
-    name, groups = directory.resolve().name, list(settings.groups)
+    name, groups = settings.name or directory.resolve().name, list(settings.groups)
     grouped = dict.fromkeys(row for group in groups for row in group.rows)
     problems = [f"{FILE}: {row}.yaml isn't in the folder" for row in grouped if row not in files]
     problems += [f"{one!r}: expected letters, digits, - and ." for one in (name, *files) if not _NAME.fullmatch(one)]

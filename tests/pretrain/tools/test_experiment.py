@@ -234,7 +234,7 @@ def test_rows_without_groups_are_compared_with_the_first(tmp_path):
         ),
         (["a"], "groups: [{title: t, baseline: b, rows: [a]}]", r"groups\.0: baseline: b is none of the rows a"),
         (["a"], "group: []", r"group: unknown key; nearest valid key: groups"),
-        (["a"], "name: b", r"name: gone; an experiment has the name of its folder"),
+        (["a"], "name: a b", r"'a b': expected letters"),
         ([], None, "no run file"),
         (None, None, "no such folder"),
     ],
