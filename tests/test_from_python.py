@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
 import yaml
 
@@ -294,6 +295,7 @@ def test_the_pages_examples_of_corpora_and_the_command_builds_the_same(tmp_path,
     monkeypatch.chdir(tmp_path)
     write_c4(tmp_path / "c4-0.json.gz", records=120)
     write_corpus_file(tmp_path / "corpus.yaml", output="elsewhere")
+    ray.shutdown()  # an earlier test may have left it, and it draws from Python's generator by itself
     before, found = process_state(), {}
     exec(examples_of("Corpora"), found)
     assert process_state() == before

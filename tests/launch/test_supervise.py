@@ -100,8 +100,8 @@ def test_signals_to_a_rank_that_starts_are_held_back(tmp_path):
 
 
 def once(file: str) -> str:
-    """Waits for a file in the directory of logs."""
-    return f"until [ -e ${rank_logs.SUPERVISED}/{file} ]; do sleep 0.05; done"
+    """Waits for a file in the directory of logs, and until a file written then has a later time than that one."""
+    return f"until [ -e ${rank_logs.SUPERVISED}/{file} ]; do sleep 0.05; done; sleep 0.05"
 
 
 OVER = [once(f"rank-0000{rank}.exit") for rank in range(2)]  # waits for the end of a rank
