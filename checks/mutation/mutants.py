@@ -28,7 +28,10 @@ SUBJECTS = {
     ),
     "masks": Subject(
         ("pretrain/models/functional/attention_backends.py", "pretrain/models/attention.py"),
-        tuple(f"{_MODELS}/test_{name}.py" for name in ("arithmetic", "families_alone", "autoregressive", "kernels")),
+        tuple(
+            f"{_MODELS}/test_{name}.py"
+            for name in ("attention", "arithmetic", "families_alone", "autoregressive", "kernels")
+        ),
     ),
     "objectives": Subject(
         ("data_pipeline/corpus/objectives/*.py",),
