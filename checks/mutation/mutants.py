@@ -15,7 +15,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Subject:
-    """The modules that decide one thing, and the tests of these modules: patterns of files below ROOT."""
+    """`modules` decide one thing, and `tests` test them: patterns of files below ROOT."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]

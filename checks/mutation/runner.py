@@ -150,7 +150,7 @@ class _Lines:
         self._of_fixtures: dict[str, bytes] = {}
 
     def tests(self, session: pytest.Session, items: Sequence[pytest.Item]) -> list[dict[str, Any]]:
-        """Runs tests; the fields of `Test` of those that pass."""
+        """Runs `items`; returns the fields of a `Test` for each item that passes."""
         found = []
         session.config.pluginmanager.register(self)
         for item, following in pairwise([*items, None]):

@@ -270,7 +270,7 @@ def _run_settings(name: str, data: Corpus, run: FirstRun, machine: Machine) -> d
     hooks: list[dict[str, Any]] = [{"hook": hook, "every_steps": every, "rows": rows} for hook in measured]
     if FAMILIES[config.family].generates is not None:
         hooks.append({"hook": "samples", "every_steps": min(2 * every, max(every, steps // 4)), "number": 4})
-    hours = float(f"{run.hours:.3g}")
+    hours = float(f"{run.steps * run.seconds / 3600:.3g}")
     return {
         "extends": f"configs:models/{run.model}.yaml",
         "run": {"name": name, "directory": f"runs/{name}", "seed": 0, "max_steps": steps, "expected_hours": hours},
