@@ -178,7 +178,7 @@ class Engine:
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
-        self._pass = self._graphs or self._computed
+        self._pass: Callable[..., dict[str, Tensor]] = self._graphs or self._computed
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self.learning_rate = 0.0
         """The learning rate of the last step, of parameter groups that don't set their own."""
