@@ -24,7 +24,7 @@ from data_pipeline.base.errors import FailedError, UserError
 from data_pipeline.loading.batch_layout import BatchLayout
 from pretrain.config import RunConfig, deepspeed_keys
 from pretrain.config.run_config import ComputeSection, SpikeSection
-from pretrain.engine import versions
+from pretrain.engine import deepspeed_private
 from pretrain.engine.deepspeed_private import check_layout
 from pretrain.run.train_state import Health, Rewind, TrainState, add_rewind, after_rewinds
 from pretrain.training.run import configure_arithmetic
@@ -41,7 +41,7 @@ WRONG = [
     ({"zero_optimisation": STAGE_3}, "zero_optimisation: unknown key; nearest valid key: zero_optimization"),
     ({"fp16": {"enabled": True}}, "fp16: not supported: T5 diverges in fp16; set precision: bf16"),
     ({"elasticity": {}}, "elasticity: DeepSpeed ignores this key, or has removed it"),
-    ({"wall_clock_breakdown": True}, "wall_clock_breakdown: goes to DeepSpeed's log"),
+    ({"wall_clock_breakdown": True}, "wall_clock_breakdown: set trainer.profile instead"),
 ]
 NEAREST = "unknown key; nearest valid key: zero_optimization"
 WRONG_ZERO = [
@@ -98,7 +98,7 @@ def test_all_problems_are_told_at_once_each_in_a_line():
 def test_other_keys_are_passed_on_and_the_stage_has_a_default_and_must_be_a_number():
     cases = [
         ({}, {}),
-        ({"parameter_alignment": True, "stage3_max_live_parameters": 10}, {"aio": {}, "log_level": "info"}),
+        ({"parameter_alignment": True, "stage3_max_live_parameters": 10}, {"aio": {}}),
     ]
     for zero, others in cases:
         section = run_config(deepspeed={"zero_optimization": zero, **others}).deepspeed.model_dump()
@@ -256,15 +256,15 @@ def refusal(engine: Any) -> str:
 
 
 def test_an_untested_version_is_refused_with_what_to_install(monkeypatch):
-    for tested in (versions.TESTED, f"{versions.TESTED}+cu130"):
+    for tested in (deepspeed_private.TESTED, f"{deepspeed_private.TESTED}+cu130"):
         monkeypatch.setattr(deepspeed, "__version__", tested)
-        versions.check_version()
+        deepspeed_private.check_version()
     for other in ("0.9.10", "0.19.7", "0.20.0"):
         monkeypatch.setattr(deepspeed, "__version__", other)
         with pytest.raises(UserError) as error:
-            versions.check_version()
-        said = f"deepspeed {other} is installed; supported: {versions.TESTED}; "
-        assert str(error.value) == f"{said}install it with: pip install deepspeed=={versions.TESTED}"
+            deepspeed_private.check_version()
+        said = f"deepspeed {other} is installed; supported: {deepspeed_private.TESTED}; "
+        assert str(error.value) == f"{said}install it with: pip install deepspeed=={deepspeed_private.TESTED}"
 
 
 # A step of the engine is skipped on all ranks or on none, and spikes of its loss are found
