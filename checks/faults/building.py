@@ -13,7 +13,7 @@ from checks.faults.happening import DISK, KILLS, Fault, Here
 
 MODULE = "data_pipeline.engine.work_units"
 OUTSIDE = ("the driver killed", "a lost node", "a bit of an input")  # the matrix does these when it sees the marker
-SECONDS_TO_ACT = 60.0  # for the matrix, which ends the wait by removing the file beside the marker
+SECONDS_TO_ACT = 600.0  # for the matrix and tests, which end the wait with a file beside the marker, or the process
 FAULTS: dict[str, Fault] = {"SIGKILL": KILLS["SIGKILL"], **DISK}
 WHEN = ("before the work", "after the work")  # after it, the unit's files are there but not its record
 
