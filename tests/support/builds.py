@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
+from checks.faults.building import PlantedInBuild
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.stages.pipeline import build
@@ -122,9 +124,13 @@ def flip(path: Path, position: int = -1) -> None:
 
 def with_fault(fault: str, stage: str, when: str, marker: Path) -> dict[str, str]:
     """The environment of a build with a fault in the first unit of a stage, as checks/faults/building.py plants it."""
-    planted = {"fault": fault, "stage": stage, "when": when, "marker": str(marker)}
+    return with_faults(PlantedInBuild(fault, stage, when, str(marker)))
+
+
+def with_faults(*planted: PlantedInBuild) -> dict[str, str]:
+    """The environment of a build with faults, each in another stage."""
     search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULT": json.dumps(planted)}
+    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULTS": json.dumps([asdict(one) for one in planted])}
 
 
 def family(pid: int) -> list[psutil.Process]:
