@@ -86,8 +86,7 @@ $(INSTALLED): pyproject.toml constraints.txt \
 		examples/lion/pyproject.toml \
 		examples/molecules/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# two at a time, since pip takes one core, and PyTorch early; without dependencies, so that pip need not search
-	sort -r constraints.txt | xargs -n 32 -P 2 $(BIN)/python -m pip install --quiet --no-compile --no-deps
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement constraints.txt # all at once: pip need not search
 	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint constraints.txt \
 		--editable ".[dev]" \
 		--editable examples/double_decoder \
