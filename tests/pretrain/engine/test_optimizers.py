@@ -217,6 +217,31 @@ def test_a_fragment_of_a_matrix_is_made_of_rectangles():
             assert len(found) <= 3
 
 
+def test_a_flat_buffer_has_the_part_of_a_parameter_that_is_inside():
+    """A parameter of 6 elements that begins before, in, or behind a buffer of 10."""
+    buffer = torch.zeros(10)
+    found = [Fragment.inside("a", (2, 3), place, buffer) for place in (-6, -5, -1, 0, 4, 5, 9, 10)]
+    assert [(one.start, one.size, one.offset) for one in found] == [
+        (0, 0, 0),
+        (5, 1, 0),
+        (1, 5, 0),
+        (0, 6, 0),
+        (0, 6, 4),
+        (0, 5, 5),
+        (0, 1, 9),
+        (0, 0, 0),
+    ]
+
+
+def test_each_parameters_factor_is_spread_over_its_elements_and_padding_has_0():
+    """A rank without the first parameter has parts of two others, with padding before, between and behind them."""
+    buffer = torch.zeros(9)
+    places = [(0, 0), (2, 2), (3, 5)]  # sizes and offsets
+    fragments = [Fragment(str(number), (4,), 0, *one[:1], buffer, one[1]) for number, one in enumerate(places)]
+    found = FlatBuffer(buffer, fragments).spread(torch.tensor([1.0, 2.0, 3.0]))
+    assert found.tolist() == [0, 0, 2, 2, 0, 3, 3, 3, 0]
+
+
 def test_matrices_are_shared_out_by_cost():
     assert balanced([5, 1, 4, 3, 2], 2) == [[0, 4, 1], [2, 3]]
     assert balanced([1.0], 3) == [[0], [], []]
