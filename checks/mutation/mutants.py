@@ -54,12 +54,18 @@ SUBJECTS = {
     ),
     "gradients": Subject(
         ("pretrain/engine/gradients.py", "pretrain/engine/engine.py"),
-        (f"{_ENGINE}/test_engine.py", f"{_ENGINE}/test_numerics.py", f"{_ENGINE}/test_update_passes.py"),
+        tuple(
+            f"{_ENGINE}/test_{name}.py"
+            for name in ("engine", "engine_state", "numerics", "optimizers", "same_use", "update_passes")
+        ),
     ),
     "resume": Subject(
         ("pretrain/run/train_state.py", "pretrain/engine/checkpoint/engine_state.py"),
         (
-            *(f"{_ENGINE}/test_{name}.py" for name in ("checkpoints", "damaged_checkpoints", "fingerprint", "streams")),
+            *(
+                f"{_ENGINE}/test_{name}.py"
+                for name in ("checkpoints", "damaged_checkpoints", "engine_state", "fingerprint", "streams")
+            ),
             "tests/pretrain/run/test_train_state.py",
             "tests/pretrain/training/test_bad_steps.py",
         ),

@@ -60,3 +60,17 @@ def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch
     for unit in range(7):
         merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
         assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
+
+
+def test_what_stays_in_the_place_of_a_duplicate_is_no_duplicate_itself(tmp_path):
+    """In unit 2, documents 3 and 5 are equal to document 1, which stays, and document 4 to document 2, which is a
+    duplicate of document 9 of unit 0."""
+    own, store = Keys(group=1, order=0), LocalStore(tmp_path)
+    for document, group in {1: 10, 2: 20, 3: 10, 4: 20, 5: 10}.items():
+        own.add(document, 0, [group])
+    own.write(tmp_path / "keys", slots=8)
+    of_another = np.array([2], np.uint64), np.array([2 << 32], np.uint64), 3, np.array([9], np.uint64)
+    keys.write_duplicates(tmp_path / "decided", *of_another)
+    found = keys.read_duplicates(store, "keys", ["decided"], unit=2, kept=True)
+    assert found.items == {document: [0] for document in (2, 3, 4, 5)}
+    assert found.kept == {2: 9, 3: 2 << 32 | 1, 4: 9, 5: 2 << 32 | 1}

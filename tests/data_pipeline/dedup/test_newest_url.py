@@ -32,3 +32,11 @@ def test_timestamps_of_another_form_are_compared_by_their_first_16_bytes():
 @each("instant", ["0001", "2019-04-25"])
 def test_timestamps_of_another_form_are_older_than_any_instant(instant):
     assert rank_of(instant) < min(map(rank_of, TEXTS))
+
+
+def test_of_pages_of_one_address_and_time_those_that_cleaning_kept_come_first():
+    for number in range(20):
+        url = f"http://a.org/{number}"
+        kept, dropped = (NewestUrl.words(url, "2019-04-25", kept) for kept in (True, False))
+        assert kept[:-1] == dropped[:-1]
+        assert (kept[-1] % 2, dropped[-1]) == (0, kept[-1] + 1)
