@@ -16,14 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from checks.faults.building import FAULTS, OUTSIDE, WHEN, PlantedInBuild
 from tests.conftest import write_c4, write_corpus_file
-from tests.support.builds import checksums, differences, family, raylets, with_faults
+from tests.support.builds import checksums, differences, family, raylets, with_fault
 
 _SECONDS = 300.0
 _NAMED = {  # in what a build says that fails
@@ -105,7 +105,7 @@ class Builds:
 
     def _built(self, corpus: Path, planted: PlantedInBuild | None, *overrides: str) -> tuple[int, str]:
         """The exit code of a build, and what it said. No process outlives it."""
-        environment = with_faults(planted) if planted else dict(os.environ)
+        environment = with_fault(**asdict(planted)) if planted else dict(os.environ)
         settings = [f"output={corpus}", "ray.num_cpus=1", *overrides]
         command = [sys.executable, "-m", "data_pipeline", "build", str(self.config), *settings]
         corpus.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from checks.faults.building import PlantedInBuild
 from data_pipeline.base.config_file import load
 from data_pipeline.config import CorpusConfig
 from data_pipeline.stages.pipeline import build
@@ -124,13 +122,15 @@ def flip(path: Path, position: int = -1) -> None:
 
 def with_fault(fault: str, stage: str, when: str, marker: Path) -> dict[str, str]:
     """The environment of a build with a fault in the first unit of a stage, as checks/faults/building.py plants it."""
-    return with_faults(PlantedInBuild(fault, stage, when, str(marker)))
+    return with_faults((fault, stage, when, marker))
 
 
-def with_faults(*planted: PlantedInBuild) -> dict[str, str]:
-    """The environment of a build with faults, each in another stage."""
+def with_faults(*planted: tuple[str, str, str, Path]) -> dict[str, str]:
+    """The environment of a build with faults, each in another stage, of the arguments of `with_fault`."""
+    keys = ("fault", "stage", "when", "marker")
+    faults = [dict(zip(keys, map(str, one), strict=True)) for one in planted]
     search = os.pathsep.join([str(TOP / "checks/faults"), str(TOP), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULTS": json.dumps([asdict(one) for one in planted])}
+    return {**os.environ, "PYTHONPATH": search, "BUILD_FAULTS": json.dumps(faults)}
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checks.faults.building import PlantedInBuild
 from data_pipeline.base import object_store, stores
 from data_pipeline.base.config_file import load
 from data_pipeline.base.errors import FailedError, NodeUnfit, StoreError, StoreUnavailable, UserError
@@ -545,8 +544,8 @@ def test_bytes_depend_neither_on_workers_nor_on_their_ends_nor_on_that_of_the_dr
     """A worker is killed once it has put its files; then the driver, at the tokens. The next build ends it without Ray:
     that all stages may run on Ray is in `test_three_nodes…`, that no process outlives a build in test_killed_builds."""
     url = "s3://bucket/killed"
-    of_worker = PlantedInBuild("SIGKILL", "documents", "after the work", str(tmp_path / "a"))
-    of_driver = PlantedInBuild("the driver killed", "tokens", "before the work", str(tmp_path / "b"))
+    of_worker = ("SIGKILL", "documents", "after the work", tmp_path / "a")
+    of_driver = ("the driver killed", "tokens", "before the work", tmp_path / "b")
     build = ray_build(file, url, with_faults(of_worker, of_driver))
     while not (tmp_path / "b").exists():
         assert build.poll() is None, build.communicate()
