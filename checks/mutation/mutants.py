@@ -54,10 +54,7 @@ SUBJECTS = {
     ),
     "gradients": Subject(
         ("pretrain/engine/gradients.py", "pretrain/engine/engine.py"),
-        tuple(
-            f"{_ENGINE}/test_{name}.py"
-            for name in ("engine", "engine_state", "numerics", "optimizers", "same_use", "update_passes")
-        ),
+        tuple(f"{_ENGINE}/test_{name}.py" for name in ("engine", "engine_state", "gradients", "numerics", "same_use")),
     ),
     "resume": Subject(
         ("pretrain/run/train_state.py", "pretrain/engine/checkpoint/engine_state.py"),
