@@ -323,10 +323,11 @@ def test_a_step_without_a_finite_loss_or_gradient_is_skipped_on_every_rank(devic
         assert all(torch.equal(parameters[name], wanted[name]) for name in wanted), setting
 
 
-def outcome_of_a_step() -> tuple[list[float], dict[str, bool], tuple[float, int], float, list[int]]:
-    """The learning rates before and after the first step, its votes, its sum of losses, its loss, and the steps that
-    the watchdog is told of."""
+def outcome_of_a_step() -> tuple[list[float], dict[str, bool], tuple[float, int], float, list[int], float]:
+    """The learning rates before and after the first step, its votes, its sum of losses, its loss, the steps that the
+    watchdog is told of, and the sum of this rank's losses before."""
     layout, engine = own_layout(), engine_of(run_config(1))
+    own = sum(float(engine.losses(batch)["labels"].sum()) for batch in micro_batches(layout, 0))
     rates = [engine.learning_rate]
     votes = {"all": True, "one": dist.get_rank() == 0, "none": False}
     with pytest.MonkeyPatch.context() as patch:
@@ -335,15 +336,18 @@ def outcome_of_a_step() -> tuple[list[float], dict[str, bool], tuple[float, int]
         outcome = engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0), votes)
     rates.append(engine.learning_rate)
     engine.close()
-    return rates, outcome.votes, outcome.losses["labels"], outcome.loss, told
+    return rates, outcome.votes, outcome.losses["labels"], outcome.loss, told, own
 
 
 def test_a_step_has_the_mean_loss_of_all_labels_and_the_votes_of_any_rank():
     """On two ranks, each with two micro-batches of two rows of eight labels."""
-    for rates, votes, (total, labels), loss, told in on_ranks(2, outcome_of_a_step):
+    of_ranks = on_ranks(2, outcome_of_a_step)
+    expected = sum(own for *_, own in of_ranks)
+    for rates, votes, (total, labels), loss, told, _ in of_ranks:
         assert rates == [0.0, 1e-2]
         assert votes == {"all": True, "one": True, "none": False}
         assert (labels, loss) == (64, pytest.approx(total / 64, rel=1e-12))
+        assert total == pytest.approx(expected, rel=1e-6)
         assert 3 < loss < 7  # near ln 100
         assert told == [1]
 

@@ -29,6 +29,59 @@ def test_a_gradient_below_the_limit_is_not_clipped():
     assert 1e-6 < unlimited[1] == clipped[1] < 1e9
 
 
+def clipped_update(scale: float, limit: float, rate: float) -> tuple[float, float, float]:
+    """The L2 norm of the change that plain SGD makes at `rate` with the gradient of `scale` times the loss, clipped at
+    `limit`; that of the gradient before clipping; and the loss of a step without labels."""
+    from pretrain.engine.construction import construct
+    from pretrain.engine.engine import Engine
+
+    config = run_config(1, optimizer={"learning_rate": rate, "gradient_clipping": limit})
+    model = construct(config, config.model)
+    group = {"params": [*model.parameters()], "base_rate": rate, "frozen_until": 0}
+    engine, layout = Engine.initialize(model, config, optimizer=torch.optim.SGD([group], lr=rate)), own_layout()
+    engine.module.register_forward_hook(lambda *given: {name: scale * loss for name, loss in given[2].items()})
+    before = [parameter.detach().double() for parameter in engine.module.parameters()]
+    engine.step(0, row_offsets(layout, 0), micro_batches(layout, 0))
+    after, norm = [parameter.detach().double() for parameter in engine.module.parameters()], engine.gradient_norm
+    empty = micro_batches(layout, 1)
+    for batch in empty:
+        batch["labels"].fill_(-100)
+    loss = engine.step(1, row_offsets(layout, 1), empty).loss
+    engine.close()
+    change = torch.cat([(one - other).flatten() for one, other in zip(after, before, strict=True)])
+    return float(change.norm()), norm, loss
+
+
+def test_a_clipped_gradient_has_the_limit_as_its_norm_as_pytorch_clips():
+    """`clip_grad_norm_` divides by the norm plus 1e-6, which is half of the divisor of a gradient as small."""
+    cases = [(1.0, 0.5, 1.0), (1e-6, 1e-7, 1e6)]
+    ((usual, small),) = on_ranks(1, each_on_ranks, clipped_update, cases)
+    for (change, norm, empty), (_, limit, rate) in zip((usual, small), cases, strict=True):
+        assert norm > limit
+        assert change == pytest.approx(rate * limit * norm / (norm + 1e-6), rel=1e-3)
+        assert empty == 0.0
+    assert small[1] < 1e-5
+
+
+def whole_and_buffers(stage: int) -> tuple[bool, int, int]:
+    """Whether the whole model is the engine's own, its elements, and those of all ranks' flat buffers."""
+    engine = engine_of(run_config(stage))
+    with engine.whole() as model:
+        own, elements = model is engine.module, sum(one.numel() for one in model.parameters())
+    buffers = engine.flat_buffers()
+    held = sum(fragment.size for buffer in buffers for fragment in buffer.fragments)
+    engine.close()
+    return own, elements, held
+
+
+def test_the_whole_model_is_a_copy_only_where_weights_are_sharded_and_buffers_hold_each_element_once():
+    ranks = on_ranks(2, each_on_ranks, whole_and_buffers, [(1,), (3,)])
+    for stage, of_ranks in zip((1, 3), zip(*ranks, strict=True), strict=True):
+        elements = of_ranks[0][1]
+        assert [one[:2] for one in of_ranks] == [(stage == 1, elements)] * 2
+        assert sum(one[2] for one in of_ranks) == elements > 10_000
+
+
 def test_each_group_has_its_own_rate_which_follows_the_schedule_and_is_0_while_the_group_is_frozen():
     from pretrain.engine.engine import set_rates
 
