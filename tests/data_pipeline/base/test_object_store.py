@@ -451,7 +451,7 @@ def test_the_loaders_of_a_machine_keep_the_limit_together(tmp_path):
 
 @each("others, room", [(92_000, True), (94_500, False)])
 def test_the_cache_leaves_a_twentieth_of_the_disk_free(tmp_path, capsys, monkeypatch, others, room):
-    """A disk of 100 kB, of which other programs use so much."""
+    """A disk of 100 kB; other programs use a part."""
     cache = DiskCache(tmp_path, limit=10**9)
 
     def usage(folder: Path) -> SimpleNamespace:

@@ -52,7 +52,7 @@ def save(engine: Any, directory: Path) -> None:
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
-    """The kinds of states of which a tensor differs: parameter, and the optimizer's."""
+    """The kinds of states with a tensor that differs: parameter, and the optimizer's."""
     assert one.keys() == other.keys()
     return {name.split("/")[0] for name in one if not torch.equal(one[name], other[name])}
 

@@ -43,7 +43,7 @@ def around(mean, steps, seed):
 
 @each("seed", range(3))
 def test_a_loss_that_rises_and_stays_is_one_spike_until_it_fills_the_window(seed):
-    """From then on the window has the losses of the new level, of which a loss stands out as of any."""
+    """From then on the window has losses of the new level alone, and an outlier of this level is found."""
     settings, low, high = SpikeSection(), around(3.0, 300, seed), around(3.6, 1000, seed + 9)
     rising = after_losses(Health(), [*low, *high], settings)
     assert [step for step, health in enumerate(rising) if health.spiking] == [*range(300, 427)]
