@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import tokenizers
-from pydantic import Field
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from pydantic import Field, field_validator
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import tokenizer_json
@@ -36,6 +36,19 @@ class BPEConfig(TrainedConfig):
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(32_000, gt=SMALLEST, le=_MORE_THAN_ANY)
     """Number of tokens to train, with 256 bytes, pad and eos; an existing tokenizer has its own number."""
+    pattern: str | None = None
+    """A regular expression of Oniguruma that divides text before training: no token crosses the border of a match.
+    null: GPT-2's, for words, numbers and punctuation; `.+`: lines, so tokens may have all kinds of characters."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern_is_read(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                Regex(pattern)
+            except Exception as error:  # the library raises no class of its own
+                raise ValueError(f"not a regular expression of Oniguruma: {error}") from None
+        return pattern
 
     @property
     def pieces(self) -> int:
@@ -46,7 +59,7 @@ class BPEConfig(TrainedConfig):
         return tokenizer_json.existing(Path(self.path), self.sentinels)
 
     def train(self, sample: Sequence[bytes]) -> TokenizerJson:
-        backend = _trained(sample, self.vocab_size)
+        backend = _trained(sample, self.vocab_size, self.pattern)
         if (found := backend.get_vocab_size()) < self.vocab_size:
             way_out = "ask for fewer, or add text"
             raise UserError(
@@ -72,10 +85,14 @@ def largest_vocabulary(sample: Sequence[bytes]) -> int:
     return int(_trained(sample, _MORE_THAN_ANY).get_vocab_size())
 
 
-def _trained(sample: Sequence[bytes], vocab_size: int) -> tokenizers.Tokenizer:
-    """At most `vocab_size` tokens, trained on `sample`."""
+def _trained(sample: Sequence[bytes], vocab_size: int, pattern: str | None = None) -> tokenizers.Tokenizer:
+    """At most `vocab_size` tokens, trained on `sample`, which `pattern` divides."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pattern is not None:
+        divided = pre_tokenizers.Split(Regex(pattern), "isolated")
+        in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([divided, in_bytes])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
