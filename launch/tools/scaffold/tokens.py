@@ -43,6 +43,7 @@ class Tokens:
         lengths: (n,) tokens of each document of the sample.
         described: the tokens, in a message.
         is_row: whether a document is a row of its own.
+        recipe: the page of a recipe for such documents; None: there is none.
     """
 
     what: str
@@ -51,6 +52,7 @@ class Tokens:
     lengths: np.ndarray
     described: str
     is_row: bool = True
+    recipe: str | None = None
 
     @property
     def row(self) -> int:
@@ -65,6 +67,8 @@ class Tokens:
         lines = [f"found: {self.what}; tokens: {self.described}", f"lengths in tokens, {of}: {lengths}"]
         if longer := self.is_row * int(np.count_nonzero(self.lengths > self.row)):
             lines.append(f"longer than a row: {longer:,} of {len(self.lengths):,}, which become several rows")
+        if self.recipe:
+            lines.append(f"a recipe for such documents, and what its model reaches: docs/results/{self.recipe}.md")
         return lines
 
 
@@ -87,20 +91,22 @@ def tokens_of(source: SourceConfig, files: Sequence[InputFile], texts: Sequence[
         size = 1 << max(1, most.bit_length())
         described = f"the integers; tokenizer.vocab_size {size:,} is the next power of two above {most:,}"
         config = IdsConfig(vocab_size=size)
-        return Tokens("lists of integers", config, config.existing(), _lengths(lists), described)
+        return Tokens("lists of integers", config, config.existing(), _lengths(lists), described, recipe="items")
     if source.format == "fasta":
         letters = b"".join(texts)
         are_bases = len(letters.translate(None, _BASES)) <= 0.01 * len(letters)
-        return _of_symbols("nucleotides" if are_bases else "proteins", SymbolsConfig(), texts, written)
+        what, recipe = ("nucleotides", None) if are_bases else ("proteins", "proteins")
+        return _of_symbols(what, recipe, SymbolsConfig(), texts, written)
     if _are_molecules(written):
-        return _of_symbols("SMILES", SymbolsConfig(pattern=ATOMS), texts, written)
+        return _of_symbols("SMILES", "molecules", SymbolsConfig(pattern=ATOMS), texts, written)
     if source.format == "text" and all(_PROGRAMS.fullmatch(file.name) for file in files):
         most = bpe.largest_vocabulary(texts)
         size = int(max(bpe.SMALLEST, min(largest, bpe.SMALLEST + (most - bpe.SMALLEST) / 2)))
         programs = BPEConfig(vocab_size=size)
         model = programs.train(texts)
         described = f"{size:,} of byte-level BPE; no character is changed"
-        return Tokens("source code", programs, model, _lengths(model.encode(written)), described, is_row=False)
+        lengths = _lengths(model.encode(written))
+        return Tokens("source code", programs, model, lengths, described, is_row=False, recipe="code")
     return None
 
 
@@ -109,10 +115,12 @@ def keys_of(tokenizer: TokenizerConfig) -> dict[str, Any]:
     return {"kind": tokenizer.kind, **tokenizer.model_dump(include=tokenizer.model_fields_set - {"kind"})}
 
 
-def _of_symbols(what: str, config: SymbolsConfig, texts: Sequence[bytes], written: Sequence[str]) -> Tokens:
+def _of_symbols(
+    what: str, recipe: str | None, config: SymbolsConfig, texts: Sequence[bytes], written: Sequence[str]
+) -> Tokens:
     model = config.train(texts)
     described = f"{len(model.symbols):,} symbols, the most frequent first: {first_few(model.symbols, _SHOWN)}"
-    return Tokens(what, config, model, _lengths(model.encode([*written])), described)
+    return Tokens(what, config, model, _lengths(model.encode([*written])), described, recipe=recipe)
 
 
 def _lengths(documents: Sequence[Any]) -> np.ndarray:

@@ -35,6 +35,7 @@ from tests.support.in_process import done_here, refused_here, run_here
 from tests.support.tables import each
 
 SAMPLES = Path(data_pipeline.__file__).with_name("samples")
+RECIPES = Path(__file__).parents[3] / "docs/results"
 INF = float("inf")
 SIZES = SERIES["t5gemma2"]
 THIS_MACHINE = Machine.this
@@ -396,20 +397,22 @@ def write_found(what: str) -> str:
 
 
 @each(
-    "what, kind, longest, row",
+    "what, kind, longest, row, recipe",
     [
-        ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112),
-        ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112),
-        ("SMILES", {"kind": "symbols", "pattern": ATOMS}, 50, 56),
-        ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304),
-        ("column", {"kind": "ids", "vocab_size": 512}, 299, 304),
-        ("source code", {"kind": "bpe"}, None, None),
+        ("proteins", {"kind": "symbols", "pattern": "."}, 109, 112, "proteins"),
+        ("nucleotides", {"kind": "symbols", "pattern": "."}, 109, 112, None),
+        ("SMILES", {"kind": "symbols", "pattern": ATOMS}, 50, 56, "molecules"),
+        ("lists of integers", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
+        ("column", {"kind": "ids", "vocab_size": 512}, 299, 304, "items"),
+        ("source code", {"kind": "bpe"}, None, None, "code"),
     ],
 )
-def test_what_is_no_prose_gets_its_tokens_and_rows_that_take_a_document(what, kind, longest, row):
+def test_what_is_no_prose_gets_its_tokens_and_rows_that_take_a_document(what, kind, longest, row, recipe):
     corpus, _, printed = first_files("--text", write_found(what))
     assert {key: getattr(corpus.tokenizer, key) for key in kind} == kind
     assert f"found: {'lists of integers' if what == 'column' else what}; tokens: " in printed
+    assert re.findall("docs/results/.*", printed) == ([f"docs/results/{recipe}.md"] if recipe else [])
+    assert recipe is None or (RECIPES / f"{recipe}.md").exists()
     assert (corpus.cleaning.profile, corpus.dedup.lines, corpus.rows.apply_at) == ("none", False, "load")
     assert corpus.rows.objective.problems(tokenizer.expected(corpus.tokenizer)) == []
     if row:
