@@ -13,8 +13,6 @@ one for its size, one for its footer, and one for each piece. A unit looks for i
 with two more at its end if it takes longer than 3 s.
 """
 
-import argparse
-import json
 import math
 import os
 import tempfile
@@ -176,25 +174,8 @@ def measure() -> Iterator[dict[str, object]]:
                 build(load(corpus_file, ["output=s3://bucket/corpus", *changes], CorpusConfig))
     for (method, of), count in sorted(asked.items(), key=lambda one: -one[1]):
         if method in ("GET", "HEAD") and of.startswith("/bucket/corpus/"):
-            yield {"files of": of.removeprefix("/bucket/corpus/"), "requests": count}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["measure"])
-    parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
-    given = parser.parse_args()
-    if given.what != "measure":
-        for row in cells(scale_forecast.ROOT / "docs/results"):
-            print(" | ".join(row))
-        return
-    when = scale_rows.circumstances()
-    for found in measure():
-        counted = {"code": "after", **found, **when}
-        print(json.dumps(counted), flush=True)
-        if given.save:
-            scale_rows.save("bucket-requests.csv", counted, ["code", "files of"])
+            yield {"code": "after", "files of": of.removeprefix("/bucket/corpus/"), "requests": count}
 
 
 if __name__ == "__main__":
-    main()
+    scale_rows.forecast_or_measure(__doc__, cells, "bucket-requests.csv", measure, ["code", "files of"])

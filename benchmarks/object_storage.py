@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -177,6 +177,16 @@ def counting(url: str) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
         proxy.server_close()
 
 
+def in_turns(names: Iterable[str], turn: int) -> list[str]:
+    """Names in their order, or from the last to the first in every second turn."""
+    return list(names)[:: 1 if turn % 2 == 0 else -1]
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=12)
@@ -202,8 +212,10 @@ def main() -> None:
             for pair in range(given.pairs):
                 outputs = {where: f"s3://bucket/{where}/{pair}" for where in codes}
                 outputs["folder"] = str(folder / f"built/{pair}")
-                order = list(outputs)[:: 1 if pair % 2 == 0 else -1]
-                took = {where: seconds_of(corpus_file, outputs[where], url, codes[where]) for where in order}
+                took = {
+                    where: seconds_of(corpus_file, outputs[where], url, codes[where])
+                    for where in in_turns(outputs, pair)
+                }
                 for where, (seconds, used) in took.items():
                     rows += [(str(pair), where, f"{seconds:.2f}"), (str(pair), f"{where}, processor", f"{used:.2f}")]
                 ratios.append(took["bucket"][0] / took["folder"][0])
@@ -222,10 +234,7 @@ def main() -> None:
         records = (folder / "built/0/.stages").glob("*/finished.jsonl")
         units = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in records)
     rows.append(("first", "units", str(units)))
-    with given.csv.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("build", "what", "figure"))
-        writer.writerows(rows)
+    write_table(given.csv, ("build", "what", "figure"), rows)
 
 
 if __name__ == "__main__":

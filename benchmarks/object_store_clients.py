@@ -10,7 +10,6 @@ its threads.
 """
 
 import argparse
-import csv
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ from pathlib import Path
 import obstore
 import obstore.store
 import s3fs
-from object_storage import LOGIN, server
+from object_storage import LOGIN, in_turns, server, write_table
 
 TURNS, REQUESTS, LOADS = 12, 100, 5
 SMALL, LARGE = bytes(10_000), bytes(1_000_000)
@@ -68,7 +67,7 @@ def measure() -> list[tuple[str, str, str]]:
     rows = []
     libraries = clients()
     for turn in range(TURNS + 1):
-        for library in [*libraries][:: 1 if turn % 2 else -1]:
+        for library in in_turns(libraries, turn):
             for kind, request in libraries[library].items():
                 began = time.process_time()
                 for _ in range(REQUESTS):
@@ -78,7 +77,7 @@ def measure() -> list[tuple[str, str, str]]:
                     rows.append((library, kind, f"{used:.3f}"))
                     print(*rows[-1], flush=True)
     for turn in range(LOADS):
-        for library in [*LOADING][:: 1 if turn % 2 else -1]:
+        for library in in_turns(LOADING, turn):
             process = subprocess.Popen([sys.executable, "-c", LOADING[library]])
             _, status, used_by = os.wait4(process.pid, 0)
             if process.returncode or status:
@@ -100,10 +99,7 @@ def main() -> None:
     for library, kind in dict.fromkeys((library, kind) for library, kind, _ in rows):
         used = [float(figure) for *of, figure in rows if of == [library, kind]]
         print(f"{library}, {kind}: {statistics.median(used):.2f} ms ({min(used):.2f} to {max(used):.2f})")
-    with given.csv.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("library", "what", "ms"))
-        writer.writerows(rows)
+    write_table(given.csv, ("library", "what", "ms"), rows)
 
 
 if __name__ == "__main__":

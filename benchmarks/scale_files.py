@@ -195,13 +195,8 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = {"built": built, "replanned": replanned}[given.what](given.inputs, given.workers, Path(folder))
-        when = scale_rows.circumstances()
-        for found in rows:
-            row = {"code": "after", **found, **when}
-            print(json.dumps(row), flush=True)
-            if given.save:
-                keys = [key for key in ("code", "inputs", "workers", "what") if key in row]
-                scale_rows.save(f"{given.what}.csv", row, keys)
+        keys = ["code", "inputs", *(["workers"] if given.what == "built" else []), "what"]
+        scale_rows.measured(f"{given.what}.csv", ({"code": "after", **row} for row in rows), keys, given.save)
 
 
 if __name__ == "__main__":

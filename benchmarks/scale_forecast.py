@@ -7,7 +7,6 @@
 words in another order in each copy. `--save` puts the rows into docs/results/scale/one-core.csv.
 """
 
-import argparse
 import csv
 import gzip
 import json
@@ -175,20 +174,21 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def measure(folder: Path) -> Iterator[dict[str, object]]:
+def measure() -> Iterator[scale_rows.Row]:
     """A row for each stage of a build by one core."""
     with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
-    (folder / "inputs").mkdir()
-    for number in range(FILES):
-        with (folder / f"inputs/{number}.warc.wet.gz").open("wb") as file:
-            for copy in range(number, COPIES, FILES):
-                file.writelines(_wet(record["url"], record["text"], copy) for record in records)
-    sources = json.dumps([{"format": "wet", "path": str(folder / "inputs")}])
-    overrides = [f"output={folder / 'corpus'}", f"sources={sources}", "bytes_per_shared_unit=0"]
-    overrides += ["tokenizer.vocab_size=16000"]  # the records have no words for more
-    with without_ray():
-        found = report.read(build(load(CONFIG, overrides, CorpusConfig)))
+    with tempfile.TemporaryDirectory() as name:
+        (inputs := Path(name) / "inputs").mkdir()
+        for number in range(FILES):
+            with (inputs / f"{number}.warc.wet.gz").open("wb") as file:
+                for copy in range(number, COPIES, FILES):
+                    file.writelines(_wet(record["url"], record["text"], copy) for record in records)
+        sources = json.dumps([{"format": "wet", "path": str(inputs)}])
+        overrides = [f"output={name}/corpus", f"sources={sources}", "bytes_per_shared_unit=0"]
+        overrides += ["tokenizer.vocab_size=16000"]  # the records have no words for more
+        with without_ray():
+            found = report.read(build(load(CONFIG, overrides, CorpusConfig)))
     for stage in found.stages:
         size = stage.megabytes
         if stage.name == "tokenizer" and found.tokenizer_sample:
@@ -228,22 +228,5 @@ def _times(one: StageTime) -> tuple[float, ...]:
     return one.work, one.driver, one.seconds, one.seconds_at(_READING)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["measure"])
-    parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
-    given = parser.parse_args()
-    if given.what != "measure":
-        for row in cells(ROOT / "docs/results"):
-            print(" | ".join(row))
-        return
-    when = scale_rows.circumstances()
-    with tempfile.TemporaryDirectory() as folder:
-        for measured in measure(Path(folder)):
-            print(json.dumps(measured | when), flush=True)
-            if given.save:
-                scale_rows.save("one-core.csv", measured | when, ["stage"])
-
-
 if __name__ == "__main__":
-    main()
+    scale_rows.forecast_or_measure(__doc__, cells, "one-core.csv", measure, ["stage"])

@@ -3,11 +3,13 @@
 `python -m checks.results --write` makes the tables of the page from these files.
 """
 
+import argparse
 import csv
 import datetime
 import io
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.base.atomic import write_bytes
@@ -41,3 +43,33 @@ def save(file: str, row: Mapping[str, object], keys: Sequence[str]) -> None:
     writer.writerows(rows)
     path.parent.mkdir(exist_ok=True)
     write_bytes(path, text.getvalue().encode())
+
+
+def measured(file: str, rows: Iterable[Row], keys: Sequence[str], keep: bool) -> None:
+    """Prints each of `rows` as soon as it is measured, with its circumstances; `keep`: also saves the row."""
+    when = circumstances()
+    for found in rows:
+        row = {**found, **when}
+        print(json.dumps(row), flush=True)
+        if keep:
+            save(file, row, keys)
+
+
+def forecast_or_measure(
+    about: str | None,
+    cells: Callable[[Path], Sequence[Sequence[str]]],
+    file: str,
+    measure: Callable[[], Iterable[Row]],
+    keys: Sequence[str],
+) -> None:
+    """The command of a forecast: prints its table, `cells` of docs/results; with `measure` as argument, measures the
+    rows that the table is computed from. `about`: the help."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["measure"])
+    parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
+    given = parser.parse_args()
+    if given.what == "measure":
+        measured(file, measure(), keys, given.save)
+    else:
+        for row in cells(FOLDER.parent):
+            print(" | ".join(row))

@@ -32,10 +32,8 @@ def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:
                 f"ranks: expected {said}",
             )
             for number, said in (
-                (-1, "1 to 1024, got -1"),
                 (0, "1 to 1024, got 0"),
                 (2.0, "an integer, got 2.0"),
-                ("2", "an integer, got '2'"),
                 (True, "an integer, got True"),
             )
         ),
@@ -50,18 +48,12 @@ def untrained(corpus: data_pipeline.Corpus) -> pretrain.PretrainedModel:
             )
         ),
         (lambda: pretrain.train("configs:runs/quickstart.yaml", callbacks=7), "callbacks: expected list of .*got 7"),
-        (
-            lambda: pretrain.train("configs:runs/quickstart.yaml", stop_at_step=1.5),
-            "stop_at_step: expected an integer, got 1.5",
-        ),
         (lambda: pretrain.train("nowhere.yaml"), "nowhere.yaml: no such file"),
-        (lambda: pretrain.experiment("nowhere"), "nowhere: no such folder"),
         (lambda: pretrain.experiment("nowhere", seeds=0), "seeds: expected 1 to 1000, got 0"),
         (
             lambda: pretrain.train({"extends": "configs:runs/quickstart.yaml", "optimizer": {"learning_rat": 1}}),
             "config: optimizer.learning_rat: unknown key; nearest valid key: optimizer.learning_rate",
         ),
-        (lambda: pretrain.Run("nowhere"), "nowhere: no such directory; give a run directory"),
         (lambda: launch.local("nowhere.yaml"), "nowhere.yaml: no such file"),
         (
             lambda: pretrain.train("configs:runs/quickstart.yaml", stop_at_step=0),
@@ -117,7 +109,6 @@ def test_a_wrong_argument_about_runs_is_one_line(tmp_path, monkeypatch, call, sa
         (lambda corpus: data_pipeline.objective("causal_lm", corpus.tokenizer)("abc"), "expected token ids, got 'abc'"),
         (lambda corpus: data_pipeline.objective("causal_lm", corpus.tokenizer)([3, -1]), "expected token ids .*got -1"),
         (lambda corpus: data_pipeline.objective("causal_lm", corpus.tokenizer)([3, 4], row=-1), "row: expected 0 or "),
-        (lambda corpus: corpus.tokenizer.encode([1]), "texts.0: expected a text, got 1"),
         (lambda corpus: corpus.tokenizer.encode(1), "texts: expected a text or a list of texts, got 1"),
         (lambda corpus: corpus.tokenizer.encode_with_sentinels(None), "texts.0: expected a text, got None"),
         (lambda corpus: corpus.tokenizer.decode([-1]), "expected token ids from 0 to .*, got -1"),
@@ -126,13 +117,10 @@ def test_a_wrong_argument_about_runs_is_one_line(tmp_path, monkeypatch, call, sa
             "expected token ids from 0 to .*, got -100; leave out the padding of labels",
         ),
         (lambda corpus: corpus.tokenizer.decode([corpus.tokenizer.size]), "expected token ids"),
-        (lambda corpus: corpus.tokenizer.decode([1.5]), "expected token ids from 0 to .*, got 1.5"),
         *(
             (lambda corpus, given=given: untrained(corpus).generate(given[0], **given[1]), said)
             for given, said in (
-                (([1], {}), "texts.0: expected a text, got 1"),
                 ((["a", None], {}), "texts.1: expected a text, got None"),
-                ((None, {}), "texts: expected a text or a list of texts, got None"),
                 ((["a"], {"batch_size": 0}), "batch_size: expected 1 or more, got 0"),
             )
         ),

@@ -1,4 +1,4 @@
-"""Plants one fault in a worker of a build, in a unit of one stage; checks/faults/builds.py."""
+"""Plants a fault in a worker of a build, in a unit of one stage, or one in each of several; checks/faults/builds.py."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from checks.faults.happening import DISK, KILLS, Fault, Here
 
 MODULE = "data_pipeline.engine.work_units"
 OUTSIDE = ("the driver killed", "a lost node", "a bit of an input")  # the matrix does these when it sees the marker
-SECONDS_TO_ACT = 60.0  # for the matrix, which ends the wait by removing the file beside the marker
+SECONDS_TO_ACT = 600.0  # for the matrix and tests, which end the wait with a file beside the marker, or the process
 FAULTS: dict[str, Fault] = {"SIGKILL": KILLS["SIGKILL"], **DISK}
 WHEN = ("before the work", "after the work")  # after it, the unit's files are there but not its record
 
@@ -29,8 +29,8 @@ class PlantedInBuild:
 
 
 def plant(module: ModuleType) -> None:
-    """Plants the fault in the module that performs units."""
-    planted = PlantedInBuild(**json.loads(os.environ["BUILD_FAULT"]))
+    """Plants the faults of BUILD_FAULTS, each in a stage of its own, in the module that performs units."""
+    faults = {one["stage"]: PlantedInBuild(**one) for one in json.loads(os.environ["BUILD_FAULTS"])}
     perform: Any = module._perform  # type: ignore[attr-defined]
 
     def performed(stage: Any, *arguments: Any) -> Any:
@@ -42,8 +42,9 @@ def plant(module: ModuleType) -> None:
                 _happen(planted)
             return result
 
-        if stage.name != planted.stage:
+        if stage.name not in faults:
             return perform(stage, *arguments)
+        planted = faults[stage.name]
         return perform(replace(stage, work=work), *arguments)
 
     module._perform = performed  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """With this folder on PYTHONPATH, one rank meets one fault at one point of its work; see checks/faults.
 
 Python imports a module of this name before anything else. FAULT has the fault as JSON, in the environment.
-RECORDED_ROWS is the folder to which each rank writes the rows of its steps. BUILD_FAULT has the fault of a build.
+RECORDED_ROWS is the folder to which each rank writes the rows of its steps. BUILD_FAULTS has the faults of a build.
 """
 
 import os
@@ -27,7 +27,7 @@ def _prepare_build() -> None:
     Planting([building.MODULE], building.plant).start()
 
 
-if "BUILD_FAULT" in os.environ:
+if "BUILD_FAULTS" in os.environ:
     _prepare_build()
 if "RECORDED_ROWS" in os.environ:
     _prepare_run()

@@ -43,28 +43,38 @@ SUBJECTS = {
     ),
     "order": Subject(
         tuple(f"data_pipeline/loading/{name}.py" for name in ("stream", "batches", "reader")),
-        ("tests/data_pipeline/loading/test_loading.py",),
+        (
+            "tests/data_pipeline/loading/test_*.py",
+            "tests/data_pipeline/base/test_object_store.py",
+            f"{_CORPUS}/test_objectives_end_to_end.py",
+        ),
     ),
     "optimizers": Subject(
         ("pretrain/engine/optimizers/*.py",), (f"{_ENGINE}/test_optimizers.py", f"{_ENGINE}/test_update_passes.py")
     ),
     "gradients": Subject(
         ("pretrain/engine/gradients.py", "pretrain/engine/engine.py"),
-        (f"{_ENGINE}/test_engine.py", f"{_ENGINE}/test_numerics.py", f"{_ENGINE}/test_update_passes.py"),
+        tuple(f"{_ENGINE}/test_{name}.py" for name in ("engine", "engine_state", "gradients", "numerics", "same_use")),
     ),
     "resume": Subject(
         ("pretrain/run/train_state.py", "pretrain/engine/checkpoint/engine_state.py"),
         (
-            f"{_ENGINE}/test_checkpoints.py",
-            f"{_ENGINE}/test_fingerprint.py",
+            *(
+                f"{_ENGINE}/test_{name}.py"
+                for name in ("checkpoints", "damaged_checkpoints", "engine_state", "fingerprint", "streams")
+            ),
+            "tests/pretrain/run/test_train_state.py",
             "tests/pretrain/training/test_bad_steps.py",
         ),
     ),
     "index": Subject(
         ("pretrain/engine/checkpoint/index.py", "pretrain/engine/checkpoint/directory.py"),
-        (f"{_ENGINE}/test_damaged_checkpoints.py", f"{_ENGINE}/test_checkpoints.py"),
+        tuple(f"{_ENGINE}/test_{name}.py" for name in ("index", "damaged_checkpoints", "checkpoints")),
     ),
-    "dedup": Subject(("data_pipeline/dedup/*.py",), ("tests/data_pipeline/dedup/test_dedup.py",)),
+    "dedup": Subject(
+        ("data_pipeline/dedup/*.py",),
+        ("tests/data_pipeline/dedup/test_*.py", "tests/data_pipeline/base/test_provenance.py"),
+    ),
     "cleaning": Subject(("data_pipeline/text/cleaning/*.py",), ("tests/data_pipeline/text/test_*.py",)),
 }
 """What decides what is learnt and what is kept."""

@@ -253,7 +253,8 @@ class Ngrams:
 
     def matches(self, texts: Iterable[tuple[int, str]]) -> Iterator[Match]:
         """Every n-gram of items in numbered texts."""
-        for words in batches(texts, normalised(), max(self._more, default=1)):
+        longest = max((head + number for head, more in self._more.items() for number in more), default=1)
+        for words in batches(texts, normalised(), longest):
             for head, more in self._more.items():
                 runs = self._likely[head].among(words.runs(head, 0))
                 stops = words.stops(head)[runs]
@@ -335,7 +336,7 @@ class Decontamination(DecontaminationConfig, Rule):
     sets: list[EvaluationSet] = Field(min_length=1)
     """The evaluation sets."""
 
-    version = 4
+    version = 5
     prepared = True
 
     def described(self) -> dict[str, object]:

@@ -123,8 +123,8 @@ class Reading:
             for number, document, left in rows:
                 if left is not document:
                     new = _NOTHING if left is None else _differences(document, left)
-                    if left is None or any(value is not None for value in new):
-                        characters = sum(len(value) for value in new if value)
+                    if left is None or new != _NOTHING:
+                        characters = sum(map(len, filter(None, new)))
                         table.add((number, left is None, *new), _CHARACTERS_OF_A_ROW + characters)
                 yield number, document, left
 

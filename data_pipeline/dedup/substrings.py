@@ -42,7 +42,7 @@ class Anchors(SubstringsConfig, KeyStep):
 
     step: Literal["anchors"] = "anchors"
 
-    version = 3
+    version = 4
     order = 0
     drops = False
 
@@ -59,7 +59,7 @@ class Anchors(SubstringsConfig, KeyStep):
     def tables(self, documents: Iterable[tuple[int, Document]]) -> Iterator[np.ndarray]:
         """Tables of keys (n, 2) of numbered documents: hash, position."""
         texts = ((number, document.text) for number, document in documents if not document.target)
-        for words in batches(texts, exact(), self.words - 1):
+        for words in batches(texts, exact(), self.words):
             hashes, _, anchors = anchored(words, self.words)
             once = anchors[np.diff(anchors, prepend=-1) != 0]
             yield np.stack([hashes[once], words.positions[once]], axis=1)
@@ -75,7 +75,7 @@ class EqualSubstrings(SubstringsConfig, ShorteningStep):
 
     step: Literal["substrings"] = "substrings"
 
-    version = 3
+    version = 4
     group = 2
     bytes_of_keys = 22  # a run may begin at each word
     bytes_of_duplicates = 20
@@ -96,7 +96,7 @@ class EqualSubstrings(SubstringsConfig, ShorteningStep):
         `repeated`: the sorted positions of the anchors that occur more than once; only runs with one become keys.
         """
         ranks: dict[int, int] = {}
-        for words in batches(_texts(documents, ranks, repeated), exact(), self.words - 1):
+        for words in batches(_texts(documents, ranks, repeated), exact(), self.words):
             _, runs, anchors = anchored(words, self.words)
             if repeated is not None:
                 runs = runs[_among(words.positions[anchors], repeated)]

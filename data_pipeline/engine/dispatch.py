@@ -74,7 +74,8 @@ class Dispatch(Generic[Given]):
         clock: Callable[[], float] = time.monotonic,
     ):
         self._api, self._clock, self._abandon = api, clock, abandon
-        self._task = api.remote(max_retries=0)(_attempting(function, board))
+        self._task = api.remote(max_retries=0, name=what)(_attempting(function, board))
+        self._asking: dict[tuple[Needs, frozenset[str]], Any] = {}  # the task, by what it asks of nodes
         self._inputs, self._what, self._needs = inputs, what, needs
         self._board, self._at_work = board, at_work
         self._fresh, self._again, self._last = iter(inputs), deque[tuple[str, bool]](), deque[str]()
@@ -109,7 +110,8 @@ class Dispatch(Generic[Given]):
 
     def _submit(self) -> bool:
         """Submits the next units; returns whether there is room for more."""
-        cpus = cpus_of(room for node, room in self._rooms.items() if node not in self._nodes.left_out)
+        left_out = self._nodes.left_out
+        cpus = cpus_of(room for node, room in self._rooms.items() if node not in left_out)
         most = cpus + max(cpus // 10, min(3 * cpus, _AHEAD))
         for _ in range(min(_AT_ONCE, most - len(self._running))):
             if (unit := self._next()) is None:
@@ -133,13 +135,19 @@ class Dispatch(Generic[Given]):
         tries, avoided = self._tries[name], self._nodes.avoided_by(name, last)
         alone = last and self._lost[name] > 0
         needs = self._capped(self._needs(self._inputs[name]), avoided, self._lost[name], alone)
-        options = {"name": f"{self._what}/{name}", "num_cpus": needs.cpus, "memory": needs.memory}
-        if avoided:
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
         given = ray.cloudpickle.dumps(self._inputs[name])
-        ref = self._task.options(**options).remote(name, given, tries, not last and len(self._nodes.fit) > 1)
+        ref = self._asks(needs, avoided).remote((name, given, tries, not last and len(self._nodes.fit) > 1))
         self._running[name] = _Task(ref, needs, avoided, tries, last, alone)
         ref.future().add_done_callback(lambda future: self._ended.put((name, ref, future)))
+
+    def _asks(self, needs: Needs, avoided: frozenset[str]) -> Any:
+        """The task with what it asks of a node. Kept, since Ray checks options longer than a short unit takes."""
+        if (needs, avoided) not in self._asking:
+            options: dict[str, Any] = {"num_cpus": needs.cpus, "memory": needs.memory}
+            if avoided:
+                options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}
+            self._asking[needs, avoided] = self._task.options(**options)
+        return self._asking[needs, avoided]
 
     def _capped(self, needs: Needs, avoided: frozenset[str], lost: int, alone: bool) -> Needs:
         """The memory and CPUs that a unit asks Ray for: at most those of the largest node, since Ray would wait for a
@@ -283,7 +291,9 @@ def cpus_of(rooms: Iterable[Needs]) -> int:
     return max(1, sum(room.cpus for room in rooms))
 
 
-def _attempting(function: Callable[[Given, Attempt], Any], board: Any) -> Callable[[str, bytes, int, bool], tuple]:
+def _attempting(
+    function: Callable[[Given, Attempt], Any], board: Any
+) -> Callable[[tuple[str, bytes, int, bool]], tuple[str, Any, str]]:
     """The function that does a unit in a worker, and returns the node, the result, and why the node is unfit. It needs
     nothing but Ray, so that a node without this package, or without a module of the unit, can answer what is missing.
 
@@ -293,12 +303,13 @@ def _attempting(function: Callable[[Given, Attempt], Any], board: Any) -> Callab
     pickled = ray.cloudpickle.dumps((attempt, function))
     seconds = SECONDS_TO_ANSWER
 
-    def attempted(name: str, given: bytes, tries: int, others_may_try: bool) -> tuple[str, Any, str]:
+    def attempted(asked: tuple[str, bytes, int, bool]) -> tuple[str, Any, str]:
         import contextlib  # the function is pickled by value, without the names of this module
         import os
 
         import ray  # likewise
 
+        name, given, tries, others_may_try = asked
         node = ray.get_runtime_context().get_node_id()
         if tries:
             with contextlib.suppress(ray.exceptions.RayError):

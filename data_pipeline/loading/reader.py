@@ -186,7 +186,7 @@ class BlockStore:
             if not self._is_mapped:
                 (content,) = LocalStore(self.corpus.directory).ranges(shard, [(start, start + length)])
                 if len(content) < length:
-                    raise self._damage(number, f"the file ends at byte {start + len(content)}")
+                    raise self._damage(number, f"the file ends before byte {start + length}")
                 return content
             mapped = self._mapped(str(self.corpus.directory / shard))
         except OSError as error:

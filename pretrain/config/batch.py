@@ -92,12 +92,6 @@ class BatchPlan:
         return self.measured or (size if isinstance(size, int) else self.share)
 
     @property
-    def usual_accumulation(self) -> int:
-        """Micro-batches per rank in a step after the ramp-up; 2 until their size is measured."""
-        rows = max(1, self.batch.global_batch_size // self.ranks)
-        return 2 if self.is_open else max(1, rows // max(1, self.micro_batch))
-
-    @property
     def layout(self) -> BatchLayout:
         """The layout of steps after the ramp-up."""
         accumulation = self.batch.global_batch_size // self.ranks // self.micro_batch

@@ -15,9 +15,6 @@ from data_pipeline.base.config_file import LocalPath, Section
 _THEIRS = Field(description="DeepSpeed's documentation explains it.")
 Flag = Annotated[bool, _THEIRS]
 Count = Annotated[NonNegativeInt, _THEIRS]
-Options = Annotated[dict[str, Any] | None, _THEIRS]
-
-_NEED_LOG = {"comms_logger", "dump_state", "memory_breakdown", "wall_clock_breakdown"}
 
 _REFUSED = {
     "set batch instead": "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps "
@@ -32,6 +29,9 @@ _REFUSED = {
     "set data instead": "dataloader_drop_last data_efficiency curriculum_learning",
     "set model.vocab_size instead": "vocabulary_size",
     "set tracking.log_every_steps instead": "steps_per_print",
+    "set tracking or callbacks instead": "comet csv_monitor tensorboard wandb",
+    "set trainer.profile instead": "comms_logger dump_state flops_profiler log_level memory_breakdown timers "
+    "wall_clock_breakdown",
     "set zero_optimization.allgather_partitions instead": "disable_allgather",
     "set zero_optimization.offload_optimizer or offload_param instead": "cpu_offload cpu_offload_param "
     "cpu_offload_use_pin_memory",
@@ -161,28 +161,8 @@ class DeepSpeedSection(PassedOn):
 
     zero_optimization: ZeroSection = ZeroSection()
     """How ZeRO shards parameters, gradients and optimizer state over the ranks."""
-    log_level: str | None = None
-    """The level of DeepSpeed's log. null: errors only. comms_logger, dump_state, memory_breakdown and
-    wall_clock_breakdown need info."""
-    aio: Options = None
-    comet: Options = None
-    comms_logger: Options = None
-    csv_monitor: Options = None
+    aio: Annotated[dict[str, Any] | None, _THEIRS] = None
     disable_python_gc: Flag = False
-    dump_state: Flag = False
-    flops_profiler: Options = None
-    memory_breakdown: Flag = False
-    tensorboard: Options = None
-    timers: Options = None
-    wall_clock_breakdown: Flag = False
-    wandb: Options = None
-
-    @model_validator(mode="after")
-    def _log_is_shown(self) -> Self:
-        silenced = self.model_fields_set & _NEED_LOG
-        if silenced and self.log_level not in ("debug", "info"):
-            raise ValueError(f"{', '.join(sorted(silenced))}: goes to DeepSpeed's log; set log_level: info as well")
-        return self
 
 
 def reductions(stage: int, device: str) -> dict[str, int]:

@@ -50,6 +50,7 @@ def deepspeed_config(config: RunConfig, sharding: Sharding, largest: int = 1) ->
         "zero_force_ds_cpu_optimizer": False,  # optimizers here step on the CPU too
         "communication_data_type": "fp32",  # unset, bf16 gradients would be reduced in bf16
         "steps_per_print": 2**62,
+        "timers": {"throughput": {"enabled": False}},  # the timer waits for the GPU twice
     }
     if config.precision == "bf16":
         # without the check, a step with a non-finite gradient would be applied; `LocalGradients` has a check of its own
@@ -59,9 +60,6 @@ def deepspeed_config(config: RunConfig, sharding: Sharding, largest: int = 1) ->
             "keep_in_fp32_modules": ["*"],  # all buffers; unset, only stage 3 would cast them to bf16
         }
     settings = config.deepspeed.model_dump()
-    settings["timers"] = settings.get("timers") or {
-        "throughput": {"enabled": False}
-    }  # the timer waits for the GPU twice
     import deepspeed  # chooses its accelerator when it is imported, which must be in the process group
 
     reductions = deepspeed_keys.reductions(stage, deepspeed.accelerator.get_accelerator().device_name())

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import deepspeed
 import torch
@@ -167,7 +167,6 @@ class Engine:
         self.accelerator = deepspeed.accelerator.get_accelerator()
         self.module = cast(Model, engine.module)
         self._sharded = engine.zero_optimization_partition_weights()
-        self._timers: list[Timer] = []
         self._same_use: SameUse | None = None
         if not sharding.local and sharding.ranks > 1:
             gathered = gathered_at_once(self.module, config.compute) if self._sharded else []
@@ -179,6 +178,7 @@ class Engine:
         )
         self._trained_model = self._wrapped(self._gradients.model)
         self._graphs = graphed(self._computed, self.module, config, sharding, self.device, warn)
+        self._pass: Callable[..., dict[str, Tensor]] = self._graphs or self._computed
         self._trained: set[str] = set()  # names of the losses that have a gradient
         self.learning_rate = 0.0
         """The learning rate of the last step, of parameter groups that don't set their own."""
@@ -207,9 +207,7 @@ class Engine:
         sums: dict[str, Tensor] = {}
         for number, (first, batch) in enumerate(zip(row_offsets, batches, strict=True)):
             self._seed_dropout(step, first)
-            with self._timed(self._local):
-                inputs, last = self._inputs(batch), number + 1 == len(batches)
-                losses = (self._graphs or self._computed)(inputs, counted, number == 0, last)
+            losses = self._pass(self._inputs(batch), counted, number == 0, number + 1 == len(batches))
             watchdog.mark()
             for name, total in losses.items():
                 sums[name] = sums.get(name, 0) + total
@@ -271,8 +269,7 @@ class Engine:
 
     def training_losses(self, inputs: Batch) -> Losses:
         """The model's losses in training, with dropout and its wrapper. `inputs`: a micro-batch on the device."""
-        with self._timed(not (self._local or self._sharded)):
-            return self._trained_model(**inputs)
+        return self._trained_model(**inputs)
 
     @property
     def in_few_shapes(self) -> bool:
@@ -355,27 +352,27 @@ class Engine:
         These parts are the passes of a micro-batch; if DeepSpeed reduces gradients during the backward pass, the
         forward pass; at stage 3, the forward passes of the modules whose weights are gathered at once.
         """
-        self._timers.append(timer)
-        if self._sharded:
-            for module in gathered_at_once(self.module, self.config.compute):
-                # DeepSpeed's hooks, which wait for the module's weights, run before the first and after the second
-                module.register_forward_pre_hook(lambda *_: timer.begin())
-                module.register_forward_hook(lambda *_: timer.end(), prepend=True)
+        if self._local:
+            work = self._pass
+
+            def timed(*given: Any) -> dict[str, Tensor]:
+                timer.begin()
+                sums = work(*given)
+                timer.end()
+                return sums
+
+            self._pass = timed
+            return
+        alone = gathered_at_once(self.module, self.config.compute) if self._sharded else [self._trained_model]
+        for module in alone:
+            # DeepSpeed's hooks, which wait for a module's weights, run before the first and after the second
+            module.register_forward_pre_hook(lambda *_: timer.begin())
+            module.register_forward_hook(lambda *_: timer.end(), prepend=True)
 
     def close(self) -> None:
         """Stops DeepSpeed's threads and removes its hooks, once all ranks have finished."""
         dist.barrier()
         self.deepspeed.destroy()
-
-    @contextlib.contextmanager
-    def _timed(self, alone: bool) -> Iterator[None]:
-        """Encloses a part of the step. The part is timed if this rank is `alone` in it: it waits for no other rank."""
-        timers = self._timers if alone else []
-        for timer in timers:
-            timer.begin()
-        yield
-        for timer in timers:
-            timer.end()
 
     def _computed(self, inputs: Batch, counted: dict[str, Tensor], first: bool, last: bool) -> dict[str, Tensor]:
         """Adds the gradient of a micro-batch's part of the loss to the step's gradient; returns the micro-batch's sums

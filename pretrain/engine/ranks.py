@@ -65,9 +65,9 @@ def process_group(cpu_threads: int | None, seconds: float) -> Iterator[World]:
     with importing():
         import deepspeed  # chooses its accelerator now, by the environment
 
-        from pretrain.engine import deepspeed_private, versions  # these import DeepSpeed, too
+        from pretrain.engine import deepspeed_private  # imports DeepSpeed, too
 
-    versions.check_version()
+    deepspeed_private.check_version()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")  # set below

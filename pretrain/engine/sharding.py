@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 from pretrain.config import RunConfig
 
-# These keys have DeepSpeed print what it measures of its own backward pass.
-_BACKWARD_KEYS = ("wall_clock_breakdown", "memory_breakdown", "flops_profiler")
-
 
 @dataclass(frozen=True)
 class Sharding:
@@ -37,8 +34,6 @@ class Sharding:
             runs, reason = 1, "one rank has nothing to shard"
         elif stage == 2 and config.precision == "fp32":
             runs, reason = 1, "in fp32 each rank has whole gradients in any case"
-        if runs == 1 and (keys := _keys_of_backward(config)):
-            runs, reason = 2, f"DeepSpeed reduces gradients itself for {' and '.join(keys)}"
         return cls(ranks, runs, reason if runs != stage else "")
 
     @property
@@ -55,14 +50,9 @@ class Sharding:
 def ways_to_add_locally(config: RunConfig) -> str:
     """What to change in the run file so that each rank adds up its gradients itself, and ranks may differ in what they
     use."""
-    keys = [*_keys_of_backward(config), *(["offloading"] if config.deepspeed.zero_optimization.offloads else [])]
-    without = f", without {' and '.join(keys)}" if keys else ""
+    without = ", without offloading" if config.deepspeed.zero_optimization.offloads else ""
     return (
         f"which deepspeed.zero_optimization.stage: {config.zero_stage} in {config.precision} can't add up; set stage "
         f"1, or 2 with precision: fp32{without}, or have the family choose alike on all ranks, by what "
         "Model.begin_step gets"
     )
-
-
-def _keys_of_backward(config: RunConfig) -> list[str]:
-    return [f"deepspeed.{key}" for key in _BACKWARD_KEYS if key in config.deepspeed.model_fields_set]

@@ -66,8 +66,11 @@ def lineage(checkpoint: Path) -> Lineage:
                 sources += corpus.manifest.config["sources"]
                 objectives.append(corpus.objective)
                 sections.append(_training_data(corpus, rows))
-    if results := _results(checkpoint, index.step):
-        table = markdown(["metric", "value"], [[name, f"{results[name]:.6g}"] for name in sorted(results)])
+    in_run = checkpoint.parent.name == "checkpoints"
+    metrics = [row.metrics for row in read_metrics(checkpoint.parents[1]) if row.step <= index.step] if in_run else []
+    last = {name: value for one in metrics for name, value in one.items() if name.startswith(_RESULTS)}
+    if results := [[name, f"{value:.6g}"] for name, value in sorted(last.items()) if math.isfinite(value)]:
+        table = markdown(["metric", "value"], results)
         sections.append("\n".join(["## Evaluation\n\nThe last values up to this checkpoint.\n", *table]))
     settings = {
         "run": {"seed": config.run.seed, "max_steps": config.run.max_steps},
@@ -87,14 +90,6 @@ def _training_data(corpus: Corpus, rows: int) -> str:
         lines.append(f"- {', '.join(filter(None, facts))}")
     digest = sha256(corpus.directory / "manifest.json")
     return "\n".join([*lines, f"- sha256 of the corpus's manifest: `{digest}`"])
-
-
-def _results(checkpoint: Path, step: int) -> dict[str, float]:
-    """The last metrics of held-out texts up to `step`, if the checkpoint is in a run's directory."""
-    run = checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else None
-    rows = [row.metrics for row in read_metrics(run) if row.step <= step] if run else []
-    found = {name: value for metrics in rows for name, value in metrics.items() if name.startswith(_RESULTS)}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenizer) -> str:
@@ -126,11 +121,7 @@ def page(lineage: Lineage, config: ModelConfig, hf: HFModel, tokenizer: Tokenize
 def _with_ids(tokenizer: Tokenizer, config: ModelConfig, hf: HFModel, arguments: str) -> str:
     """How to load and call a model whose inputs are ids of documents, which have no text."""
     vocabulary, names = tokenizer.vocabulary, tokenizer.names
-    ids = [
-        *([vocabulary.start] if hf.begins else []),
-        *range(min(3, vocabulary.text[1])),
-        *([vocabulary.eos] * hf.ends),
-    ]
+    ids = [vocabulary.start] * hf.begins + [*range(min(3, vocabulary.text[1]))] + [vocabulary.eos] * hf.ends
     call = "model(input_ids).logits" if FAMILIES[config.family].generates is None else "model.generate(input_ids)"
     added = ", ".join(f"`{name}` {id_}" for id_, name in sorted(names.items()) if id_ not in vocabulary.sentinel_ids)
     sentinels = [f"`{names[id_]}` {id_}" for id_ in map(vocabulary.sentinel, range(vocabulary.sentinels))]

@@ -69,15 +69,6 @@ def machines(of_ranks: Sequence[Machine]) -> list[Machine]:
     return list(found.values())
 
 
-def place(rank: int, machines: Sequence[Machine]) -> tuple[str, str]:
-    """The host and the device of a rank: ("node-2", "GPU 1: NVIDIA H100 80GB HBM3")."""
-    machine = next(one for one in machines if rank in one["ranks"])
-    gpus, number = machine["gpus"], machine["ranks"].index(rank)
-    if not gpus:
-        return machine["host"], machine["cpu"]["model"] or "CPU"
-    return machine["host"], f"GPU {number}: {gpus[number % len(gpus)]}"  # a rank may see only its own GPU
-
-
 def git_commit() -> str:
     """The commit of this source tree; empty for an installed package."""
     return git("rev-parse", "HEAD").strip()

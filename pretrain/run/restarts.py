@@ -108,12 +108,6 @@ def seconds_to_wait(failures: Sequence[AttemptRecord]) -> float:
     return min(2.0 ** (idle - 1), _LONGEST_WAIT) if idle else 0.0
 
 
-def seconds_down(records: Sequence[AttemptRecord]) -> float:
-    """Seconds from failures to the next first step, as far as the attempt of that step has ended."""
-    pairs = itertools.pairwise(records)
-    return sum(after.trained_from - one.ended for one, after in pairs if after.trained_from and one.outcome == "failed")
-
-
 def earlier_seconds() -> float:
     """Seconds that earlier attempts of this rank's supervisor took."""
     return float(os.environ.get(EARLIER, "0"))

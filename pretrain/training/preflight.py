@@ -101,9 +101,10 @@ def device_problems(config: RunConfig) -> list[str]:
         problems.append("compute.attention: triton needs a GPU; set auto")
     zero = config.deepspeed.zero_optimization
     if (on_nvme := zero.offloaded_to("nvme")) or zero.zero_quantized_weights:
-        from pretrain.engine import versions  # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: few runs need them here
+        # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: few runs need them here
+        from pretrain.engine.deepspeed_private import can_build_async_io, was_built_with
 
-        if on_nvme and not versions.can_build_async_io():
+        if on_nvme and not can_build_async_io():
             problems += [
                 f"deepspeed.zero_optimization.{key}.device: nvme needs DeepSpeed's async_io, which can't be built "
                 "here: install libaio's headers (libaio-dev) and a C++ compiler, or set cpu"
@@ -112,7 +113,7 @@ def device_problems(config: RunConfig) -> list[str]:
         key = "deepspeed.zero_optimization.zero_quantized_weights"
         if zero.zero_quantized_weights and not count_gpus():
             problems.append(f"{key}: DeepSpeed's quantizer needs a GPU")
-        elif zero.zero_quantized_weights and not (_compiles_for_gpus() or versions.was_built_with("quantizer")):
+        elif zero.zero_quantized_weights and not (_compiles_for_gpus() or was_built_with("quantizer")):
             problems.append(
                 f"{key}: DeepSpeed compiles its quantizer at the start, but there is no nvcc; install CUDA's toolkit "
                 "and set CUDA_HOME, or set false"

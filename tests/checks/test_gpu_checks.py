@@ -241,15 +241,27 @@ FROM_NO_WHEEL = "langdetect,mlflow,ray,scipy,xdist"
 FROM_WHEELS = "brotli,fasttext,punkt,pycld2,rensa,resiliparse,zlib_ng,zstandard"  # for tests of the third call
 
 
+# The quicker tests that do the same work on a CPU, some of it by the same functions of tests/support.
+DONE_BY_TESTS = {
+    "kernels": "tests/pretrain/models/test_kernels.py",
+    "checkpoints": "tests/pretrain/engine/test_checkpoints.py",
+    "device_tests": "tests/pretrain/models/test_loss_head.py",
+}
+
+
+def run_small(checks: list[Planned], lines: Path) -> None:
+    bad = run([replace(check, limit=900) for check in checks], CPU, 3600, lines)
+    assert bad == 0, [one for one in lines_of(lines) if one.get("outcome", "passed") != "passed"]
+
+
 @pytest.mark.slow
 def test_every_check_runs_on_a_cpu_without_a_library_of_the_data_pipeline_and_without_mlflow(monkeypatch, tmp_path):
-    """As on a machine that is lent: what it is to run has run before, small, but for the few lines that need a GPU."""
+    """As on a machine that is lent: what it is to run has run before, small, but for the few lines that need a GPU, and
+    for those of DONE_BY_TESTS."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'checks/gpu/hooks'}{os.pathsep}{ROOT}")
     for calls, absent in (((3,), FROM_NO_WHEEL), ((1, 2), f"{FROM_NO_WHEEL},{FROM_WHEELS}")):
         monkeypatch.setenv("ABSENT_MODULES", absent)
-        checks = [replace(check, limit=900) for check in CHECKS if check.call in calls]
-        bad = run(checks, CPU, 3600, tmp_path / "lines")
-        assert bad == 0, [one for one in lines_of(tmp_path / "lines") if one.get("outcome", "passed") != "passed"]
+        run_small([one for one in CHECKS if one.call in calls and one.name not in DONE_BY_TESTS], tmp_path / "lines")
     from checks.results import gpu  # imports PyTorch
 
     of_page = {name: len(rows) for name, _, rows in gpu.tables(lines_of(tmp_path / "lines"))}  # of the last two calls
@@ -259,6 +271,15 @@ def test_every_check_runs_on_a_cpu_without_a_library_of_the_data_pipeline_and_wi
     command = [sys.executable, "-c", "\n".join(f"import {module}" for module in modules)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'ray'"  # the last of them
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DONE_BY_TESTS)
+def test_checks_of_what_tests_see_run_on_a_cpu(name, monkeypatch, tmp_path):
+    assert (ROOT / DONE_BY_TESTS[name]).exists()
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'checks/gpu/hooks'}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("ABSENT_MODULES", FROM_NO_WHEEL)
+    run_small([one for one in CHECKS if one.name == name], tmp_path / "lines")
 
 
 # With torch, triton and transformers come these.

@@ -24,7 +24,7 @@ SOON = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5", "RAY_health_check_period_
 
 
 def at_work_on(stage: str, config: Path, output: str) -> subprocess.Popen[str]:
-    """A build on Ray that has begun the first unit of `stage`, which stays undone for a minute.
+    """A build on Ray that has begun the first unit of `stage`, which stays undone.
 
     It has one worker, and merges files. A file "acted" beside `config` ends the wait.
     """

@@ -144,21 +144,13 @@ def test_in_the_wait_before_another_attempt(tmp_path, monkeypatch, capfd, asks):
 LOSES_ITS_NODE = f"{SAVED}; {TIED}; kill -KILL $PPID; sleep 3600"
 
 
+@each("moment", [NO_ROUTE, DISMISSED])
 @each("asks", ASKS)
-def test_while_a_lost_node_is_waited_for(tmp_path, monkeypatch, capfd, asks):
+def test_while_a_lost_node_is_away(tmp_path, monkeypatch, capfd, asks, moment):
+    """The node doesn't answer, or it answers but its agent isn't connected yet."""
     monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
     one = Supervised(tmp_path, wait=3600.0)
-    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {NO_ROUTE}"]]
-    assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
-    stopped_after_an_attempt(one, capfd.readouterr().err)
-
-
-@each("asks", ASKS)
-def test_while_an_agent_starts_again(tmp_path, monkeypatch, capfd, asks):
-    """The node answers, but its agent isn't connected yet."""
-    monkeypatch.setattr(restarts, "seconds_to_wait", lambda failures: 0.0)
-    one = Supervised(tmp_path)
-    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {DISMISSED}"]]
+    one.hosts = [agent(), ["sh", "-c", f"{ASKS[asks].format(run=one.run)}; {moment}"]]
     assert one.ends(LOSES_ITS_NODE) == Ended(75, asks == "SIGUSR1")
     stopped_after_an_attempt(one, capfd.readouterr().err)
 

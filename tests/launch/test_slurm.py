@@ -96,6 +96,7 @@ def test_a_build_on_two_nodes_gives_the_same_bytes_though_ray_ends_on_each(
         for raylet in cluster.raylets(node):
             raylet.kill()
         wait(lambda line=line: line in output.read_text())
+    cluster.start_again(job, 1)
     ended = cluster.until(job, "COMPLETED", "FAILED", "CANCELLED")
     assert ended == "COMPLETED", output.read_text()
     shards = "shards/train/shard-00000.tar"
@@ -118,11 +119,13 @@ def test_a_job_goes_on_by_itself_after_its_warning_and_after_a_lost_node(
     (job,) = submitted(path, "--requeue")
     until(first.exists, cluster, job, tmp_path)
     cluster.run("scancel", "--batch", "--signal=USR1", job)  # as SLURM does before the time is over
+    cluster.start_again(job, 1)
     until(second.exists, cluster, job, tmp_path)
     assert "SIGUSR1: saving and stopping" in said(tmp_path, job)
     cluster.kill_node("n2")
     until(lambda: "node n2 is lost: " in said(tmp_path, job), cluster, job, tmp_path)
     cluster.start_node("n2")
+    cluster.start_again(job, 2)
     assert cluster.until(job, "COMPLETED", "FAILED") == "COMPLETED", said(tmp_path, job)
     assert losses(path) == undisturbed
     assert status.read(tmp_path / "run").state == "finished"

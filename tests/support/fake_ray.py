@@ -45,11 +45,12 @@ class FakeRay:
     def clock(self) -> float:
         return self.now
 
-    def remote(self, max_retries: int) -> Callable[[Any], Any]:
+    def remote(self, max_retries: int, name: str) -> Callable[[Any], Any]:
         return lambda function: SimpleNamespace(options=lambda **options: SimpleNamespace(remote=self._submit(options)))
 
     def _submit(self, options: dict[str, Any]) -> Callable[..., Task]:
-        def submit(unit: str, given: bytes, tries: int, others_may_try: bool) -> Task:
+        def submit(asked: tuple[str, bytes, int, bool]) -> Task:
+            unit, _, tries, others_may_try = asked
             avoided = re.findall(
                 r"\w+", options.get("label_selector", {}).get("ray.io/node-id", "").removeprefix("!in")
             )

@@ -134,6 +134,16 @@ class Cluster:
         _until(lambda: self.state(job) in states, f"job {job} to be {'/'.join(states)}", seconds)
         return self.state(job)
 
+    def start_again(self, job: int | str, times: int) -> None:
+        """Has a job that was requeued so many times start in 2 s. Else SLURM waits for `cred_expire`."""
+
+        def requeued() -> bool:
+            shown = self.run("scontrol", "show", "job", str(job))
+            return f" Restarts={times} " in shown and "JobState=COMPLETING" not in shown
+
+        _until(requeued, f"requeue {times} of job {job}", 600)
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2", check=False)  # refused if it has started
+
     def until_over(self, job: int | str) -> None:
         """Until nothing of a job runs any more: a job is CANCELLED at once, and its ranks may still save."""
         _until(lambda: str(job) not in self.run("squeue", "-h", "-o", "%i").split(), f"job {job} to be over", 600)

@@ -38,7 +38,7 @@ def machine(report: Report) -> None:
 def _deepspeed_computes_on(device: str) -> bool:
     import deepspeed
 
-    from pretrain.engine.versions import check_version
+    from pretrain.engine.deepspeed_private import check_version
 
     check_version()
     return deepspeed.accelerator.get_accelerator().device_name() == device

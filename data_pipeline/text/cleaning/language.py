@@ -95,7 +95,9 @@ class Language(LanguageConfig, Rule):
         if self.detector == "none":
             return document
         found = kept_language(document.text, detector(self.detector), self.keep, self.threshold)
-        return found if isinstance(found, Dropped) else replace(document, language=found)
+        if isinstance(found, Dropped):
+            return found
+        return document if found == document.language else replace(document, language=found)
 
 
 def kept_language(text: str, detect: Detector, keep: Collection[str], threshold: float) -> str | Dropped:

@@ -1,5 +1,6 @@
-"""What the callbacks find, and how it ends the run."""
+"""What the callbacks find, where it is, and how it ends the run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -11,6 +12,7 @@ from data_pipeline.base.formatting import first_few
 from pretrain.engine.checkpoint.directory import all_steps, checkpoint_directory, set_aside, set_latest
 from pretrain.engine.ranks import on_rank_0
 from pretrain.run import heartbeat
+from pretrain.run.environment import Machine
 from pretrain.training.trainer import Trainer
 
 _MOST_NAMED = 3
@@ -26,6 +28,15 @@ def checked_interval(every_steps: int | Literal["auto"]) -> int | Literal["auto"
 def named(names: list[str], wrong: Tensor) -> str:
     """The names of the first tensors that are `wrong` (names,)."""
     return first_few((name for name, is_wrong in zip(names, wrong.tolist(), strict=True) if is_wrong), _MOST_NAMED)
+
+
+def place(rank: int, machines: Sequence[Machine]) -> tuple[str, str]:
+    """The host and the device of a rank: ("node-2", "GPU 1: NVIDIA H100 80GB HBM3")."""
+    machine = next(one for one in machines if rank in one["ranks"])
+    gpus, number = machine["gpus"], machine["ranks"].index(rank)
+    if not gpus:
+        return machine["host"], machine["cpu"]["model"] or "CPU"
+    return machine["host"], f"GPU {number}: {gpus[number % len(gpus)]}"  # a rank may see only its own GPU
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from data_pipeline.loading.batches import Batch
-from fault_hunting.findings import Finding, checked_interval, named
+from fault_hunting.findings import Finding, checked_interval, named, place
 from pretrain.engine.checkpoint.engine_state import fingerprint
 from pretrain.engine.ranks import all_gather
 from pretrain.run import watchdog
-from pretrain.run.environment import Machine, place
+from pretrain.run.environment import Machine
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 

@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 from data_pipeline.loading.batches import Batch
 from fault_hunting.clocks import DeviceTimes, HostTimes
+from fault_hunting.findings import place
 from pretrain.engine.ranks import communication_device
 from pretrain.evaluate import record
 from pretrain.evaluate.hook import EvalResult
-from pretrain.run.environment import place
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 

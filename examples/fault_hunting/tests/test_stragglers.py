@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from fault_hunting import clocks
 from fault_hunting.clocks import DeviceTimes, HostTimes
+from fault_hunting.findings import place
 from fault_hunting.stragglers import COMPUTE, DATA, WHOLE, WINDOW, Stragglers, compared, named, waiting
 
 from data_pipeline.base.config_file import load
@@ -19,7 +20,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.ranks import joined_world
 from pretrain.evaluate import record
 from pretrain.models.layers import RMSNorm
-from pretrain.run.environment import place, this_machine
+from pretrain.run.environment import this_machine
 from pretrain.run.metrics_file import read_metrics
 from pretrain.training import trainer
 from pretrain.training.run import train

@@ -1,6 +1,5 @@
 """Handles non-finite losses and loss spikes: counts them, rewinds to a checkpoint, or ends the run."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,13 +47,13 @@ class SkippedSteps(Callback):
             raise FailedError(f"{message}, for {most} steps in a row (faults.max_skipped_steps)")
 
     def _further_back(self, trainer: Trainer, unsound: Path) -> None:
-        """Rewinds to the checkpoint before `unsound`, which is set aside, or removed if it was in memory. Raises
+        """Rewinds to the checkpoint before `unsound`, which is set aside so that no run resumes from it. Raises
         FailedError if there is no older checkpoint."""
         run = trainer.run
         trainer.drop_unsaved()
-        aside = on_rank_0(lambda: _out_of_the_way(run.directory, unsound), Path | None)
+        aside = on_rank_0(lambda: _set_aside(run.directory, unsound), Path)
         checkpoint = newest_verified(run.directory)
-        found = f"{unsound}: no step from it had a finite loss; it is {f'now {aside}' if aside else 'removed'}"
+        found = f"{unsound}: no step from it had a finite loss; it is now {aside}"
         if checkpoint is None:
             raise FailedError(f"{found}, and there is no older checkpoint")
         then, now = state_of(run.directory, checkpoint), trainer.state
@@ -63,14 +62,10 @@ class SkippedSteps(Callback):
         trainer.report.warn(f"{found}; rewinding to step {then.step}")
 
 
-def _out_of_the_way(run: Path, unsound: Path) -> Path | None:
-    """Sets `unsound` aside, so that no run resumes from it, and returns its new path; removes it if it was in memory,
-    and returns None."""
-    if unsound.parent.parent != run:
-        shutil.rmtree(unsound, ignore_errors=True)
-        return None
-    aside, older = set_aside(unsound), all_steps(run)
-    step = max((one for one in older if one < checkpoint_index.read(aside).step), default=None)
+def _set_aside(run: Path, unsound: Path) -> Path:
+    """Sets `unsound` aside and points `latest` to the checkpoint before; returns its new path."""
+    aside = set_aside(unsound)
+    step = max((one for one in all_steps(run) if one < checkpoint_index.read(aside).step), default=None)
     if step is not None:
         set_latest(run, step)
     return aside

@@ -21,14 +21,12 @@ from pretrain.evaluate import record
 from pretrain.evaluate.hook import ValidationData
 from pretrain.evaluate.hook_runner import HookRunner
 from pretrain.models.flops import Sizes, count_flops
-from pretrain.run.rank_environment import local_world_size
 from pretrain.training.callback import Callback, StepResult
 from pretrain.training.trainer import Trainer
 
 _TYPICAL_STEP = 3  # after a start, the first step that takes as long as later steps
 _TYPICAL_WINDOW = 2  # after a start, the first log line whose steps don't include the first step
 _OFF = 1.5  # a run is reported if it takes so many times more or less than expected
-_BUSY = 1.25  # load per core above which other programs use the cores
 _LONG = 3600.0  # s: the end of a run that takes longer is forecast
 _WIDTHS = (256, 512, 1024, 2048, 4096, 8192)  # of the timed matmuls
 _TIMES = 3  # of each matmul
@@ -175,16 +173,11 @@ class Reporting(Callback):
         seconds = trainer.config.run.max_steps / rate if rate else expected
         if expected / _OFF <= seconds <= expected * _OFF:
             return
-        cores, load, threads = len(os.sched_getaffinity(0)), os.getloadavg()[0], torch.get_num_threads()
-        slower, why = seconds > expected, ""
-        if slower and load > _BUSY * cores:
-            why = ": other programs use the cores"
-        elif slower and threads * local_world_size() < cores:
-            why = ": ranks leave cores unused (OMP_NUM_THREADS, run.cpu_threads)"
+        cores, threads = counted(len(os.sched_getaffinity(0)), "core"), counted(torch.get_num_threads(), "thread")
         trainer.report.say(
-            f"{'slower' if slower else 'faster'} than run.expected_hours: all steps take about {duration(seconds)}, "
-            f"not {duration(expected)}; this machine has {counted(cores, 'core')}, a load of {load:.1f}, and "
-            f"{counted(threads, 'thread')} in each rank{why}"
+            f"{'slower' if seconds > expected else 'faster'} than run.expected_hours: all steps take about "
+            f"{duration(seconds)}, not {duration(expected)}; this machine has {cores}, a load of "
+            f"{os.getloadavg()[0]:.1f}, and {threads} in each rank"
         )
 
     def after_save(self, trainer: Trainer, saved: Saved) -> None:

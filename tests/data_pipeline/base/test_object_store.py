@@ -2,6 +2,7 @@
 cache that processes share, through which a remote corpus is read."""
 
 import bz2
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.corpus import default_directory
 from data_pipeline.corpus.verify import verify
 from data_pipeline.engine.context import Context
+from data_pipeline.loading import reader
 from data_pipeline.loading.batch_layout import BatchLayout
 from data_pipeline.loading.batches import TrainingBatches, validation_batches
 from data_pipeline.loading.prefetch import Lookahead
@@ -376,6 +379,11 @@ def digest(number: int) -> str:
     return hashlib.sha256(content(number)).hexdigest()
 
 
+def cached_in(folder: Path) -> dict[str, int]:
+    """The bytes of each file of a cache, by name."""
+    return {path.name: path.stat().st_size for path in folder.glob("??/*")}
+
+
 def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path):
     cache, probe = DiskCache(tmp_path / "cache", limit=10_000), tmp_path / "probe"
     probe.touch()
@@ -394,6 +402,14 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(tmp_path)
     for number in (0, 39, 1):
         cache.get(digest(number), lambda number=number: fetched.append(number) or content(number))
     assert fetched == [1]
+
+
+def test_a_file_of_most_of_the_limit_takes_the_place_of_the_one_before(tmp_path):
+    cache = DiskCache(tmp_path, limit=10_000)
+    for number in range(5):
+        data = content(number) * 6
+        assert cache.get(hashlib.sha256(data).hexdigest(), lambda data=data: data) == data
+        assert list(cached_in(tmp_path).values()) == [6000]
 
 
 def test_a_cached_file_of_other_content_is_replaced(tmp_path):
@@ -431,6 +447,41 @@ def test_the_loaders_of_a_machine_keep_the_limit_together(tmp_path):
         if number % 10 == 9:
             assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 200_000
     assert len(list(tmp_path.glob("??/*"))) >= 180  # a tenth goes at a time
+
+
+@each("others, room", [(92_000, True), (94_500, False)])
+def test_the_cache_leaves_a_twentieth_of_the_disk_free(tmp_path, capsys, monkeypatch, others, room):
+    """A disk of 100 kB, of which other programs use so much."""
+    cache = DiskCache(tmp_path, limit=10**9)
+
+    def usage(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(total=100_000, free=100_000 - others - sum(cached_in(tmp_path).values()))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    for number in range(20):
+        assert cache.get(digest(number), lambda number=number: content(number)) == content(number)
+        assert usage(tmp_path).free >= 5000
+        assert (digest(number) in cached_in(tmp_path)) is room
+    said = f"warning: {tmp_path}: blocks can't be cached: less than 5% of the disk is free\n"
+    assert capsys.readouterr().err == ("" if room else said)
+
+
+@each("error, room", [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)])
+def test_a_full_disk_makes_the_cache_smaller_and_another_error_does_not(tmp_path, capsys, monkeypatch, error, room):
+    """A disk that takes five files, although it has free bytes: no inodes are left, or the user's quota is used up."""
+    cache, write = DiskCache(tmp_path, limit=10**9), reader._write
+
+    def limited(path: Path, data: bytes) -> None:
+        if len(cached_in(tmp_path)) >= 5:
+            raise OSError(error, os.strerror(error))
+        write(path, data)
+
+    monkeypatch.setattr(reader, "_write", limited)
+    for number in range(20):
+        assert cache.get(digest(number), lambda number=number: content(number)) == content(number)
+        assert (digest(number) in cached_in(tmp_path)) is (room or number < 5)
+    said = f"warning: {tmp_path}: blocks can't be cached: {os.strerror(error)}\n"
+    assert capsys.readouterr().err == ("" if room else said)
 
 
 # a cache that may have more than its disk; the most of the disk that is used, and which of the last blocks are there

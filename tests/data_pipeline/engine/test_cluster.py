@@ -152,7 +152,7 @@ def test_a_node_that_dies_costs_nothing_and_one_that_sees_another_output_is_left
     config = write_corpus_file(inputs / "corpus.yaml", cleaning={})  # C4's rules: a second of work for each file
     local, shared = tmp_path / "local", tmp_path / "shared"
     shared.mkdir()
-    held = tmp_path / "held"  # the second node creates it in its first unit, and stays at work for a minute
+    held = tmp_path / "held"  # the second node creates it in its first unit, and stays at work
     nodes = [Node(with_fault("a lost node", "documents", "before the work", held))]
     if can_unshare():  # a mount namespace of its own takes root
         nodes += [Node({}, hidden=shared), Node({}, hidden=inputs)]

@@ -219,19 +219,6 @@ def test_buckets_of_merged_pairs_are_those_of_the_files(tmp_path, monkeypatch):
                 assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 
 
-def test_duplicates_of_merged_files_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "_DUPLICATES_AT_ONCE", 60)  # of two units, of six
-    chance, files = np.random.default_rng(7), []
-    for number in (0, 40, 1, 90, 30):
-        files.append(f"{len(files)}.safetensors")
-        units, places = (chance.integers(0, most, number, np.uint64) for most in (6, 2**40))
-        keys.write_duplicates(tmp_path / files[-1], units, places, 7)
-    keys.merge_duplicates(Context(LocalStore(tmp_path)), merging.MergeSpec(tuple(files), 0, "merged.safetensors"))
-    for unit in range(7):
-        merged = keys.read_duplicates(LocalStore(tmp_path), None, ["merged.safetensors"], unit)
-        assert merged == keys.read_duplicates(LocalStore(tmp_path), None, files, unit)
-
-
 @each("values", [3, 5])
 def test_arrays_that_are_not_as_long_as_they_were_said_to_be_are_no_file(tmp_path, values):
     shapes, put = {"a": (np.int64, (4,))}, LocalStore(tmp_path).put("x")

@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,10 +31,10 @@ from data_pipeline.corpus import Blocks, open_corpus
 from data_pipeline.corpus.objectives.span_corruption import SpanCorruption
 from data_pipeline.loading import reader
 from data_pipeline.loading.batch_layout import IGNORE_INDEX, BatchLayout
-from data_pipeline.loading.batches import TrainingBatches, validation_batches
+from data_pipeline.loading.batches import TrainingBatches, in_few_widths, validation_batches
 from data_pipeline.loading.prefetch import _Guarded, items
 from data_pipeline.loading.reader import Reader, is_on_own_disk
-from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState
+from data_pipeline.loading.stream import EpochOrder, Mixture, Skipped, Stream, StreamState, rates
 from tests.support.builds import flip
 from tests.support.example_rows import as_lists
 from tests.support.tables import each
@@ -219,6 +220,11 @@ def test_a_shard_on_a_shared_file_system_is_read_and_an_error_there_is_damage(sm
     for (one,), (other,) in zip(mapped, TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0), strict=True):
         assert torch.equal(one["labels"], other["labels"])
     shard = copy / "shards/train/shard-00000.tar"
+    os.truncate(shard, 5000)
+    with pytest.raises(DamagedInput, match=r"train/shard-00000\.tar.*ends before byte \d{5}$") as damaged:
+        list(TrainingBatches(stream_of(copy), WIDE).loader(STEPS, 0))
+    first, last = map(int, re.findall(r"\d{4,}", str(damaged.value).partition(".tar")[2]))
+    assert last - first in open_corpus(copy).blocks("train").length
     shard.unlink()
     shard.symlink_to("/proc/self/mem")
     with pytest.raises(DamagedInput, match=r"train/shard-00000\.tar.*Input/output error"):
@@ -399,6 +405,13 @@ def test_neighbours_come_from_different_blocks_and_epochs_differ():
     assert (first == second).mean() < 0.01
 
 
+def test_mixing_rates_are_those_of_t5():
+    """min(size, limit), to the power of 1 / temperature, times the weight."""
+    assert rates([900, 100], [1.0, 1.0], None, 1.0) == [900, 100]
+    assert rates([900, 100], [1.0, 1.0], 400, 1.0) == [400, 100]
+    assert rates([900, 100], [1.0, 3.0], 400, 2.0) == [20, 30]
+
+
 @each("rows", [5_000, 20_001, 1_000_000, 3_333_333_333, 10**12])
 def test_a_corpus_of_small_weight_gets_exactly_its_rows(rows):
     """One row in `rows`: the k-th of them lies at (k + 1/2) · rows, to what rounding a share to 2^-64 may move it."""
@@ -472,6 +485,16 @@ def test_batches_in_few_widths_are_those_of_their_rows_and_padding(small_corpus,
         assert (batch["labels"][:, 8:] == IGNORE_INDEX).all()
 
 
+@each("inputs, targets", [(10, 100), (10, 3), (64, 3)])
+def test_inputs_that_become_wider_are_masked_however_wide_the_targets_are(inputs, targets):
+    batch = {"encoder_input_ids": torch.ones(2, inputs).long(), "labels": torch.ones(2, targets).long()}
+    found = in_few_widths(batch, longest=(64, 128), pad=0)
+    padding = 64 - inputs
+    assert found["encoder_input_ids"].tolist() == [[1] * inputs + [0] * padding] * 2
+    mask = found.get("encoder_attention_mask")
+    assert (None if mask is None else mask.tolist()) == ([[1] * inputs + [0] * padding] * 2 if padding else None)
+
+
 def test_an_epoch_ends_in_the_middle_of_a_batch_without_loss(small_corpus):
     corpus = open_corpus(small_corpus)
     rows = corpus.rows("train")
@@ -494,6 +517,18 @@ def test_validation_sees_each_row_once_on_any_number_of_ranks(small_corpus, rank
         counted += [[label for label in row if label != IGNORE_INDEX] for row in labels]
     assert len(lengths) == 1  # as many batches on every rank
     assert sorted(counted) == sorted(reference)
+
+
+@each("shift, start", [(0, 0), (1, 0), (5, 0), (5, 4)])
+def test_validation_begins_with_any_row_and_goes_on_after_any(small_corpus, shift, start):
+    """Row 0 follows the last one. Batches of the first rows may be left out."""
+    corpus = open_corpus(small_corpus)
+    rows, layout = corpus.rows("validation"), BatchLayout(0, 1, 4, 1)
+    expected = np.roll(np.arange(rows), -shift)[start:]
+    wanted = as_lists(Reader(corpus, "validation").examples(expected, 0).targets)
+    labels = [row for batch in validation_batches(corpus, layout, shift=shift, start=start) for row in batch["labels"]]
+    found = [[label for label in row.tolist() if label != IGNORE_INDEX] for row in labels]
+    assert found == wanted + [[]] * (-len(wanted) % 4)
 
 
 def test_a_row_that_is_not_in_the_split_is_refused_with_its_size(small_corpus):

@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline.base.config_file import load
-from data_pipeline.base.errors import UserError
+from data_pipeline.base.errors import FailedError, UserError
 from pretrain import models
 from pretrain.config import RunConfig
 from pretrain.config.optimizers import OPTIMIZERS as KNOWN
@@ -19,7 +20,7 @@ from pretrain.engine.checkpoint.tensors import PARAMETER, StoredTensors
 from pretrain.engine.deepspeed_private import Fragment
 from pretrain.engine.engine import set_rates
 from pretrain.engine.optimizers import flat_buffers
-from pretrain.engine.optimizers.adafactor import tiles
+from pretrain.engine.optimizers.adafactor import _SecondMoments, tiles
 from pretrain.engine.optimizers.flat_buffers import FlatBuffer
 from pretrain.engine.optimizers.groups import kinds, parameter_groups, problems
 from pretrain.engine.optimizers.muon import balanced, orthogonal
@@ -100,6 +101,24 @@ def test_adafactor_factors_large_matrices_alone_and_decays_by_the_bare_rate():
         "small.weight": {"exp_avg_sq": (500 * 127,)},
     }
     torch.testing.assert_close(model.large.weight.detach(), before * (1 - 1e-2 * 0.1))
+
+
+def test_second_moments_of_vectors_are_at_the_places_of_their_elements():
+    """A rank has none of the first parameter, and the last three of the six elements of the second."""
+    config, buffer = settings(name="adafactor").optimizer, torch.zeros(3)
+    fragments = [Fragment("a", (5,), 0, 0, buffer, 0), Fragment("b", (6,), 3, 3, buffer, 0)]
+    sums = _SecondMoments(FlatBuffer(buffer, fragments), config).sums(torch.tensor([1.0, 2.0, 3.0]))
+    assert sums.tolist() == [0.0] * 8 + [1.0, 4.0, 9.0]
+
+
+@each("state", [{}, {"exp_avg_sq_row": 130}, {"exp_avg_sq_row": 130, "exp_avg_sq_col": 127}])
+def test_a_state_without_a_factor_or_with_one_of_another_size_is_refused(state):
+    model = nn.ModuleDict({"large": nn.Linear(128, 130, bias=False)})
+    optimizer = optimizers.build(model, settings(name="adafactor").optimizer)
+    optimizer.step()
+    found = {"large.weight": {part: torch.zeros(size) for part, size in state.items()}}
+    with pytest.raises(FailedError, match=r"^the checkpoint has no exp_avg_sq_\w+ of large\.weight in the shape"):
+        optimizer.set_factored_state(found)
 
 
 @each("adjust_lr_fn", ["original", "match_rms_adamw"])
@@ -215,6 +234,31 @@ def test_a_fragment_of_a_matrix_is_made_of_rectangles():
                 seen[tile.rows, tile.columns] += 1
             assert torch.equal(seen.flatten().nonzero().flatten(), torch.arange(start, start + size))
             assert len(found) <= 3
+
+
+def test_a_flat_buffer_has_the_part_of_a_parameter_that_is_inside():
+    """A parameter of 6 elements that begins before, in, or behind a buffer of 10."""
+    buffer = torch.zeros(10)
+    found = [Fragment.inside("a", (2, 3), place, buffer) for place in (-6, -5, -1, 0, 4, 5, 9, 10)]
+    assert [(one.start, one.size, one.offset) for one in found] == [
+        (0, 0, 0),
+        (5, 1, 0),
+        (1, 5, 0),
+        (0, 6, 0),
+        (0, 6, 4),
+        (0, 5, 5),
+        (0, 1, 9),
+        (0, 0, 0),
+    ]
+
+
+def test_each_parameters_factor_is_spread_over_its_elements_and_padding_has_0():
+    """A rank without the first parameter has parts of two others, with padding before, between and behind them."""
+    buffer = torch.zeros(9)
+    places = [(0, 0), (2, 2), (3, 5)]  # sizes and offsets
+    fragments = [Fragment(str(number), (4,), 0, *one[:1], buffer, one[1]) for number, one in enumerate(places)]
+    found = FlatBuffer(buffer, fragments).spread(torch.tensor([1.0, 2.0, 3.0]))
+    assert found.tolist() == [0, 0, 2, 2, 0, 3, 3, 3, 0]
 
 
 def test_matrices_are_shared_out_by_cost():
@@ -456,6 +500,15 @@ def test_the_norm_of_a_large_flat_buffer_is_that_in_fp64_without_a_copy_in_fp64(
             assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-6)
     assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1_000_000
     assert float(flat_buffers.sum_of_squares(values)) == pytest.approx(expected, rel=1e-12)
+
+
+@each("shape", [(4, 64), (64, 4), (8, 8)])
+def test_a_matrix_is_made_orthogonal_by_products_with_its_shorter_side(shape):
+    """A step has two products of the shorter side squared by the longer side, and one of the shorter side cubed."""
+    least, most = sorted(shape)
+    with FlopCounterMode(display=False) as counted:
+        orthogonal(torch.ones(shape), 5)
+    assert counted.get_total_flops() == 2 * 5 * least * least * (2 * most + least)
 
 
 def test_orthogonal_matrices_in_bf16_are_near_to_those_in_fp32():

@@ -19,7 +19,7 @@ from pretrain.config.run_config import ComputeSection
 from pretrain.engine.construction import prepare_layers
 from pretrain.models.layers import Layer
 from pretrain.run import heartbeat, watchdog
-from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_down, seconds_to_wait
+from pretrain.run.restarts import AttemptRecord, add, faulty_again, read, refusal, seconds_to_wait
 from tests.support.ports import free_port
 from tests.support.rank_processes import PROCESSES, on_ranks
 from tests.support.tables import each
@@ -339,13 +339,6 @@ def test_attempts_that_never_train_come_at_growing_intervals():
     assert [seconds_to_wait([idle] * number) for number in (1, 2, 3, 7, 20)] == [1, 2, 4, 60, 60]
     assert seconds_to_wait([idle, idle, FAILED]) == 0
     assert seconds_to_wait([FAILED, idle]) == 1
-
-
-def test_the_time_without_training_is_from_a_failure_to_the_next_attempts_first_step():
-    after = later(FAILED, began=101.0, trained_from=104.0)
-    assert seconds_down([FAILED, after]) == 4
-    assert seconds_down([FAILED]) == 0
-    assert seconds_down([replace(FAILED, outcome="stopped"), after]) == 0
 
 
 def test_records_are_read_back_without_a_line_that_is_cut(tmp_path):

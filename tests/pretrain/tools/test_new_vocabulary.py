@@ -11,7 +11,6 @@ import yaml
 from tokenizers import AddedToken, decoders, pre_tokenizers, trainers
 from tokenizers import models as library
 
-import data_pipeline
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus import open_corpus
 from data_pipeline.corpus.tokenizer import Tokenizer
@@ -26,16 +25,15 @@ from pretrain import export as huggingface
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.checkpoint.trained import TrainedModel, save_weights
 from pretrain.models import build, parse
-from pretrain.run.metrics_file import read_metrics
 from pretrain.run.world import World
 from pretrain.tools import new_vocabulary
 from pretrain.tools.new_vocabulary import DRAWN, MEAN, PADDING, ROLE, SHARED, Row, renewed, rows_of
 from pretrain.training.prepare import prepare
-from tests.conftest import TOP, built_once
+from tests.conftest import built_once
 from tests.support.exported import randomise
 from tests.support.in_process import done_here, refused_here
 from tests.support.reading import c4_pages
-from tests.support.runs import run_file, train
+from tests.support.runs import run_file
 from tests.support.small_families import FAMILIES
 from tests.support.tables import each
 
@@ -300,43 +298,3 @@ def test_wrong_arguments_get_one_line(small_corpus, tmp_path):
         assert expected in refused_here(2, "pretrain", "adapt", tmp_path / "start", out, *options)
     assert not out.exists()
     assert "exists already" in refused_here(2, "pretrain", "adapt", tmp_path / "start", tmp_path / "start", *corpus)
-
-
-# On real text
-
-
-QUICKSTART = TOP / "configs/runs/quickstart.yaml"
-CORPUS = TOP / "configs/corpora/quickstart.yaml"
-NARROW = ("model.d_model=64", "model.d_ff=128", "model.num_heads=2", "model.num_key_value_heads=2")
-MARGIN = 0.1  # nats per character
-
-
-def held_out(run: Path, corpus: Path, steps: int, *overrides: str) -> float:
-    """Trains the quickstart's model, with half its width, on a corpus of its text. The last held-out loss, in nats per
-    character of the masked spans."""
-    data = f"data={{train: [{{corpus: {corpus}}}], validation: [{{corpus: {corpus}}}], workers: 0}}"
-    hooks = f"evaluation=[{{hook: validation_loss, every_steps: {steps}}}]"
-    given = [f"run.directory={run}", f"run.max_steps={steps}", data, hooks, "schedule.warmup_steps=5"]
-    train(QUICKSTART, *given, *NARROW, "checkpoint.every_steps=1000", "tracking.mlflow=null", *overrides)
-    opened = data_pipeline.open(corpus)
-    (loss,) = (values for row in read_metrics(run) if (values := row.metrics.get(f"validation/{opened.name}/loss")))
-    content = opened.tokenizer.model.token_bytes
-    masked = [example.targets for example in opened.examples("validation")]
-    text = b"".join(content[id_] for ids in masked for id_ in ids if id_ < len(content))
-    return loss * sum(map(len, masked)) / len(text.decode(errors="ignore"))
-
-
-@pytest.mark.slow
-def test_after_50_steps_an_adapted_model_is_far_ahead_of_a_fresh_one(tmp_path):
-    """The King James Bible, from sentencepiece of 1,000 tokens to byte-level BPE of 1,500."""
-    corpora = {}
-    for kind, size in (("sentencepiece", 1000), ("bpe", 1500)):
-        corpora[kind] = tmp_path / kind
-        settings = [f"tokenizer.kind={kind}", f"tokenizer.vocab_size={size}", "tokenizer.sample_bytes=1000000"]
-        done_here("data-pipeline", "build", CORPUS, f"output={tmp_path / kind}", *settings)
-    held_out(tmp_path / "model", corpora["sentencepiece"], 150)
-    start = tmp_path / "start"
-    done_here("pretrain", "adapt", tmp_path / "model", start, "--tokenizer", corpora["bpe"])
-    adapted = held_out(tmp_path / "adapted", corpora["bpe"], 50, f"checkpoint.init_from={start}")
-    fresh = held_out(tmp_path / "fresh", corpora["bpe"], 50)
-    assert adapted < fresh - MARGIN

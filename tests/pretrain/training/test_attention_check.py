@@ -216,50 +216,6 @@ def with_twice_the_gradient_of_the_bias(
     return defined(queries, keys, values, pattern._replace(diagonals=twice), *settings)
 
 
-class _Rounded(torch.autograd.Function):
-    """Attention that rounds where FlashAttention-2 does (Dao 2023): products of bf16 summed in fp32, and the weighted
-    mean of the values' gradients taken from the rounded output."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-        weights = torch.softmax((q.float() @ k.float().mT) * scale + bias, -1)
-        output = (weights.bfloat16().float() @ v.float()).bfloat16()
-        ctx.save_for_backward(q, k, v, weights, output)
-        ctx.scale = scale
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        q, k, v, weights, output = ctx.saved_tensors
-        gradient = gradient.float()
-        d_logits = weights * (gradient @ v.float().mT - (output.float() * gradient).sum(-1, keepdim=True))
-        rounded = d_logits.bfloat16().float()
-        dq, dk = ctx.scale * (rounded @ k.float()), ctx.scale * (rounded.mT @ q.float())
-        dv = weights.bfloat16().float().mT @ gradient
-        return *(one.bfloat16() for one in (dq, dk, dv)), d_logits, None
-
-
-def rounded(queries: Tensor, keys: Tensor, values: Tensor, pattern: Pattern, scale: float, *_: Any) -> Tensor:
-    wide = pattern._replace(diagonals=None if pattern.diagonals is None else pattern.diagonals.float())
-    bias = wide.matrix(queries.size(2), keys.size(2), torch.float32, queries.device)
-    return _Rounded.apply(queries, keys, values, torch.zeros(()) if bias is None else bias, scale)
-
-
-@each("width", [4, 40])
-def test_the_rounding_of_bf16_is_no_problem(width, monkeypatch):
-    """Nor where logits aren't scaled, as in T5, and rows are short."""
-    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
-    short = [{name: rows[:, :width] for name, rows in batch.items()} for batch in batches()]
-    found = forms(models.parse(T5), short, torch.bfloat16)
-
-    def problem_of(function: Any) -> str | None:
-        monkeypatch.setattr(attention_backends, "flash", function)
-        return kernel_check.find_problem(found, "bfloat16", "cpu", False)
-
-    assert problem_of(rounded) is None
-    assert problem_of(lambda *given: rounded(*given) * 1.01).startswith("the ")
-
-
 def raising(error: Exception) -> Any:
     def form(*_: Any) -> Tensor:
         raise error

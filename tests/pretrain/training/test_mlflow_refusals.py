@@ -163,11 +163,12 @@ def server(empty_mlflow, tmp_path_factory):
 
 
 @pytest.mark.slow
-@each("status, said", [(413, "413 Client Error"), (500, "ResponseError"), (429, "ResponseError")])
-def test_a_server_that_refuses_one_file_gets_the_others(tmp_path, server, status, said):
+def test_a_server_that_refuses_one_file_gets_the_others(tmp_path, server):
     run, client = finished(tmp_path / "run"), MlflowClient(tracking_uri=server)
-    with refusing(server, "PUT .*/a.txt", status) as proxy:
-        with pytest.raises(FailedError, match=rf"artifacts/a.txt: {said}.*; what was sent is kept, sync again"):
+    with refusing(server, "PUT .*/a.txt", 413) as proxy:
+        with pytest.raises(
+            FailedError, match=r"artifacts/a.txt: 413 Client Error.*; what was sent is kept, sync again"
+        ):
             sync(run, proxy.uri)
         found = of_mlflow(client, run)
         assert (found.info.status, found.data.metrics) == ("FINISHED", {"train/loss": 1.5})
@@ -186,7 +187,7 @@ def test_mlflow_prints_no_address_with_its_password(tmp_path, server, capsys):
 
 
 @pytest.mark.slow
-@each("status, said", [(400, "API request to"), (429, "ResponseError"), (500, "ResponseError")])
+@each("status, said", [(400, "API request to"), (500, "ResponseError")])
 def test_a_server_that_refuses_everything_is_one_line_with_its_answer(tmp_path, server, status, said):
     run = finished(tmp_path / "run")
     with (

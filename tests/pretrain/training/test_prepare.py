@@ -321,7 +321,7 @@ def problems(monkeypatch, tmp_path):
 
     def found(config, gpus=1, usable=True, bf16=True, asynchronous=True):
         monkeypatch.setattr(module, "count_gpus", lambda: gpus)
-        monkeypatch.setattr("pretrain.engine.versions.can_build_async_io", lambda: asynchronous)
+        monkeypatch.setattr("pretrain.engine.deepspeed_private.can_build_async_io", lambda: asynchronous)
         answers = {"is_available": usable, "is_bf16_supported": bf16, "get_device_name": "Tesla V100"}
         for name, answer in answers.items():
             monkeypatch.setattr(torch.cuda, name, lambda answer=answer, **options: answer)

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from mlflow import MlflowClient
 
@@ -253,22 +251,6 @@ def test_a_run_says_when_it_is_off_what_was_expected_by_more_than_half(capsys):
         out = capsys.readouterr().out
         assert out.startswith(f"{said} than run.expected_hours: all steps take about 3 min, not " if said else "")
         assert bool(out) == bool(said)
-
-
-@each(
-    "load, threads, why",
-    [(9.0, 4, ": other programs use the cores"), (1.0, 1, ": ranks leave cores unused "), (1.0, 4, "in each rank\n")],
-)
-def test_a_run_that_is_slower_than_expected_says_why_it_might_be(monkeypatch, capsys, load, threads, why):
-    from pretrain.training.callbacks import reporting
-
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    config = SimpleNamespace(run=SimpleNamespace(max_steps=100))
-    trainer = SimpleNamespace(config=config, report=SimpleNamespace(say=print))
-    reporting.Reporting().compare(trainer, 100.0, 0.5)
-    assert why in capsys.readouterr().out
 
 
 def test_a_run_that_died_is_recorded_at_the_next_start(small_corpus, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,13 +12,18 @@ import sys
 import threading
 import time
 import urllib.request
+import uuid
 from pathlib import Path
 
+import matplotlib.figure
+import mlflow
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
 from data_pipeline.base.errors import FailedError, UserError
+from pretrain.evaluate import record
+from pretrain.evaluate.hook import EvalResult
 from pretrain.run.metrics_file import MetricLog, read_metrics
 from pretrain.training.tracking import mlflow_store
 from pretrain.training.tracking import tracker as tracking
@@ -313,6 +319,46 @@ def test_a_password_is_used_but_neither_recorded_nor_logged(tmp_path, uri, clien
     assert [text for text in written if "hunter2" in text] == []
     with pytest.raises(UserError, match="isn't recorded; give --uri with it"):
         sync(tmp_path / "two")
+
+
+@pytest.fixture
+def run_dir(whole, tmp_path):
+    """A copy of a finished run with four checkpoints, which MLflow doesn't have yet."""
+    shutil.copytree(whole / "adamw/run", tmp_path / "run")
+    run = TrackedRun.load(tmp_path / "run")
+    run.key, run.experiment = uuid.uuid4().hex, tmp_path.name
+    run.save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_feeding_a_run_again_changes_nothing(run_dir, uri, client):
+    sync(run_dir, uri)
+    state = FeedState.load(run_dir)
+    curve = [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")]
+    assert curve == [(row.step, row.metrics["train/loss"]) for row in read_metrics(run_dir)]
+    (run_dir / "mlflow.json").unlink()  # as after a kill before it was written
+    sync(run_dir, uri)
+    assert FeedState.load(run_dir).run_id == state.run_id
+    assert [(one.step, one.value) for one in client.get_metric_history(state.run_id, "train/loss")] == curve
+
+
+def test_tables_are_what_mlflow_itself_would_log_and_pictures_are_artifacts(tmp_path, uri, client):
+    mlflow.set_tracking_uri(uri)  # which `load_table` asks
+    figure = matplotlib.figure.Figure(figsize=(2, 1))
+    figure.add_subplot().plot([1, 2])
+    rows = [{"given": "a <extra_id_0>", "written": "a b"}, {"given": "c", "written": None}]
+    with Tracker(tmp_path, TrackedRun("pages", "r", attempt=1), None):
+        record.keep(
+            record.directory(tmp_path), 5, EvalResult(tables={"samples": rows}, images={"attention/layer-1": figure})
+        )
+        record.keep(record.directory(tmp_path), 10, EvalResult(tables={"samples": rows}))
+    sync(tmp_path, uri)
+    state = FeedState.load(tmp_path)
+    table = client.load_table(state.experiment_id, "evaluation/samples.json", [state.run_id])
+    assert list(table["step"]) == [5, 5, 10, 10]
+    assert list(table["given"]) == ["a <extra_id_0>", "c"] * 2
+    folder = "evaluation/attention/layer-1"
+    assert [file.path for file in client.list_artifacts(state.run_id, folder)] == [f"{folder}/step-00000005.png"]
 
 
 # ---- system metrics
