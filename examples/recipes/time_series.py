@@ -31,7 +31,6 @@ from pretrain.evaluate.generation.texts import Answers
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 LENGTH, SCALED, HORIZON = 144, 72, 24  # points of a series, of which the first give the scale and the last are forecast
-BINS, LIMIT = 1022, 5.0  # equal bins between −5 and 5 times the scale; Chronos has 4,094 up to 15
 PERIODS = (4, 6, 7, 12, 24, 30)
 _PATHS = 4  # series of one kernel in training
 _MOST_KERNELS = 5
@@ -98,15 +97,23 @@ def scale_of(series: np.ndarray) -> float:
     return float(np.abs(series[:SCALED]).mean()) or 1.0
 
 
-def tokens(series: np.ndarray, scale: float) -> list[int]:
-    """The bin of each value, in 0 … 1,021; values beyond the limit are in the outermost bins."""
-    bins = np.floor((series / scale + LIMIT) * BINS / (2 * LIMIT)).astype(int)
-    return np.clip(bins, 0, BINS - 1).tolist()
+@dataclass(frozen=True)
+class Bins:
+    """`number` equal bins between −`limit` and `limit` times the scale."""
+
+    number: int
+    limit: float = 5.0
+
+    def of(self, series: np.ndarray, scale: float) -> list[int]:
+        """The bin of each value, from 0; values beyond the limit are in the outermost bins."""
+        bins = np.floor((series / scale + self.limit) * self.number / (2 * self.limit)).astype(int)
+        return np.clip(bins, 0, self.number - 1).tolist()
+
+    def middles(self, ids: Sequence[int], scale: float) -> np.ndarray:
+        return ((np.asarray(ids) + 0.5) * 2 * self.limit / self.number - self.limit) * scale
 
 
-def values(ids: Sequence[int], scale: float) -> np.ndarray:
-    """The middles of bins."""
-    return ((np.asarray(ids) + 0.5) * 2 * LIMIT / BINS - LIMIT) * scale
+BINS = Bins(1022)  # Chronos has 4,094 up to 15
 
 
 @app.command("data", epilog="Example: python -m examples.recipes.time_series data data/time-series")
@@ -128,7 +135,7 @@ def _data(
             for index in range(processes):
                 random = np.random.default_rng([seed, purpose, index])
                 for series in Process.drawn(random).draw(random, _PATHS):
-                    file.write(" ".join(map(str, tokens(series, scale_of(series)))) + "\n")
+                    file.write(" ".join(map(str, BINS.of(series, scale_of(series)))) + "\n")
     with (out / "test.jsonl").open("w", encoding="utf-8") as file:
         for index in range(tested):
             random = np.random.default_rng([seed, 2, index])
@@ -151,14 +158,17 @@ class HeldOut:
         return np.array(self.values[:-HORIZON])
 
     def mase(self, forecast: np.ndarray) -> float:
-        """The mean absolute scaled error (Hyndman and Koehler 2006): 1 is seasonal Naive's error in the context."""
-        error = np.abs(np.array(self.values[-HORIZON:]) - forecast).mean()
-        return float(error / np.abs(self.context[self.period :] - self.context[: -self.period]).mean())
+        return mase(self.context, np.array(self.values[-HORIZON:]), forecast, self.period)
 
 
-def naive(context: np.ndarray, period: int) -> np.ndarray:
+def mase(context: np.ndarray, future: np.ndarray, forecast: np.ndarray, period: int) -> float:
+    """The mean absolute scaled error (Hyndman and Koehler 2006): 1 is seasonal Naive's error in the context."""
+    return float(np.abs(future - forecast).mean() / np.abs(context[period:] - context[:-period]).mean())
+
+
+def naive(context: np.ndarray, period: int, horizon: int = HORIZON) -> np.ndarray:
     """The last `period` values again and again."""
-    return np.resize(context[-period:], HORIZON)
+    return np.resize(context[-period:], horizon)
 
 
 def autoregressive(context: np.ndarray, order: int = 24) -> np.ndarray:
@@ -172,15 +182,16 @@ def autoregressive(context: np.ndarray, order: int = 24) -> np.ndarray:
     return np.array(scaled[-HORIZON:]) * spread + mean
 
 
-def forecasts(trained: TrainedModel, contexts: Sequence[np.ndarray], seed: int = 0) -> list[np.ndarray]:
-    """The median of 20 sampled futures of each context."""
-    scales = [scale_of(context) for context in contexts]
-    texts = [" ".join(map(str, tokens(context, scale))) for context, scale in zip(contexts, scales, strict=True)]
-    settings = GenerationSettings(max_new_tokens=HORIZON, min_new_tokens=HORIZON, temperature=1.0, seed=seed)
+def forecasts(
+    trained: TrainedModel, contexts: Sequence[np.ndarray], scales: Sequence[float], bins: Bins, horizon: int
+) -> list[np.ndarray]:
+    """The median of 20 sampled futures of each context, for the next `horizon` points."""
+    texts = [" ".join(map(str, bins.of(context, scale))) for context, scale in zip(contexts, scales, strict=True)]
+    settings = GenerationSettings(max_new_tokens=horizon, min_new_tokens=horizon, temperature=1.0, seed=0)
     answers = Answers(trained, texts, settings, samples=_SAMPLES)
     futures = [[int(word) for word in one.generated.split()] for one in answers.following(0)]
     return [
-        np.median([values(ids, scale) for ids in futures[row * _SAMPLES : (row + 1) * _SAMPLES]], axis=0)
+        np.median([bins.middles(ids, scale) for ids in futures[row * _SAMPLES : (row + 1) * _SAMPLES]], axis=0)
         for row, scale in enumerate(scales)
     ]
 
@@ -197,7 +208,7 @@ def _measure(
     series = [parse_json(line, HeldOut, folder / "test.jsonl") for line in lines]
     trained = TrainedModel.open(checkpoint_in(checkpoint)).on_best_device()
     contexts = [one.context for one in series]
-    found = forecasts(trained, contexts)
+    found = forecasts(trained, contexts, [scale_of(one) for one in contexts], BINS, HORIZON)
     by = {
         "model": found,
         "model, with another series": others(found),

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data_pipeline.base.config_file import load
-from examples.recipes import code, items, proteins, time_series
+from examples.recipes import code, items, m3, proteins, time_series
 from pretrain.config import RunConfig
 from tests.examples.recipes.test_proteins import profile_of
 from tests.support.forked import run_forked
@@ -114,6 +114,17 @@ def test_time_series(tmp_path):
     rows = {row["forecast"]: row for row in table(time_series.app, "measure", run, data, "--number", 4)}
     assert float(rows["the process's mean"]["all (4)"]) < float(rows["Naive"]["all (4)"])
     assert float(rows["the process's mean"]["all (4)"]) < float(rows["model"]["all (4)"])
+
+
+def test_m3(tmp_path):
+    for split, purpose in (("train", 0), ("held-out", 1)):
+        (tmp_path / f"{split}.tsv").write_text("".join(m3.synthetic(64, 0, purpose)))
+    line = {"kind": "quarterly", "period": 4, "past": [1.0, 3, 2, 6] * 5 + [1.5], "future": [3.0, 2, 6]}
+    (tmp_path / "m3.jsonl").write_text(2 * f"{json.dumps(line)}\n")
+    run = trained("m3", tmp_path, *sources(tmp_path / "train.tsv", tmp_path / "held-out.tsv"))
+    rows = {row["forecast"]: row for row in table(m3.app, "measure", run, tmp_path)}
+    assert float(rows["seasonal Naive"]["quarterly (2)"]) == 0
+    assert float(rows["model"]["all (2)"]) > float(rows["Naive"]["all (2)"]) > 0
 
 
 def test_items(tmp_path):

@@ -7,23 +7,20 @@ from examples.recipes.time_series import (
     BINS,
     HORIZON,
     LENGTH,
-    LIMIT,
     SCALED,
     HeldOut,
     Process,
     autoregressive,
     naive,
     scale_of,
-    tokens,
-    values,
 )
 
 
 def test_a_bin_and_back_is_off_by_half_a_bin_at_most():
     series = np.linspace(-4.99, 4.99, 1000) * 7
-    back = values(tokens(series, 7), 7)
-    assert np.abs(back - series).max() <= 7 * LIMIT / BINS * (1 + 1e-9)
-    assert tokens(np.array([-1e9, 1e9, -LIMIT, 0.0]), 1) == [0, BINS - 1, 0, BINS // 2]
+    back = BINS.middles(BINS.of(series, 7), 7)
+    assert np.abs(back - series).max() <= 7 * BINS.limit / BINS.number * (1 + 1e-9)
+    assert BINS.of(np.array([-1e9, 1e9, -BINS.limit, 0.0]), 1) == [0, BINS.number - 1, 0, BINS.number // 2]
 
 
 def test_the_scale_is_the_mean_absolute_value_of_the_first_half():
