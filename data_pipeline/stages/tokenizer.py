@@ -146,7 +146,7 @@ def plan(
     spec = TokenizerSpec(config, seed, to_read, sum(part.text_bytes for part in parts))
     outputs = tuple(f"{FOLDER}/{file}" for file in (*config.model.file_names, *config.model.listings))
     # A unit for each kind, so that a change of kind removes the old files.
-    memory = MEMORY_PER_BYTE * config.trained_on(spec.text_bytes)
+    memory = config.memory * config.trained_on(spec.text_bytes)
     return [Unit(config.kind, spec, fingerprint(inputs), outputs, memory=memory)]
 
 
@@ -247,6 +247,6 @@ STAGE = Stage(
     unit="the whole sample",
     reads=(DOCUMENTS, SAMPLE),
     writes=TOKENIZER,
-    memory=f"{MEMORY_PER_BYTE} bytes for each byte of the sample",
+    memory=f"{MEMORY_PER_BYTE} bytes for each byte of the sample, 80 for BPE with a pattern",
     completes=(TOKENIZER,),
 )

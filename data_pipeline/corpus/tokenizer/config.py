@@ -23,13 +23,11 @@ class TokenizerConfig(Section):
 
     Attributes:
         model: the class of the kind's models.
-        memory: bytes that training takes for each byte of the sample.
         tokens_per_byte: tokens for a byte of text, at most about.
         has_text: whether documents are text; False: lists of integers.
     """
 
     model: ClassVar[type[TextModel]]
-    memory: ClassVar[int] = 1
     tokens_per_byte: ClassVar[float] = 1 / 3
     has_text: ClassVar[bool] = True
 
@@ -49,6 +47,11 @@ class TokenizerConfig(Section):
     def trained_on(self, text_bytes: int) -> int:
         """The size of the training sample in a corpus with `text_bytes` of text; 0 if nothing is trained."""
         return 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes that training takes for each byte of the sample."""
+        return 1
 
     @property
     def pieces(self) -> int:

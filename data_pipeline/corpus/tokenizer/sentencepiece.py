@@ -231,7 +231,6 @@ class SentencePieceConfig(TrainedConfig):
     """A unigram model of sentencepiece with T5's conventions: pad 0, eos 1, unk 2."""
 
     model: ClassVar[type[TextModel]] = SentencePiece
-    memory: ClassVar[int] = MEMORY_PER_BYTE
 
     kind: Literal["sentencepiece"] = "sentencepiece"
     vocab_size: int = Field(32_000, gt=0, le=1 << 22)  # four times the largest published vocabularies
@@ -246,6 +245,10 @@ class SentencePieceConfig(TrainedConfig):
     character_coverage: float = Field(None, ge=0.98, le=1, validate_default=True)  # as sentencepiece requires
     """The share of the sample's characters that get tokens of their own; other characters become bytes, or unknown. By
     default 0.9995 with `byte_fallback`, else 1."""
+
+    @property
+    def memory(self) -> int:
+        return MEMORY_PER_BYTE
 
     @field_validator("character_coverage", mode="before")
     @classmethod

@@ -197,7 +197,6 @@ class SymbolsConfig(TrainedConfig):
     most frequent ones come first. The ids are pad 0, eos 1, unk 2, then the symbols."""
 
     model: ClassVar[type[TextModel]] = Symbols
-    memory: ClassVar[int] = 32  # of words that are all different; a word takes 100 bytes and more
     tokens_per_byte: ClassVar[float] = 1.0
 
     kind: Literal["symbols"] = "symbols"
@@ -220,6 +219,10 @@ class SymbolsConfig(TrainedConfig):
         if found.match(""):
             raise ValueError(f"{pattern!r} matches the empty text")
         return pattern
+
+    @property
+    def memory(self) -> int:
+        return 32  # of words that are all different; a word takes 100 bytes and more
 
     @property
     def pieces(self) -> int:

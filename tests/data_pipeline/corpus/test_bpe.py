@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.base.errors import UserError
 from data_pipeline.corpus.tokenizer import Tokenizer, load, save
-from data_pipeline.corpus.tokenizer.bpe import BPEConfig
+from data_pipeline.corpus.tokenizer.bpe import BPEConfig, largest_vocabulary
 from tests.support.published_tokenizers import ODD, SPELLED
 from tests.support.reading import c4_pages
 
@@ -46,7 +46,7 @@ def test_every_text_comes_back(model):
 
 
 TRAIN = f"""
-from data_pipeline.corpus.tokenizer.bpe import BPEConfig
+from data_pipeline.corpus.tokenizer.bpe import BPEConfig, largest_vocabulary
 from tests.support.reading import c4_pages
 print(BPEConfig(vocab_size={SIZE}).train([page.encode() for page in c4_pages()[:200]]).sha256)
 """
@@ -56,6 +56,26 @@ def test_other_processes_train_the_same_bytes(model):
     """Rust's maps of words are in another order in each process."""
     done = subprocess.run([sys.executable, "-c", TRAIN], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == model.sha256
+
+
+MOLECULES = [b"c1ccc(C)cc1", b"Cc1ccc(C)cc1", b"c1ccc(CC)cc1 c1ccc(C)cc1"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "token", "crosses"),
+    [(None, "ccc", "c1ccc"), (r"\(|\)|[^()]+", "c1ccc", "c1ccc("), (".+", "c1ccc(C)cc1", "\n")],
+)
+def test_no_token_crosses_a_border_of_the_pattern(pattern, token, crosses):
+    model = BPEConfig(vocab_size=largest_vocabulary(MOLECULES, pattern), pattern=pattern).train(MOLECULES)
+    assert token in model.tokens.values()
+    assert not [one for one in model.tokens.values() if crosses in one]
+    for text in ("c1ccc(C)cc1", *ODD):
+        assert model.decode(model.encode([text])[0]) == text
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ValueError, match=r"(?s)pattern.*not a regular expression of Oniguruma"):
+        BPEConfig(pattern="(")
 
 
 def test_more_tokens_than_the_sample_gives_are_refused():
