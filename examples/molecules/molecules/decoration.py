@@ -15,7 +15,7 @@ from pretrain.engine.checkpoint.trained import TrainedModel
 from pretrain.evaluate.generation.settings import GenerationSettings
 from pretrain.evaluate.generation.texts import Answers
 
-SYMBOLS = re.compile(r"Cl|Br|\[nH\]|.")  # as the tokenizer of configs/corpora/molecules.yaml has them
+SYMBOLS = re.compile(r"Cl|Br|\[nH\]|.")  # atoms, bonds, digits and brackets
 COLUMNS = ("blank", "filled by", "valid, %", "scaffold kept, %", "as in the molecule, %", "different, of 10")
 _LONGEST_SPAN = 10  # symbols
 _LONGEST = 80  # tokens of an answer
