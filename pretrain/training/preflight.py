@@ -99,6 +99,11 @@ def device_problems(config: RunConfig) -> list[str]:
     problems = _gpu_problems(config) if count_gpus() else []
     if config.compute.attention == "triton" and not count_gpus():
         problems.append("compute.attention: triton needs a GPU; set auto")
+    cxx = os.environ.get("CXX", "g++")  # where TorchInductor looks
+    if config.compute.compile and not count_gpus() and not shutil.which(cxx):
+        problems.append(
+            f"compute.compile: on a CPU it needs a C++ compiler, and {cxx} isn't found; install g++ or set false"
+        )
     zero = config.deepspeed.zero_optimization
     if (on_nvme := zero.offloaded_to("nvme")) or zero.zero_quantized_weights:
         # PyTorch takes 2 s and 190 MB, DeepSpeed 3 s: few runs need them here

@@ -318,6 +318,7 @@ def problems(monkeypatch, tmp_path):
     """problems(config, gpus=…, …): those of a machine whose CUDA is in `tmp_path` and has no compiler yet."""
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
 
     def found(config, gpus=1, usable=True, bf16=True, asynchronous=True):
         monkeypatch.setattr(module, "count_gpus", lambda: gpus)
@@ -344,6 +345,12 @@ UNUSABLE = f"this machine has GPUs, but PyTorch {torch.__version__} can't use th
         (NVME, {"asynchronous": False}, ["deepspeed.zero_optimization.offload_param.device: nvme needs DeepSpeed's"]),
         (NVME, {}, []),
         (run_config(compute={"attention": "triton"}), {"gpus": 0}, ["compute.attention: triton needs a GPU; set auto"]),
+        (
+            run_config(compute={"compile": True}),
+            {"gpus": 0},
+            ["compute.compile: on a CPU it needs a C++ compiler, and g++"],
+        ),
+        (run_config(compute={"compile": True}), {}, []),
         (QUANTIZED, {"gpus": 0}, [f"{KEY}: DeepSpeed's quantizer needs a GPU"]),
         (QUANTIZED, {}, [f"{KEY}: DeepSpeed compiles its quantizer at the start, but there is no nvcc"]),
         # it would otherwise train on the CPU, as many ranks as there are GPUs, and not say so
