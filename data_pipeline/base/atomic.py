@@ -9,6 +9,7 @@ all files in it. That is for files that can be written again.
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -160,7 +161,9 @@ def strict_json(value: Any) -> Any:
 
 def json_bytes(value: Any, sealed: bool) -> bytes:
     """The content that `write_json` writes."""
-    content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
+    text = io.StringIO()  # json.dumps would hold each key and each space as a string of its own
+    json.dump(value, text, indent=1, ensure_ascii=False, default=_fields)
+    content = text.getvalue().encode()
     if sealed:
         above = content.removesuffix(b"\n}")
         content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
