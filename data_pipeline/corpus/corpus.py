@@ -77,7 +77,7 @@ class FileEntry:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InputEntry:
     """A file that was read. `file` is its path within the source."""
 
@@ -88,7 +88,7 @@ class InputEntry:
     status: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DocumentsEntry:
     name: PathBelow
     bytes: int
