@@ -64,18 +64,18 @@ class Part(WrittenPart):
 
     checksums: list[str]
 
+    @classmethod
+    def of(cls, part: WrittenPart, checksums: list[str]) -> "Part":
+        return cls(**{one.name: getattr(part, one.name) for one in fields(part)}, checksums=checksums)
+
 
 Item = TypeVar("Item", bound=Any)  # has a `source`
 
 
 def parts_of(units: Sequence[Finished["PartsWritten"]]) -> list[Part]:
     """The parts that `units` have written, in order."""
-    names = [one.name for one in fields(WrittenPart)]
     return [
-        Part(
-            **{name: getattr(part, name) for name in names},
-            checksums=[unit.outputs[name].sha256 for name in part.files],
-        )
+        Part.of(part, [unit.outputs[name].sha256 for name in part.files])
         for unit in units
         for part in unit.result.parts
     ]
