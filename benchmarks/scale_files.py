@@ -9,9 +9,9 @@ it has the seconds alone. `replanned` makes a corpus whose documents are the lin
 input like that of a WET file. Once a build has finished it, each command is run as a user runs it. In the last build
 one input has changed, and the time is that until its unit begins.
 
-`driver` makes such a corpus of 1,000 inputs and a larger one, both with 1,000 units in later stages. The peak of what
-Python holds while a build finds all units finished and writes the report is measured with tracemalloc. The difference
-of both peaks, divided by that of the inputs, is what an input takes.
+`driver` makes such a corpus of 1,000 inputs and a larger one, whose documents no step compares. The peak of what Python
+holds while a build finds all documents finished and writes the report is measured with tracemalloc. The difference of
+both peaks, divided by that of the inputs, is what an input takes.
 
 `--save` puts the rows into docs/results/scale/.
 """
@@ -45,7 +45,8 @@ from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build
 
-FEW = 1000  # inputs, each a unit in every stage
+FEW = 1000  # inputs
+NO_DEDUP = {"urls": None, "lines": False, "documents": False}
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
 WORDS = ["".join(random.Random(number).choices("etaoinshrdlu", k=2 + number % 8)) for number in range(200)]
 
@@ -118,12 +119,11 @@ def built(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]
         yield row
 
 
-def finished(files: int, workers: int, folder: Path) -> Path:
+def finished(files: int, workers: int, folder: Path, dedup: dict[str, Any]) -> Path:
     """The corpus file of a corpus of `files` finished inputs, of pages without duplicates of three sentences, which no
     step drops."""
     (folder / "inputs").mkdir(parents=True)
-    off = {"urls": None, "lines": False, "documents": False}
-    settings = settings_of(folder, workers, dedup={**off, "spans": True})
+    settings = settings_of(folder, workers, dedup=dedup)
     write_wet(folder / "inputs/000000.wet.gz", 0, 10, 2)
     with without_ray():  # of one input; the others have the same text, too little of it for a tokenizer's sample
         build(CorpusConfig.model_validate(settings | {"output": str(folder / "one")}), "tokenizer")
@@ -138,11 +138,12 @@ def driver(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]
     """What the driver of a build holds for each input, in bytes."""
     peaks = {}
     for number in (FEW, files):
-        config = CorpusConfig.model_validate(json.loads(finished(number, 1, folder / str(number)).read_text()))
-        build(config)
+        file = finished(number, 1, folder / str(number), NO_DEDUP)
+        config = CorpusConfig.model_validate(json.loads(file.read_text()))
+        build(config, "documents")
         (Path(config.output) / ".stages/complete").unlink()  # so that the next build writes the report
         tracemalloc.start()
-        build(config)
+        build(config, "documents")
         _, peaks[number] = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     yield {"inputs": files, "bytes an input": round((peaks[files] - peaks[FEW]) / (files - FEW))}
@@ -150,7 +151,7 @@ def driver(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]
 
 def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]:
     """The seconds and the memory of commands on a corpus of `files` finished inputs."""
-    file, corpus = finished(files, workers, folder), folder / "corpus"
+    file, corpus = finished(files, workers, folder, {**NO_DEDUP, "spans": True}), folder / "corpus"
     program = [sys.executable, "-m", "data_pipeline"]
     commands = {
         "build the rest": ["build", file],
@@ -196,7 +197,7 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
         fingerprint = documents.STAGE.fingerprint(planned)
         done = Finished(planned.name, fingerprint, one, {path: replace(output, sha256=f"{number:064x}")}, 20.0, 20.0)
         lines.append(to_json(done) + b"\n")
-    (corpus / ".stages/documents/finished.jsonl").write_bytes(b"".join(lines))
+    LocalStore(corpus).append(".stages/documents/finished.jsonl", b"".join(lines), [])
 
 
 def measured(command: list[str], until: str | None = None) -> tuple[float, int]:

@@ -9,7 +9,6 @@ all files in it. That is for files that can be written again.
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import math
 import os
@@ -161,13 +160,15 @@ def strict_json(value: Any) -> Any:
 
 def json_bytes(value: Any, sealed: bool) -> bytes:
     """The content that `write_json` writes."""
-    text = io.StringIO()  # json.dumps would hold each key and each space as a string of its own
-    json.dump(value, text, indent=1, ensure_ascii=False, default=_fields)
-    content = text.getvalue().encode()
+    content = bytearray()  # json.dumps would hold each key and each space as a string of its own
+    for piece in json.JSONEncoder(indent=1, ensure_ascii=False, default=_fields).iterencode(value):
+        content += piece.encode()
     if sealed:
-        above = content.removesuffix(b"\n}")
-        content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
-    return content + b"\n"
+        if content.endswith(b"\n}"):
+            del content[-2:]
+        content += SEAL + hashlib.sha256(content).hexdigest().encode() + b'"\n}'
+    content += b"\n"
+    return bytes(content)
 
 
 def remove_leftovers(directory: Path, folders: Iterable[str] | None = None) -> None:
