@@ -240,13 +240,8 @@ class PartsWriter:
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)
-            self._note(f"{self._spec.name}/{file}", record.ordinal)
-
-    def _note(self, file: str, ordinal: int) -> None:
-        first = ordinal
-        if self._spans and self._spans[-1].file == file:
-            first = self._spans.pop().first
-        self._spans.append(Span(file, first, ordinal + 1))
+            first, _ = self._records.get(file, (record.ordinal, 0))
+            self._records[file] = first, record.ordinal + 1
 
     def _open(self, first_id: str) -> None:
         number = len(self.written)
@@ -255,13 +250,14 @@ class PartsWriter:
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._store, f"{self._path}.parquet"))
         self._dropped: list[tuple[str, str]] = []
-        self._spans: list[Span] = []
+        self._records: dict[str, tuple[int, int]] = {}  # of each file: from the first document's to behind the last's
         self._characters = 0
 
     def _close(self) -> None:
         self._stack.close()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
-        part = replace(part, spans=self._spans)
+        spans = [Span(f"{self._spec.name}/{file}", *records) for file, records in self._records.items()]
+        part = replace(part, spans=spans)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
             with self._store.put(part.urls) as temporary:

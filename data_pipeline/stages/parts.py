@@ -177,7 +177,7 @@ class PartFile:
         self.text_bytes = self.characters = 0
 
     def add(self, document: Document) -> None:
-        characters, row = size_of(document.text), tuple(value.encode() for value in _VALUES(document))
+        characters, row = size_of(document.text), tuple(map(str.encode, _VALUES(document)))
         self._rows.add(row, characters)
         self.documents[document.split] += 1
         self.characters += characters + len(document.target)
