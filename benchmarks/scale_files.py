@@ -2,11 +2,16 @@
 
     python benchmarks/scale_files.py built 1000 --workers 1     # WET files of 5 kB, each a unit: calls and seconds
     python benchmarks/scale_files.py replanned 72000            # seconds and memory of commands on a finished corpus
+    python benchmarks/scale_files.py driver 16000               # bytes that the driver holds for each input
 
 `built` counts the calls of this process, in which units run one after the other with one worker; with more, on Ray,
 it has the seconds alone. `replanned` makes a corpus whose documents are the links to one part, with a record for each
 input like that of a WET file. Once a build has finished it, each command is run as a user runs it. In the last build
 one input has changed, and the time is that until its unit begins.
+
+`driver` makes such a corpus of 1,000 inputs and a larger one, whose documents no step compares. The peak of what Python
+holds while a build finds all documents finished and writes the report is measured with tracemalloc. The difference of
+both peaks, divided by that of the inputs, is what an input takes.
 
 `--save` puts the rows into docs/results/scale/.
 """
@@ -21,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,12 +38,15 @@ from pydantic_core import to_json
 
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.config import CorpusConfig
-from data_pipeline.engine.work_units import Finished, read_finished
+from data_pipeline.engine.work_units import Finished, recorded
 from data_pipeline.engine.workers import without_ray
 from data_pipeline.stages import documents, report
+from data_pipeline.stages.documents import DocumentsResult
 from data_pipeline.stages.inputs import files_of
 from data_pipeline.stages.pipeline import build
 
+FEW = 1000  # inputs
+NO_DEDUP = {"urls": None, "lines": False, "documents": False}
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir")
 WORDS = ["".join(random.Random(number).choices("etaoinshrdlu", k=2 + number % 8)) for number in range(200)]
 
@@ -110,18 +119,39 @@ def built(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]
         yield row
 
 
-def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]:
-    """A corpus of `files` finished inputs, of pages without duplicates of three sentences, which no step drops."""
-    (folder / "inputs").mkdir()
-    off = {"urls": None, "lines": False, "documents": False}
-    settings = settings_of(folder, workers, dedup={**off, "spans": True})
+def finished(files: int, workers: int, folder: Path, dedup: dict[str, Any]) -> Path:
+    """The corpus file of a corpus of `files` finished inputs, of pages without duplicates of three sentences, which no
+    step drops."""
+    (folder / "inputs").mkdir(parents=True)
+    settings = settings_of(folder, workers, dedup=dedup)
     write_wet(folder / "inputs/000000.wet.gz", 0, 10, 2)
     with without_ray():  # of one input; the others have the same text, too little of it for a tokenizer's sample
         build(CorpusConfig.model_validate(settings | {"output": str(folder / "one")}), "tokenizer")
     settings["tokenizer"] = {"path": str(folder / "one/tokenizer/spiece.model"), "sentinels": 30}
-    file, corpus = folder / "corpus.yaml", folder / "corpus"
+    file = folder / "corpus.yaml"
     file.write_text(json.dumps(settings))
     _finish_documents(CorpusConfig.model_validate(settings), files, folder)
+    return file
+
+
+def driver(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]:
+    """What the driver of a build holds for each input, in bytes."""
+    peaks = {}
+    for number in (FEW, files):
+        file = finished(number, 1, folder / str(number), NO_DEDUP)
+        config = CorpusConfig.model_validate(json.loads(file.read_text()))
+        build(config, "documents")
+        (Path(config.output) / ".stages/complete").unlink()  # so that the next build writes the report
+        tracemalloc.start()
+        build(config, "documents")
+        _, peaks[number] = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    yield {"inputs": files, "bytes an input": round((peaks[files] - peaks[FEW]) / (files - FEW))}
+
+
+def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, object]]:
+    """The seconds and the memory of commands on a corpus of `files` finished inputs."""
+    file, corpus = finished(files, workers, folder, {**NO_DEDUP, "spans": True}), folder / "corpus"
     program = [sys.executable, "-m", "data_pipeline"]
     commands = {
         "build the rest": ["build", file],
@@ -141,7 +171,7 @@ def replanned(files: int, workers: int, folder: Path) -> Iterator[dict[str, obje
 
 def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
     """Makes the first stage's files and records: the first input's part, and a link to it for every other input."""
-    (unit,) = read_finished(documents.STAGE, LocalStore(folder / "one"))
+    (unit,) = recorded(documents.STAGE, DocumentsResult, LocalStore(folder / "one"))
     result, outputs = unit.result, unit.outputs
     (part,) = result.parts
     output = outputs[part.path]
@@ -167,7 +197,7 @@ def _finish_documents(config: CorpusConfig, files: int, folder: Path) -> None:
         fingerprint = documents.STAGE.fingerprint(planned)
         done = Finished(planned.name, fingerprint, one, {path: replace(output, sha256=f"{number:064x}")}, 20.0, 20.0)
         lines.append(to_json(done) + b"\n")
-    (corpus / ".stages/documents/finished.jsonl").write_bytes(b"".join(lines))
+    LocalStore(corpus).append(".stages/documents/finished.jsonl", b"".join(lines), [])
 
 
 def measured(command: list[str], until: str | None = None) -> tuple[float, int]:
@@ -188,14 +218,17 @@ def measured(command: list[str], until: str | None = None) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["built", "replanned"])
+    parser.add_argument("what", choices=["built", "replanned", "driver"])
     parser.add_argument("inputs", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="keep the rows in docs/results/scale/")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = {"built": built, "replanned": replanned}[given.what](given.inputs, given.workers, Path(folder))
-        keys = ["code", "inputs", *(["workers"] if given.what == "built" else []), "what"]
+        rows = {"built": built, "replanned": replanned, "driver": driver}[given.what](
+            given.inputs, given.workers, Path(folder)
+        )
+        keys = ["code", "inputs", *(["workers"] if given.what == "built" else [])]
+        keys += [] if given.what == "driver" else ["what"]
         scale_rows.measured(f"{given.what}.csv", ({"code": "after", **row} for row in rows), keys, given.save)
 
 

@@ -160,11 +160,15 @@ def strict_json(value: Any) -> Any:
 
 def json_bytes(value: Any, sealed: bool) -> bytes:
     """The content that `write_json` writes."""
-    content = json.dumps(value, indent=1, ensure_ascii=False, default=_fields).encode()
+    content = bytearray()  # json.dumps would hold each key and each space as a string of its own
+    for piece in json.JSONEncoder(indent=1, ensure_ascii=False, default=_fields).iterencode(value):
+        content += piece.encode()
     if sealed:
-        above = content.removesuffix(b"\n}")
-        content = above + SEAL + hashlib.sha256(above).hexdigest().encode() + b'"\n}'
-    return content + b"\n"
+        if content.endswith(b"\n}"):
+            del content[-2:]
+        content += SEAL + hashlib.sha256(content).hexdigest().encode() + b'"\n}'
+    content += b"\n"
+    return bytes(content)
 
 
 def remove_leftovers(directory: Path, folders: Iterable[str] | None = None) -> None:

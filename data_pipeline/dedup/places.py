@@ -15,7 +15,7 @@ from data_pipeline.dedup.keys import NO_DOCUMENT
 from data_pipeline.engine.merging import read_names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Records `first` to `end`, not included, of a file with the name `file`, which begins with the source's."""
 

@@ -100,7 +100,7 @@ class KeyStep(Step):
                     tally.drop(self.step, left, replace(text, kept=found.kept.get(number)))
                     left = None
                 elif text is not left.text:
-                    left = replace(left, text=text)
+                    left = left.with_text(text)
             yield number, document, left
 
 

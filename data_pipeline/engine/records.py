@@ -8,7 +8,7 @@ config.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,13 @@ class Records:
         self.waiting: list[Any] = []  # units whose lines aren't written yet
         self._flushed = 0.0
 
-    def read(self, kind: Any, compacted: Callable[[Any], Any] = lambda unit: unit) -> dict[str, Any]:
-        """The units, each a `kind` and then `compacted`, by name, in numerical order. Damaged lines are left out."""
-        lines = (_parsed(line, kind) for line in self._store.lines(self._file))
-        units = [unit and compacted(unit) for unit in lines]
+    def each(self, kind: Any) -> Iterator[Any]:
+        """The units, each a `kind`, in the order in which they were added. Raises FailedError if a line is damaged."""
+        return (parse_json(line, kind, self._file) for line in self._store.lines(self._file))
+
+    def read(self, kind: Any) -> dict[str, Any]:
+        """The units, each a `kind`, by name, in numerical order. Damaged lines are left out."""
+        units = [_parsed(line, kind) for line in self._store.lines(self._file)]
         found = sorted(filter(None, units), key=lambda unit: (len(unit.name), unit.name))
         self._intact = {unit.name for unit in found} if None not in units else None
         return {unit.name: unit for unit in found}

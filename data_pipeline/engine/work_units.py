@@ -12,9 +12,9 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from data_pipeline.base.atomic import fingerprint
 from data_pipeline.base.errors import FailedError, StoreError, UserError, WorkerDied, may_be_of_node, of_files
@@ -30,7 +30,7 @@ KEPT = "what is finished is kept"
 _SAME_FAILURES = 20  # units that fail alike, one after the other, before the stage ends
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """The result of a unit's work. A stage that counts something has a subclass."""
 
@@ -45,17 +45,12 @@ class Result:
         unit again."""
         return []
 
-    def compacted(self, others: dict[str, Any]) -> Self:
-        """What the driver keeps of the result in memory; the unit's record has all. `others`: what this method has put
-        there of other results of the stage."""
-        return self
-
 
 Spec = TypeVar("Spec")
 ResultType = TypeVar("ResultType", bound=Result, covariant=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unit(Generic[Spec]):
     """A piece of work for a worker.
 
@@ -87,6 +82,8 @@ class Stage(Generic[Spec, ResultType]):
         without: `without(spec, file, reason)` removes an input file from a spec after the file has crashed every worker
             that read it. `work` must call `context.file(file)`, so that the file is known.
         cpus: number of threads of `work`.
+        keeps: the base class of the result that the driver keeps in memory; None: all. `recorded` reads the whole
+            results.
     """
 
     name: str
@@ -95,6 +92,7 @@ class Stage(Generic[Spec, ResultType]):
     way_out: str
     without: Callable[[Spec, str, str], Spec] | None = None
     cpus: int = 1
+    keeps: type[ResultType] | None = None
 
     def fingerprint(self, unit: Unit[Spec]) -> str:
         return fingerprint([self.name, self.version, unit.inputs])
@@ -104,11 +102,18 @@ class Stage(Generic[Spec, ResultType]):
 
     @property
     def finished(self) -> Any:
-        """The type of its finished units."""
-        return Finished[get_type_hints(self.work)["return"]]  # type: ignore[misc]
+        """The type of its finished units, as the driver keeps them."""
+        return Finished[self.keeps or get_type_hints(self.work)["return"]]  # type: ignore[misc]
+
+    def kept(self, unit: "Finished[ResultType]") -> "Finished[ResultType]":
+        """What the driver keeps of a finished unit."""
+        if not self.keeps:
+            return unit
+        kept = {one.name: getattr(unit.result, one.name) for one in fields(self.keeps)}
+        return replace(unit, result=self.keeps(**kept))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """A file that a unit has written."""
 
@@ -116,7 +121,7 @@ class Output:
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finished(Generic[ResultType]):
     """A committed unit: its counts, the sha256 of each output, and the core-seconds and seconds it took."""
 
@@ -147,17 +152,9 @@ def run(
     """
     store.claim()  # first: workers of a killed build may still be writing
     records = Records(store, stage.name)
-    expected = {unit.name: stage.fingerprint(unit) for unit in units}
-    results: dict[str, Any] = {}
-
-    def compacted(unit: Finished[ResultType]) -> Finished[ResultType]:
-        if unit.fingerprint != expected.get(unit.name):  # its result isn't one of the stage's
-            return unit
-        return replace(unit, result=unit.result.compacted(results))
-
-    done: dict[str, Finished[ResultType]] = records.read(stage.finished, compacted)
+    done: dict[str, Finished[ResultType]] = records.read(stage.finished)
     sizes = store.sizes(outputs_of([*done.values()]))
-    reasons = {unit.name: _why_redo(done.get(unit.name), expected[unit.name], sizes) for unit in units}
+    reasons = {unit.name: _why_redo(done.get(unit.name), stage.fingerprint(unit), sizes) for unit in units}
     todo = [unit for unit in units if reasons[unit.name]]
     kept = len(units) - len(todo)
     if units:
@@ -169,7 +166,7 @@ def run(
         finished, errors = dict[str, Finished[ResultType]](), list[UserError]()
         try:
             with records as record:
-                finished, errors = _work_off(stage, todo, store, ray_config, record, compacted)
+                finished, errors = _work_off(stage, todo, store, ray_config, record)
         except StoreError as error:  # the last records couldn't be written
             errors.append(error)
         done |= finished
@@ -189,10 +186,9 @@ def _work_off(
     store: Store,
     ray_config: RayConfig,
     record: Callable[[Finished[ResultType]], None],
-    compacted: Callable[[Finished[ResultType]], Finished[ResultType]],
 ) -> tuple[dict[str, Finished[ResultType]], list[UserError]]:
-    """Does the units `todo`, calls `record` with each and keeps each `compacted`. Shows the progress, and records the
-    times."""
+    """Does the units `todo`, calls `record` with each and returns what is kept of each. Shows the progress, and records
+    the times."""
     began, used = time.monotonic(), time.process_time()
     pool = workers.ready(ray_config)
     waited = time.monotonic() - began
@@ -215,7 +211,7 @@ def _work_off(
                     break
             else:
                 alike, in_a_row = "", 0
-                done[answer.name] = compacted(answer)
+                done[answer.name] = stage.kept(answer)
                 record(answer)
     except (FailedError, StoreError) as error:  # no worker is left, or `record` failed
         errors.append(error)
@@ -241,6 +237,14 @@ def _why_redo(finished: Finished[Result] | None, expected: str, sizes: Mapping[s
 def read_finished(stage: Stage[Spec, ResultType], store: Store) -> list[Finished[ResultType]]:
     """The committed units of `stage`, in the order of their names. Damaged records are left out."""
     return [*Records(store, stage.name).read(stage.finished).values()]
+
+
+def recorded(stage: Stage[Any, Any], kind: type[ResultType], store: Store) -> Iterator[Finished[ResultType]]:
+    """The committed units of `stage` with their whole results, which are of `kind`, one at a time and in no order.
+
+    Raises FailedError if a record is damaged.
+    """
+    return Records(store, stage.name).each(Finished[kind])  # type: ignore[valid-type]
 
 
 def _perform(

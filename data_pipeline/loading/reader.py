@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import psutil
@@ -87,31 +88,33 @@ class DiskCache:
         return memoryview(content)
 
     def _store(self, path: Path, content: bytes) -> None:
+        """Makes room and writes the file. Other processes wait meanwhile: a file that they couldn't see wouldn't be
+        counted."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._reserve(len(content))
-        try:
-            _write(path, content)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self._reserve(len(content), is_full=True)
-            _write(path, content)
+        with (self.directory / "lock").open("a+") as file:
+            lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
+            self._reserve(file, len(content))
+            try:
+                _write(path, content)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._reserve(file, len(content), is_full=True)
+                _write(path, content)
 
-    def _reserve(self, size: int, is_full: bool = False) -> None:
-        """Counts `size` bytes more, after making room for them. Raises OSError if there isn't enough.
+    def _reserve(self, file: TextIO, size: int, is_full: bool = False) -> None:
+        """Counts `size` bytes more in `file`, after making room for them. Raises OSError if there isn't enough.
 
         `is_full`: True if the disk turned out to have no room, although it should.
         """
-        with (self.directory / "lock").open("a+") as file:
-            lock(file, f"{self.directory}: processes that make room at once may remove too much of it", wait=True)
-            file.seek(0)
-            counted = file.read()
-            disk = shutil.disk_usage(self.directory)
-            room = disk.free - int(_FREE * disk.total)
-            if is_full or size > room or not counted.isdigit() or int(counted) + size >= self.limit:
-                counted = str(self._make_room(size, room, is_full))
-            file.truncate(0)
-            file.write(str(int(counted) + size))
+        file.seek(0)
+        counted = file.read()
+        disk = shutil.disk_usage(self.directory)
+        room = disk.free - int(_FREE * disk.total)
+        if is_full or size > room or not counted.isdigit() or int(counted) + size >= self.limit:
+            counted = str(self._make_room(size, room, is_full))
+        file.truncate(0)
+        file.write(str(int(counted) + size))
 
     def _make_room(self, size: int, room: int, is_full: bool) -> int:
         """Deletes the least recently used files if `size` bytes more are too many; the bytes that stay."""

@@ -35,7 +35,16 @@ from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.stages import documents as documents_stage
 from data_pipeline.stages import dropped, evaluation_sets
 from data_pipeline.stages.kinds import DOCUMENTS, DROPPED, DUPLICATES, KEYS, NGRAMS, PARTS
-from data_pipeline.stages.parts import Histograms, Part, PartsResult, WrittenPart, grouped, part_file, parts_of
+from data_pipeline.stages.parts import (
+    Histograms,
+    Part,
+    PartsResult,
+    PartsWritten,
+    WrittenPart,
+    grouped,
+    part_file,
+    parts_of,
+)
 from data_pipeline.stages.stage import AnyStage, Build, Stage, merged
 from data_pipeline.text.document import Document, Listener, Tally
 from data_pipeline.text.step import Step
@@ -439,7 +448,7 @@ def _plan_left(build: Build) -> list[Unit[LeftSpec]]:
     return plan(work, [Comparing(step.step, type(step)).decided(build) for step in work.key_steps])
 
 
-LAST = Stage(
+LAST: Stage[LeftSpec, PartsWritten] = Stage(
     "deduplicated",
     5,
     write_left,
@@ -451,9 +460,15 @@ LAST = Stage(
     memory=f"{_for_text('bytes_of_duplicates')}; {_BYTES_OF_NGRAMS} for each byte of the sets; twice the file of a "
     "classifier",
     completes=(PARTS, DOCUMENTS, DROPPED),
+    keeps=PartsWritten,
 )
 
 
-def left(build: Build) -> Sequence[Finished[PartsResult]]:
+def left(build: Build) -> Sequence[Finished[PartsWritten]]:
     """The units that wrote the documents of the corpus."""
     return build.of(LAST) or build.of(documents_stage.STAGE)
+
+
+def counts_of_left(build: Build) -> Iterator[PartsResult]:
+    """The whole results of these units (`Build.recorded`)."""
+    return build.recorded(LAST if build.of(LAST) else documents_stage.STAGE, PartsResult)

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, Literal, TypeVar
 
@@ -29,7 +29,7 @@ from data_pipeline.sources.record import Damage, Input, Range, ReadStats, Record
 from data_pipeline.stages import dropped
 from data_pipeline.stages.inputs import InputFile, pieces, shared
 from data_pipeline.stages.kinds import INPUTS, PARTS
-from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart, part_file, size_of
+from data_pipeline.stages.parts import Histograms, PartsResult, PartsWritten, WrittenPart, part_file, size_of
 from data_pipeline.stages.stage import Stage
 from data_pipeline.text.cleaning.page import TOO_LONG
 from data_pipeline.text.document import Document, Dropped, Listener, Tally, is_chosen, most_common, normalize_url
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 _ADDRESSES = pa.schema([("url", pa.string()), ("timestamp", pa.string())])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputSpec:
     """A `range` of the file at `path`.
 
@@ -61,7 +61,7 @@ class InputSpec:
     sha256: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DocumentsSpec:
     """Inputs of one source, and how they become documents.
 
@@ -92,7 +92,7 @@ class DocumentsSpec:
         return f"{self.name}/{file}/{ordinal:09d}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputResult:
     """The result of reading one range of an input file.
 
@@ -114,13 +114,12 @@ class InputResult:
     again: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentsResult(PartsResult):
-    """The results of a unit's inputs, in order. `template_holes`: how often each template left a hole in a sentence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputsRead(PartsWritten):
+    """What the driver keeps of a unit's result: the results of its inputs, in order, and the parts."""
 
     source: str
     inputs: list[InputResult]
-    template_holes: dict[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -129,6 +128,16 @@ class DocumentsResult(PartsResult):
     @property
     def again(self) -> list[str]:
         return [one.file for one in self.inputs if one.again]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsResult(PartsResult, InputsRead):
+    """The result of a unit. `template_holes`: how often each template left a hole in a sentence."""
+
+    template_holes: dict[str, int] = field(default_factory=dict)
+
+
+_SETTINGS = [one.name for one in fields(DocumentsSpec) if one.name not in ("inputs", "rules")]
 
 
 def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list[Unit[DocumentsSpec]]:
@@ -178,7 +187,7 @@ def plan(config: CorpusConfig, store: Store, files: Sequence[InputFile]) -> list
             urls=compared,
             characters_per_part=config.characters_per_part,
         )
-        settings = {key: value for key, value in vars(spec).items() if key not in ("inputs", "rules")}
+        settings = {key: getattr(spec, key) for key in _SETTINGS}
         stamps = [(file.name, piece, file.bytes, file.stamp) for file, piece in own]  # no paths: files may be moved
         settings["held_out"] = [one.held_out for one in specs]
         inputs_of = fingerprint([settings, stamps, identities[source.name], offering[source.name]])
@@ -231,13 +240,8 @@ class PartsWriter:
         if document is not None:
             self._file.add(document)
             self.histograms.add(document)
-            self._note(f"{self._spec.name}/{file}", record.ordinal)
-
-    def _note(self, file: str, ordinal: int) -> None:
-        first = ordinal
-        if self._spans and self._spans[-1].file == file:
-            first = self._spans.pop().first
-        self._spans.append(Span(file, first, ordinal + 1))
+            first, _ = self._records.get(file, (record.ordinal, 0))
+            self._records[file] = first, record.ordinal + 1
 
     def _open(self, first_id: str) -> None:
         number = len(self.written)
@@ -246,13 +250,14 @@ class PartsWriter:
         self._first_id = first_id
         self._file = self._stack.enter_context(part_file(self._store, f"{self._path}.parquet"))
         self._dropped: list[tuple[str, str]] = []
-        self._spans: list[Span] = []
+        self._records: dict[str, tuple[int, int]] = {}  # of each file: from the first document's to behind the last's
         self._characters = 0
 
     def _close(self) -> None:
         self._stack.close()
         part = self._file.describe(f"{self._path}.parquet", self._spec.name, self._first_id)
-        part = replace(part, spans=self._spans)
+        spans = [Span(f"{self._spec.name}/{file}", *records) for file, records in self._records.items()]
+        part = replace(part, spans=spans)
         if self._spec.urls:
             part = replace(part, urls=f"{self._path}.urls.parquet")
             with self._store.put(part.urls) as temporary:
@@ -290,9 +295,8 @@ def _write(context: Context, spec: DocumentsSpec) -> DocumentsResult:
                 reason = f"its sha256 is {sha256}, but the store publishes {file.sha256}; run the same command again"
                 raise StoreDamage(f"{file.path}: {reason}", file.file)
             results.append(replace(result, bytes=size, sha256=sha256))
-    of_parts = vars(PartsResult.of(counts, parts.written, parts.histograms))
-    most = most_common(holes, _HOLES_IN_RESULT)
-    return DocumentsResult(source=spec.name, inputs=results, template_holes=most, **of_parts)
+    own = {"source": spec.name, "inputs": results, "template_holes": most_common(holes, _HOLES_IN_RESULT)}
+    return DocumentsResult.of(counts, parts.written, parts.histograms, **own)
 
 
 def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
@@ -300,7 +304,7 @@ def without(spec: DocumentsSpec, file: str, reason: str) -> DocumentsSpec:
     return replace(spec, inputs=[replace(one, killed=reason) if one.file == file else one for one in spec.inputs])
 
 
-STAGE = Stage(
+STAGE: Stage[DocumentsSpec, InputsRead] = Stage(
     "documents",
     15,
     write_documents,
@@ -311,10 +315,11 @@ STAGE = Stage(
     reads=(INPUTS,),
     writes=PARTS,
     memory="twice the file of a classifier",
+    keeps=InputsRead,
 )
 
 
-def total(finished: Sequence[Finished[PartsResult]], *splits: str) -> int:
+def total(finished: Sequence[Finished[PartsWritten]], *splits: str) -> int:
     """The number of documents of `splits`, or of all splits, that units have written."""
     counts = (unit.result.documents for unit in finished)
     return sum(n for count in counts for split, n in count.items() if not splits or split in splits)

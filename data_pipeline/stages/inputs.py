@@ -37,7 +37,7 @@ class NoSuchFile(UserError):
     """No file has the path, or matches the glob."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputFile:
     """A file of a source.
 

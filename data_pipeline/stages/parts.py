@@ -8,7 +8,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -28,7 +28,7 @@ _CHARACTERS_OF_A_DOCUMENT, _CHARACTERS_OF_A_LINE = 1000, 40
 _ENOUGH_UNITS = 1000  # of a stage: with more, their fixed cost, such as files, outweighs their work
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WrittenPart:
     """A part in the result of its unit.
 
@@ -58,20 +58,24 @@ class WrittenPart:
         return [name for name in (self.path, self.urls) if name]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part(WrittenPart):
     """A part with the checksums of its files, as a stage passes it on."""
 
     checksums: list[str]
 
+    @classmethod
+    def of(cls, part: WrittenPart, checksums: list[str]) -> "Part":
+        return cls(**{one.name: getattr(part, one.name) for one in fields(part)}, checksums=checksums)
+
 
 Item = TypeVar("Item", bound=Any)  # has a `source`
 
 
-def parts_of(units: Sequence[Finished["PartsResult"]]) -> list[Part]:
+def parts_of(units: Sequence[Finished["PartsWritten"]]) -> list[Part]:
     """The parts that `units` have written, in order."""
     return [
-        Part(**vars(part), checksums=[unit.outputs[name].sha256 for name in part.files])
+        Part.of(part, [unit.outputs[name].sha256 for name in part.files])
         for unit in units
         for part in unit.result.parts
     ]
@@ -122,36 +126,12 @@ class Histograms:
         self.with_urls += bool(document.url)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartsResult(Result):
-    """The result of a unit that writes parts: counts and examples of what was dropped, parts, histograms."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsWritten(Result):
+    """What the driver keeps of the result of a unit that writes parts. `with_urls`: number of documents with a URL."""
 
-    counts: Counts
     parts: list[WrittenPart]
-    lengths: dict[str, int]
-    languages: dict[str, int]
     with_urls: int
-
-    @classmethod
-    def of(cls, tally: Tally, parts: list[WrittenPart], histograms: Histograms) -> "PartsResult":
-        return cls(
-            counts=tally.recorded(),
-            parts=parts,
-            lengths=dict(histograms.lengths),
-            languages=dict(histograms.languages),
-            with_urls=histograms.with_urls,
-        )
-
-    def compacted(self, others: dict[str, Any]) -> Self:
-        """Without examples that the report doesn't show, because `others` have those with smaller hashes."""
-        tally = others.setdefault("examples", Tally())
-        tally.add(Counts(examples=self.counts.examples))
-        shown = {
-            rule: found
-            for rule, texts in self.counts.examples.items()
-            if (found := [text for text in texts if text in tally.examples[rule]])
-        }
-        return replace(self, counts=replace(self.counts, examples=shown))
 
     @property
     def documents(self) -> dict[str, int]:
@@ -167,6 +147,27 @@ class PartsResult(Result):
         return [name for part in self.parts for name in part.files]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartsResult(PartsWritten):
+    """The result of a unit that writes parts, with counts and examples of what was dropped, and histograms."""
+
+    counts: Counts
+    lengths: dict[str, int]
+    languages: dict[str, int]
+
+    @classmethod
+    def of(cls, tally: Tally, parts: list[WrittenPart], histograms: Histograms, **others: Any) -> Self:
+        """`others`: the fields of a subclass."""
+        return cls(
+            counts=tally.recorded(),
+            parts=parts,
+            lengths=dict(histograms.lengths),
+            languages=dict(histograms.languages),
+            with_urls=histograms.with_urls,
+            **others,
+        )
+
+
 class PartFile:
     """Writes documents to one part."""
 
@@ -176,7 +177,7 @@ class PartFile:
         self.text_bytes = self.characters = 0
 
     def add(self, document: Document) -> None:
-        characters, row = size_of(document.text), tuple(value.encode() for value in _VALUES(document))
+        characters, row = size_of(document.text), tuple(map(str.encode, _VALUES(document)))
         self._rows.add(row, characters)
         self.documents[document.split] += 1
         self.characters += characters + len(document.target)

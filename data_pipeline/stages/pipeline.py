@@ -28,12 +28,13 @@ from data_pipeline.stages import (
     tokens,
     write_manifest,
 )
-from data_pipeline.stages.dedup import LAST, left
-from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.dedup import LAST, counts_of_left, left
+from data_pipeline.stages.documents import InputsRead
 from data_pipeline.stages.inputs import inputs_of
 from data_pipeline.stages.kinds import DOCUMENTS, Kind
 from data_pipeline.stages.output import WRITTEN
 from data_pipeline.stages.stage import Build
+from data_pipeline.stages.tokens import TokensResult
 from data_pipeline.stages.write_manifest import BLOCKS
 from data_pipeline.text.cleaning.bad_words import BadWords, list_of
 from data_pipeline.text.document import most_common
@@ -105,7 +106,7 @@ def keep_only(kind: Kind, store: Store, names: Collection[str]) -> None:
     store.delete(name for name in found if name not in names)
 
 
-def report_damage(units: Sequence[Finished[DocumentsResult]], strict: bool) -> None:
+def report_damage(units: Sequence[Finished[InputsRead]], strict: bool) -> None:
     """Prints a line for each damaged input, with its first damage and the number of damaged records.
 
     Raises FailedError if nothing could be read from a source or, with `strict`, if any input is damaged.
@@ -139,10 +140,10 @@ def _report_without_list(build: Build) -> None:
         for source, steps in build.config.all_steps.items()
     }
     without = Counter[str]()
-    for unit in left(build):
-        if listed := lists[unit.result.parts[0].source]:
+    for result in counts_of_left(build) if any(lists.values()) else ():
+        if listed := lists[result.parts[0].source]:
             of_lists = {"unknown", *listed}
-            without.update({tag: n for tag, n in unit.result.languages.items() if list_of(tag) not in of_lists})
+            without.update({tag: n for tag, n in result.languages.items() if list_of(tag) not in of_lists})
     if without:
         shown = first_few((f"{tag} {n:,}" for tag, n in most_common(without, len(without)).items()), _LANGUAGES_SHOWN)
         found = f"documents in languages whose list cleaning.bad_words doesn't name: {without.total():,} ({shown})"
@@ -155,7 +156,7 @@ def _describe_tokenizer(build: Build) -> None:
 
 
 def _warn_of_unknown_tokens(build: Build) -> None:
-    coverage = report.coverage_of([unit.result for unit in build.of(tokens.STAGE)])
+    coverage, _ = report.coverage_of(build.recorded(tokens.STAGE, TokensResult))
     if warning := report.unknown_tokens(coverage, build.config.tokenizer):
         print(warning, file=sys.stderr)
 

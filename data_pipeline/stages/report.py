@@ -5,7 +5,7 @@ Writes and reads report.json, and makes the lines that commands print.
 
 import hashlib
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,15 +20,16 @@ from data_pipeline.engine.work_units import Finished, Result
 from data_pipeline.engine.workers import Timing, timing_file
 from data_pipeline.stages import documents, evaluation_sets, shards, table, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST, KeysResult, left
-from data_pipeline.stages.documents import DocumentsResult, InputResult
-from data_pipeline.stages.parts import PartsResult
+from data_pipeline.stages.documents import DocumentsResult, InputResult, InputsRead
+from data_pipeline.stages.parts import PartsResult, PartsWritten
 from data_pipeline.stages.shards import ShardResult
 from data_pipeline.stages.stage import Build
 from data_pipeline.stages.tokenizer import Sample
 from data_pipeline.stages.tokens import TokensResult
-from data_pipeline.text.document import Tally, most_common
+from data_pipeline.text.document import Counts, Tally, most_common
 
 FILE, MARKDOWN = "report.json", "report.md"
+_SHOWN = 20  # languages, templates and changed characters, at most
 _UNKNOWN = 1e-4  # the share of unknown tokens that a corpus may have without a warning
 
 
@@ -90,7 +91,7 @@ class SourceCounts:
     languages: dict[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InputReport:
     path: str
     bytes: int
@@ -254,45 +255,74 @@ def _rules(dropped: dict[str, int]) -> str:
     return ", ".join(f"{rule} {n:,}" for rule, n in most_common(dropped, len(dropped)).items())
 
 
+class _Sums:
+    """The sums of what units that write parts have counted."""
+
+    def __init__(self, sums: Iterable["_Sums"] = ()):
+        self._tally, self.lengths, self.languages = Tally(), Counter[str](), Counter[str]()
+        for one in sums:
+            self.add(one)
+
+    def add(self, one: "PartsResult | _Sums") -> None:
+        self._tally.add(one.counts)
+        self.lengths.update(one.lengths)
+        self.languages.update(one.languages)
+
+    @property
+    def counts(self) -> Counts:
+        return self._tally.recorded()
+
+
 def of(build: Build, hidden: int) -> Report:
     """The report of the stages that have run. `hidden` becomes `Report.hidden_inputs`."""
     read = [unit.result for unit in build.of(documents.STAGE)]
     kept = [unit.result for unit in left(build)]
-    tokenized = [unit.result for unit in build.of(tokens.STAGE)]
-    deduplicated = [unit.result for unit in build.of(LAST)]
-    cleaned = [*read, *deduplicated]
-    counts = [result.counts for result in cleaned]
-    sets = _evaluation_sets(build)
+    cleaning, deduplication, holes = defaultdict[str, _Sums](_Sums), defaultdict[str, _Sums](_Sums), Counter[str]()
+    for result in build.recorded(documents.STAGE, DocumentsResult):
+        cleaning[result.source].add(result)
+        holes.update(result.template_holes)
+    for deduplicated in build.recorded(LAST, PartsResult):
+        deduplication[deduplicated.parts[0].source].add(deduplicated)
+    of_kept = deduplication or cleaning
+    cleaned, searched = _Sums(cleaning.values()).counts, _Sums(deduplication.values()).counts
+    counts, all_kept = _Sums([*cleaning.values(), *deduplication.values()]).counts, _Sums(of_kept.values())
+    sets = _evaluation_sets(build, searched)
     sizes = {
         "inputs": sum(result.bytes for result in read),
-        "sets": sum(counts.bytes for counts in sets.values()),
+        "sets": sum(one.bytes for one in sets.values()),
         "read": sum(result.text_bytes for result in read),
         "kept": sum(result.text_bytes for result in kept),
     }
     samples = [unit.result.sample for unit in build.of(tokenizer.STAGE) if unit.result.sample.documents]
+    coverage, token_lengths = coverage_of(build.recorded(tokens.STAGE, TokensResult))
     return Report(
         name=build.config.name,
         documents=DocumentCounts(
-            read=sum(one.read for one in counts),
+            read=counts.read,
             kept=sum(sum(result.documents.values()) for result in kept),
-            dropped=_sum(one.dropped_documents for one in counts),
+            dropped=_sorted(counts.dropped_documents),
         ),
-        lines=LineCounts(_lines_read(read, deduplicated), _sum(one.dropped_lines for one in counts)),
-        spans=SpanCounts(_sum(one.dropped_spans for one in counts), sum(one.substring_words for one in counts)),
-        masked=_sum(one.masked_data for one in counts),
-        template_holes=_most_common(result.template_holes for result in read),
+        # lines that cleaning checked or, if it has no rules for lines, that deduplication checked
+        lines=LineCounts(
+            cleaned.lines_passed + cleaned.dropped_lines.total() or searched.lines_seen, _sorted(counts.dropped_lines)
+        ),
+        spans=SpanCounts(_sorted(counts.dropped_spans), counts.substring_words),
+        masked=_sorted(counts.masked_data),
+        template_holes=most_common(holes, _SHOWN),
         evaluation_sets=sets,
-        undecodable_documents=sum(one.undecodable for one in counts),
-        examples=_examples(cleaned),
-        lengths=_by_power(result.lengths for result in kept),
-        token_lengths=_by_power(part.lengths for part in tokenized),
-        coverage=coverage_of(tokenized) if tokenized else None,
-        languages=_most_common(result.languages for result in kept),
+        undecodable_documents=counts.undecodable,
+        examples={rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(counts.examples.items())},
+        lengths=_by_power(all_kept.lengths),
+        token_lengths=_by_power(token_lengths),
+        coverage=coverage if build.of(tokens.STAGE) else None,
+        languages=most_common(all_kept.languages, _SHOWN),
         with_urls=sum(result.with_urls for result in kept),
         sources={
             source: _source(
                 [result for result in read if result.source == source],
-                *([one for one in results if one.parts[0].source == source] for results in (deduplicated, kept)),
+                [result for result in kept if result.parts[0].source == source],
+                _Sums([cleaning[source], deduplication[source]]).counts,
+                of_kept[source],
             )
             for source in dict.fromkeys(result.source for result in read)
         },
@@ -309,72 +339,50 @@ def of(build: Build, hidden: int) -> Report:
     )
 
 
-def _lines_read(read: Sequence[PartsResult], deduplicated: Sequence[PartsResult]) -> int:
-    """Number of lines that cleaning checked or, if it has no rules for lines, that deduplication checked."""
-    checked = sum(one.counts.lines_passed + one.counts.dropped_lines.total() for one in read)
-    return checked or sum(one.counts.lines_seen for one in deduplicated)
+def coverage_of(results: Iterable[TokensResult]) -> tuple[Coverage, Counter[str]]:
+    """(the sum of the counts of units, numbers of documents by the power of two of their tokens)."""
+    tokens, uncovered, characters, changed, lengths = (Counter[str]() for _ in range(5))
+    for one in results:
+        tokens.update(one.tokens)
+        uncovered.update(one.uncovered)
+        characters.update(one.characters)
+        changed.update(one.changed)
+        lengths.update(one.lengths)
+    shown = most_common(characters, 10), most_common(changed, _SHOWN)
+    return Coverage(tokens.total(), uncovered["unknown"], uncovered["bytes"], *shown), lengths
 
 
-def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:
-    total = Counter[str]()
-    for count in counts:
-        total.update(count)
-    return Counter(dict(sorted(total.items())))
-
-
-def coverage_of(parts: Sequence[TokensResult]) -> Coverage:
-    """The sum of the counts of all units."""
-    uncovered = _sum(part.uncovered for part in parts)
-    tokens = sum(sum(part.tokens.values()) for part in parts)
-    characters = _most_common((part.characters for part in parts), 10)
-    changed = _most_common(part.changed for part in parts)
-    return Coverage(tokens, uncovered["unknown"], uncovered["bytes"], characters, changed)
-
-
-def _most_common(counts: Iterable[dict[str, int]], number: int = 20) -> dict[str, int]:
-    """The most frequent keys of the sum of several counts."""
-    return most_common(_sum(counts), number)
-
-
-def _examples(results: Sequence[PartsResult]) -> dict[str, list[str]]:
-    """For each rule, three texts that it dropped, with single spaces."""
-    tally = Tally()
-    for result in results:
-        tally.add(result.counts)
-    return {rule: [" ".join(text.split()) for text in texts] for rule, texts in sorted(tally.examples.items())}
-
-
-def _source(
-    documents: list[DocumentsResult], deduplicated: Sequence[PartsResult], left: Sequence[PartsResult]
-) -> SourceCounts:
-    counts = [result.counts for result in (*documents, *deduplicated)]
+def _source(read: Sequence[InputsRead], kept: Sequence[PartsWritten], counts: Counts, of_kept: _Sums) -> SourceCounts:
     return SourceCounts(
-        inputs=sum(read.range.start == 0 for result in documents for read in result.inputs),
-        bytes=sum(result.bytes for result in documents),
-        text_read_bytes=sum(result.text_bytes for result in documents),
-        text_bytes=sum(result.text_bytes for result in left),
-        read=sum(one.read for one in counts),
-        kept=sum(sum(result.documents.values()) for result in left),
-        dropped=_sum(one.dropped_documents for one in counts),
-        lengths=_by_power(result.lengths for result in left),
-        languages=_most_common(result.languages for result in left),
+        inputs=sum(one.range.start == 0 for result in read for one in result.inputs),
+        bytes=sum(result.bytes for result in read),
+        text_read_bytes=sum(result.text_bytes for result in read),
+        text_bytes=sum(result.text_bytes for result in kept),
+        read=counts.read,
+        kept=sum(sum(result.documents.values()) for result in kept),
+        dropped=_sorted(counts.dropped_documents),
+        lengths=_by_power(of_kept.lengths),
+        languages=most_common(of_kept.languages, _SHOWN),
     )
 
 
-def _evaluation_sets(build: Build) -> dict[str, EvaluationSetCounts]:
-    searched = [unit.result.counts for unit in build.of(LAST)]
+def _evaluation_sets(build: Build, counts: Counts) -> dict[str, EvaluationSetCounts]:
+    """`counts`: of the stage that searches for the sets."""
     sets = {}
     for one in (one for unit in build.of(evaluation_sets.STAGE) for one in unit.result.sets):
-        found = len({item for counts in searched for item in counts.items.get(one.name, [])})
-        dropped = sum(counts.contaminated[one.name] for counts in searched)
+        found, dropped = len(counts.items.get(one.name, [])), counts.contaminated[one.name]
         share = round(found / one.items, 6)
         sets[one.name] = EvaluationSetCounts(one.bytes, one.items, one.too_short, found, share, dropped)
     return sets
 
 
-def _by_power(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The sum of histograms by powers of two."""
-    return dict(sorted(_sum(counts).items(), key=lambda item: int(item[0])))
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _by_power(counts: Counter[str]) -> dict[str, int]:
+    """A histogram by powers of two, in their order."""
+    return dict(sorted(counts.items(), key=lambda item: int(item[0])))
 
 
 def _input(source: str, read: InputResult) -> InputReport:

@@ -28,7 +28,7 @@ from data_pipeline.stages import tokenizer as tokenizer_stage
 from data_pipeline.stages import tokens
 from data_pipeline.stages.kinds import ROWS, SHARDS, TOKENIZER, TOKENS
 from data_pipeline.stages.stage import Build, Stage
-from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensResult, buckets_of, count_tokens, read_bucket
+from data_pipeline.stages.tokens import SPLITS, TokenBucket, TokensWritten, buckets_of, count_tokens, read_bucket
 from data_pipeline.text.vocabulary import Vocabulary
 
 
@@ -87,7 +87,7 @@ class ShardResult(Result):
     cut_targets: int = 0
 
 
-Tokenized = Sequence[Finished[TokensResult]]
+Tokenized = Sequence[Finished[TokensWritten]]
 
 
 def plan_counts(config: CorpusConfig, buckets: list[tuple[RowsSpec, str]]) -> list[Unit[RowsSpec]]:

@@ -1,6 +1,6 @@
 """A stage of a build: how its units are planned from what is known, and what it declares. `table` lists all stages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -37,6 +37,14 @@ class Build:
     def of(self, stage: work_units.Stage[Any, ResultType]) -> Sequence[Finished[ResultType]]:
         """The units of a stage; none if it has none or hasn't run."""
         return cast(Sequence[Finished[ResultType]], self.units.get(stage.name, ()))
+
+    def recorded(self, stage: work_units.Stage[Any, Any], kind: type[Made]) -> Iterator[Made]:
+        """The whole results of the units of a stage, which are of `kind`, from its records: one at a time, in no order.
+
+        Reports read them, so that the driver doesn't hold all counts of all units.
+        """
+        if self.of(stage):
+            yield from (unit.result for unit in work_units.recorded(stage, cast(Any, kind), self.store))
 
     def cached(self, key: str, make: Callable[[], Made]) -> Made:
         """The result of `make`, which plans share under `key`."""

@@ -25,7 +25,7 @@ from data_pipeline.engine.context import Context
 from data_pipeline.engine.work_units import Finished, Result, Unit, outputs_of
 from data_pipeline.stages.dedup import left
 from data_pipeline.stages.kinds import DOCUMENTS, SAMPLE, TOKENIZER
-from data_pipeline.stages.parts import Part, PartsResult, part_file, parts_of
+from data_pipeline.stages.parts import Part, PartsWritten, part_file, parts_of
 from data_pipeline.stages.stage import Stage
 from data_pipeline.text.vocabulary import Vocabulary
 
@@ -204,7 +204,7 @@ def sample_rank(seed: int, identity: str) -> int:
 
 
 def describe(
-    config: TokenizerConfig, trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsResult]]
+    config: TokenizerConfig, trained: Finished[TokenizerResult], documents: Sequence[Finished[PartsWritten]]
 ) -> str:
     """A line: how much of the corpus is the training sample, or how many tokens an existing tokenizer has."""
     sample = trained.result.sample

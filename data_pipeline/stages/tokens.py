@@ -59,19 +59,24 @@ class TokensSpec:
     config: CorpusConfig
 
 
+@dataclass(frozen=True, slots=True)
+class TokensWritten(Result):
+    """What the driver keeps of a unit's result: the number of tokens by split."""
+
+    tokens: dict[str, int]
+
+
 @dataclass(frozen=True)
-class TokensResult(Result):
+class TokensResult(TokensWritten):
     """Counts of tokens and documents.
 
     Attributes:
-        tokens: number of tokens by split.
         lengths: number of documents by the power of two of their tokens.
         uncovered: number of unknown tokens, and of tokens that are a byte of a character without a token.
         characters: number of each character without a token.
         changed: number of each character that the tokenizer's normalization changes, and of runs of spaces.
     """
 
-    tokens: dict[str, int]
     lengths: dict[str, int] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     characters: dict[str, int] = field(default_factory=dict)
@@ -344,7 +349,7 @@ def _gathered(found: Sequence[_Documents]) -> tuple[np.ndarray, Documents]:
     return joined[order], Documents(np.concatenate(ordered), starts, of_pairs)
 
 
-STAGE = Stage(
+STAGE: Stage[TokensSpec, TokensWritten] = Stage(
     "tokens",
     5,
     tokenize,
@@ -354,10 +359,11 @@ STAGE = Stage(
     reads=(DOCUMENTS, TOKENIZER),
     writes=TOKENS,
     memory=f"{_BYTES_OF_A_TOKEN} bytes for each token",
+    keeps=TokensWritten,
 )
 
 
-def buckets_of(config: CorpusConfig, tokenized: Sequence[Finished[TokensResult]]) -> list[TokenBucket]:
+def buckets_of(config: CorpusConfig, tokenized: Sequence[Finished[TokensWritten]]) -> list[TokenBucket]:
     """The buckets of all splits; each becomes a shard. The number of a split's tokens gives its number of buckets."""
     buckets = []
     for split in SPLITS:

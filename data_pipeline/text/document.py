@@ -36,6 +36,20 @@ class Document:
     timestamp: str = ""
     target: str = ""
 
+    def with_text(self, text: str) -> "Document":
+        """This document with another text. `dataclasses.replace` takes three times as long."""
+        return Document(
+            self.id,
+            text,
+            self.url,
+            self.title,
+            self.language,
+            self.source,
+            self.split,
+            self.timestamp,
+            self.target,
+        )
+
     @property
     def digest(self) -> bytes:
         """A hash of text and target, 16 bytes."""

@@ -30,16 +30,15 @@ from data_pipeline.sources.formats import FORMATS
 from data_pipeline.sources.record import Range
 from data_pipeline.stages import documents, evaluation_sets, report, shards, table, tokenizer, tokens
 from data_pipeline.stages.dedup import LAST, KeysResult, KeysSpec
-from data_pipeline.stages.documents import DocumentsResult
+from data_pipeline.stages.documents import InputsRead
 from data_pipeline.stages.evaluation_sets import EvaluationSetsResult, ReadSet
 from data_pipeline.stages.inputs import InputFile, files_of, list_files
 from data_pipeline.stages.kinds import KEYS, NGRAMS, SHARDS, TOKENS
-from data_pipeline.stages.parts import Histograms, PartsResult, WrittenPart
+from data_pipeline.stages.parts import PartsWritten, WrittenPart
 from data_pipeline.stages.pipeline import build
 from data_pipeline.stages.stage import AnyStage, Build
 from data_pipeline.stages.tokenizer import Candidates
-from data_pipeline.stages.tokens import TokensResult
-from data_pipeline.text.document import Tally
+from data_pipeline.stages.tokens import TokensWritten
 
 _SAMPLES = (1_000_000, 4_000_000)  # stored bytes of each source; the first build is slower because of imports
 _PIECES = 1000  # of the calibration's tokenizer, at most
@@ -255,7 +254,7 @@ class _Expected:
             source = self._sources[unit.spec.name]
             part = unit.bytes / max(1, source.bytes)
             read = self._parts(unit, unit.spec.name, part * source.text_read_bytes, part * source.read, config)
-            return DocumentsResult(source=unit.spec.name, inputs=[], **vars(read))
+            return InputsRead(source=unit.spec.name, inputs=[], parts=read.parts, with_urls=read.with_urls)
         if stage is LAST:
             name, size = unit.spec.parts[0].source, sum(part.text_bytes for part in unit.spec.parts)
             part = size / max(1, self._sources[name].text_read_bytes)
@@ -263,7 +262,7 @@ class _Expected:
         if isinstance(unit.spec, KeysSpec):
             return KeysResult(self._keys.get(stage.name, 0) if first else 0)
         if stage is tokens.STAGE:
-            return TokensResult({split: first * count for split, count in self._tokens.items()})
+            return TokensWritten({split: first * count for split, count in self._tokens.items()})
         if stage is tokenizer.SAMPLING:
             return Candidates(0, 0)
         if stage is evaluation_sets.STAGE:
@@ -272,7 +271,7 @@ class _Expected:
 
     def _parts(
         self, unit: Unit[Any], source: str, text: float, documents: float, config: CorpusConfig | None = None
-    ) -> PartsResult:
+    ) -> PartsWritten:
         """The result of a unit that writes parts, as many as `config` asks for."""
         count = max(1, math.ceil(text / config.characters_per_part)) if config else 1
         size, of_each = round(text / count), {"train": round(documents / count)}
@@ -280,7 +279,7 @@ class _Expected:
             WrittenPart(f"{unit.name}_{number:05d}", source, unit.name, size, of_each, characters=size)
             for number in range(count)
         ]
-        return PartsResult.of(Tally(), written, Histograms(with_urls=self._with_urls))
+        return PartsWritten(parts=written, with_urls=self._with_urls)
 
 
 def _warnings(config: CorpusConfig, found: Forecast, planned: Planned) -> Iterator[str]:

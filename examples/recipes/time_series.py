@@ -185,11 +185,17 @@ def autoregressive(context: np.ndarray, order: int = 24) -> np.ndarray:
 def forecasts(
     trained: TrainedModel, contexts: Sequence[np.ndarray], scales: Sequence[float], bins: Bins, horizon: int
 ) -> list[np.ndarray]:
-    """The median of 20 sampled futures of each context, for the next `horizon` points."""
+    """The median of 20 sampled futures of each context, for the next `horizon` points.
+
+    A special token, which a model of few steps may draw, counts as the bin of 0.
+    """
     texts = [" ".join(map(str, bins.of(context, scale))) for context, scale in zip(contexts, scales, strict=True)]
     settings = GenerationSettings(max_new_tokens=horizon, min_new_tokens=horizon, temperature=1.0, seed=0)
     answers = Answers(trained, texts, settings, samples=_SAMPLES)
-    futures = [[int(word) for word in one.generated.split()] for one in answers.following(0)]
+    zero = bins.number // 2
+    words = (one.generated.split() for one in answers.following(0))  # without padding, so perhaps too few
+    drawn = ([int(word) if word.isdecimal() else zero for word in future] for future in words)
+    futures = [[*ids, *[zero] * (horizon - len(ids))] for ids in drawn]
     return [
         np.median([bins.middles(ids, scale) for ids in futures[row * _SAMPLES : (row + 1) * _SAMPLES]], axis=0)
         for row, scale in enumerate(scales)

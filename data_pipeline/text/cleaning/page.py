@@ -7,7 +7,6 @@ words" have the two numbers swapped. Of the curly brackets, only `{` drops a pag
 
 import heapq
 import re
-from dataclasses import replace
 from typing import Literal
 
 import re2
@@ -50,7 +49,7 @@ class CleanPage(PageConfig, Rule):
     def apply(self, document: Document, tally: Tally) -> Document | Dropped:
         if self.web_rules or self.max_word_length or self.min_words_per_line or self.min_sentences_per_page:
             text = clean_page(document.text, self, tally)
-            return text if isinstance(text, Dropped) else replace(document, text=text)
+            return text if isinstance(text, Dropped) else document.with_text(text)
         return Dropped(TOO_LONG, document.text) if is_too_long(document.text, self) else document
 
 

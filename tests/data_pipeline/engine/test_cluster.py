@@ -225,7 +225,8 @@ def test_nodes_on_which_units_fail_are_named_and_left_out_and_all_units_are_done
     assert last == f"warning: division: node 127.0.0.3 is left out: 3 units failed there, the last one: {cause}"
     # what fails on every node is the unit's own failure, and is told once
     assert told.count("error: /bad: Input/output error; what is finished is kept") == 1, told
-    assert told[-1] == "division: 40 of 41 units done; the same command continues"
+    own = [line for line in told if line.startswith("division: ")]  # Ray may add lines of its workers at the end
+    assert own[-1] == "division: 40 of 41 units done; the same command continues"
     assert [(tmp_path / str(by)).read_text() for by in range(1, 41)] == [str(1 / by) for by in range(1, 41)]
 
 

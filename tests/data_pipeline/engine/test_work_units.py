@@ -1,4 +1,4 @@
-"""What ends a stage before all of its units were tried."""
+"""What ends a stage before all of its units were tried, and what is kept of finished units."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from data_pipeline.base.errors import FailedError
 from data_pipeline.base.local_store import LocalStore
 from data_pipeline.engine.config import RayConfig
 from data_pipeline.engine.context import Context
-from data_pipeline.engine.work_units import Result, Stage, Unit, run
+from data_pipeline.engine.work_units import Result, Stage, Unit, recorded, run
 from data_pipeline.engine.workers import without_ray
 
 
@@ -51,3 +51,36 @@ def test_other_failures_and_successes_between_them_end_no_stage(tmp_path):
     told = tried(LocalStore(tmp_path), [*["one"] * 19, "", *["one"] * 19, "another", "one"]).splitlines()
     assert len(told) == 19 + 19 + 2 + 1
     assert len(list((tmp_path / "tried").iterdir())) == 41
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Result):
+    number: int
+
+
+@dataclass(frozen=True)
+class Whole(Kept):
+    counts: dict[str, int]
+
+
+def count(context: Context, spec: Work) -> Whole:
+    return Whole(int(spec.name), {"words": 2 * int(spec.name)})
+
+
+def test_a_stage_keeps_a_part_of_a_result_and_records_the_whole(tmp_path):
+    stage: Stage[Work, Kept] = Stage("counts", 1, count, "a way out", keeps=Kept)
+    units = [Unit(str(number), Work(str(number), ""), "") for number in range(3)]
+    store = LocalStore(tmp_path)
+    with without_ray():
+        done, again = run(stage, units, store, RayConfig()), run(stage, units, store, RayConfig())
+    store.release()
+    assert [unit.result for unit in done] == [unit.result for unit in again] == [Kept(0), Kept(1), Kept(2)]
+    whole = [unit.result for unit in recorded(stage, Whole, store)]
+    assert whole == [Whole(number, {"words": 2 * number}) for number in range(3)]
+
+
+def test_a_damaged_record_is_no_whole_result(tmp_path):
+    store = LocalStore(tmp_path)
+    store.append(".stages/counts/finished.jsonl", b'{"name": "0"\n', [])
+    with pytest.raises(FailedError, match=r"counts/finished\.jsonl: damaged"):
+        list(recorded(Stage("counts", 1, count, ""), Whole, store))

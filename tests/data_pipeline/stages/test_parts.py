@@ -1,33 +1,65 @@
-"""The results of units that write parts."""
+"""What the driver keeps of the results of units that write parts."""
 
-from typing import Any
+import tracemalloc
+from pathlib import Path
 
-from data_pipeline.stages.parts import Histograms, PartsResult
+from pydantic_core import to_json
+
+from data_pipeline.base.local_store import LocalStore
+from data_pipeline.dedup.places import Span
+from data_pipeline.engine.work_units import Finished, Output, read_finished, recorded
+from data_pipeline.sources.record import Range
+from data_pipeline.stages.documents import STAGE, DocumentsResult, InputResult, InputsRead
+from data_pipeline.stages.parts import Histograms, WrittenPart
 from data_pipeline.text.document import EXAMPLES, Tally
 
-
-def result(number: int) -> PartsResult:
-    tally = Tally()
-    for line in range(20):
-        tally.line("policy", f"Line {line} of part {number}.")
-    tally.document("short", f"Page {number}.")
-    return PartsResult.of(tally, [], Histograms())
+INPUTS = 1000
 
 
-def examples(results: list[PartsResult]) -> dict[str, list[str]]:
-    tally = Tally()
-    for one in results:
-        tally.add(one.counts)
-    return tally.examples
+def finished(number: int) -> Finished[DocumentsResult]:
+    """A unit of the stage `documents`, with as much in its result as that of a WET file has."""
+    tally, histograms = Tally(), Histograms()
+    for rule in range(20):
+        for line in range(EXAMPLES):
+            tally.line(f"rule {rule}", f"Line {line} of part {number}, which is as long as a line is. " * 4)
+    histograms.languages.update({f"l{language}": language for language in range(40)})
+    file, name = f"CC-MAIN-2024-10/wet/{number:06d}.warc.wet.gz", f"part-{number:05d}"
+    path, sha256 = f".stages/documents/{name}.parquet", f"{number:064x}"
+    spans = [Span(f"crawl/{file}", 0, 40_000)]
+    part = WrittenPart(path, "crawl", f"crawl/{file}/000000000", 10**8, {"train": 40_000}, 10**8, spans=spans)
+    read = InputResult(file, Range(), "ok", 40_000, 0, [], bytes=10**8, sha256=sha256)
+    result = DocumentsResult.of(tally, [part], histograms, source="crawl", inputs=[read])
+    return Finished(name, sha256, result, {path: Output(10**8, sha256)}, 20.5, 20.5)
 
 
-def test_compacted_results_have_the_examples_of_all_and_hardly_any_others():
-    whole = [result(number) for number in range(1000)]
-    others = dict[str, Any]()
-    kept = [one.compacted(others) for one in whole]
-    assert examples(kept) == examples(whole)
-    assert examples([one.compacted(others) for one in kept]) == examples(whole)  # a unit that is done again
-    assert [one.counts.dropped_lines for one in kept] == [one.counts.dropped_lines for one in whole]
-    # of n random numbers, about 3 ln(n) are among the three smallest so far
-    assert sum(len(texts) for one in kept for texts in one.counts.examples.values()) < 2 * 12 * EXAMPLES
-    assert sum(len(texts) for one in whole for texts in one.counts.examples.values()) == 1000 * (EXAMPLES + 1)
+def written(folder: Path) -> LocalStore:
+    """A store with the records of 1,000 units."""
+    store = LocalStore(folder)
+    lines = b"".join(to_json(finished(number)) + b"\n" for number in range(INPUTS))
+    store.append(".stages/documents/finished.jsonl", lines, [])
+    return store
+
+
+def test_the_driver_keeps_two_kilobytes_of_an_input_whose_record_has_fourteen(tmp_path):
+    store = written(tmp_path)
+    assert store.sizes([name := ".stages/documents/finished.jsonl"])[name] > 14_000 * INPUTS
+    read_finished(STAGE, store)  # imports and caches
+    tracemalloc.start()
+    try:
+        units = read_finished(STAGE, store)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(units) == INPUTS
+    assert held < 2200 * INPUTS
+
+
+def test_what_is_kept_of_a_finished_unit_is_what_is_read_of_its_record(tmp_path):
+    kept = [STAGE.kept(finished(number)) for number in range(INPUTS)]
+    assert kept == read_finished(STAGE, written(tmp_path))
+    assert {type(unit.result) for unit in kept} == {InputsRead}
+
+
+def test_records_have_the_whole_results(tmp_path):
+    whole = [*recorded(STAGE, DocumentsResult, written(tmp_path))]
+    assert whole == [finished(number) for number in range(INPUTS)]

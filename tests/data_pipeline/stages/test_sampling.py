@@ -37,7 +37,7 @@ def write_part(folder: Path, number: int, texts: list[str]) -> Part:
             identity = f"c4/{number}/{place:09d}"
             held_out = "validation" if place % 10 == 7 else "train"
             file.add(Document(id=identity, text=text, url="", title="", language="en", source="c4", split=held_out))
-    return Part(**vars(file.describe(path, "c4", f"c4/{number}/{0:09d}")), checksums=[str(number)])
+    return Part.of(file.describe(path, "c4", f"c4/{number}/{0:09d}"), [str(number)])
 
 
 def text_of(number: int, place: int) -> str:

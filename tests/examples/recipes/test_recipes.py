@@ -46,7 +46,7 @@ def trained(name: str, folder: Path, *corpus: str) -> Path:
     small = [
         f"run.directory={directory}",
         "run.max_steps=3",
-        "schedule.warmup_steps=1",
+        "schedule={name: constant, warmup_steps: 1}",
         "evaluation=[]",
         "tracking.mlflow=null",
     ]
@@ -124,7 +124,10 @@ def test_m3(tmp_path):
     run = trained("m3", tmp_path, *sources(tmp_path / "train.tsv", tmp_path / "held-out.tsv"))
     rows = {row["forecast"]: row for row in table(m3.app, "measure", run, tmp_path)}
     assert float(rows["seasonal Naive"]["quarterly (2)"]) == 0
-    assert float(rows["model"]["all (2)"]) > float(rows["Naive"]["all (2)"]) > 0
+    # 1.5 again and again, in units of the only difference between two years, 0.5 in one of 17 points
+    assert float(rows["Naive"]["all (2)"]) == pytest.approx((1.5 + 0.5 + 4.5) / 3 / (0.5 / 17), abs=0.001)
+    assert float(rows["model"]["all (2)"]) > 0
+    assert rows["model, with another series"]["all (2)"] == rows["model"]["all (2)"]  # the other one is the same
 
 
 def test_items(tmp_path):
