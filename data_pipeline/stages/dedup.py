@@ -470,5 +470,5 @@ def left(build: Build) -> Sequence[Finished[PartsWritten]]:
 
 
 def counts_of_left(build: Build) -> Iterator[PartsResult]:
-    """The whole results of these units (`Build.recorded`)."""
+    """The whole results of the units that wrote the documents of the corpus, from their records."""
     return build.recorded(LAST if build.of(LAST) else documents_stage.STAGE, PartsResult)

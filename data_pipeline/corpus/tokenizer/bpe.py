@@ -37,7 +37,8 @@ class BPEConfig(TrainedConfig):
     """Number of tokens to train, with 256 bytes, pad and eos; an existing tokenizer has its own number."""
     pattern: str | None = None
     """A regular expression of Oniguruma that divides text before training: no token crosses the border of a match.
-    null: GPT-2's, for words, numbers and punctuation; `.+`: lines, so tokens may have all kinds of characters."""
+    null: GPT-2's, for words, numbers and punctuation; `.+`: lines, so tokens may have all kinds of characters. An
+    existing tokenizer has its own."""
 
     @field_validator("pattern")
     @classmethod
