@@ -1,7 +1,7 @@
 # Every target works on a fresh clone: it makes .venv and installs what it needs. PYTHON chooses the interpreter.
 PYTHON ?= python3
-# Test files that run beside one another. Ranks make load enough.
-TEST_WORKERS ?= 2
+# Test files that run beside one another. Many tests wait for processes, so two cores have work for three.
+TEST_WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

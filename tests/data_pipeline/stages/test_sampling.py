@@ -135,9 +135,9 @@ def test_training_that_the_memory_does_not_suffice_for_is_refused_before_anythin
     monkeypatch.setattr("data_pipeline.base.processes.available_memory", lambda: 2 * 10**9)
     config = SentencePieceConfig(sample_bytes=10**15)
     spec = TokenizerSpec(config, seed=0, parts=["nowhere.parquet"], text_bytes=10**16)
-    most = 2 * 10**9 // 23
+    most = 2 * 10**9 // 26
     said = (
-        "tokenizer.sample_bytes: training on 1,000,000,000,000,000 bytes takes up to 23000000.0 GB of memory, and "
+        "tokenizer.sample_bytes: training on 1,000,000,000,000,000 bytes takes up to 26000000.0 GB of memory, and "
         f"2.0 GB are free; set it to {most:,} or less, or use a machine with more memory"
     )
     with pytest.raises(FailedError, match=f"^{re.escape(said)}$"):
